@@ -1,0 +1,175 @@
+"""The machines: device kind and count, nodes, links, host memory, and the clocks on offer.
+
+Facts are data: `data/devices/*.toml` and `data/clusters/*.toml`, each figure with its source; a
+user adds a GPU or a cluster by adding a file and naming its path. What stands on *this* machine is
+detected in `workload.machine`, which may ask NVML; this module only holds facts.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from search_spaces.errors import InputError, InvalidValue, UnknownName
+
+__all__ = ["Cluster", "Device", "cluster_names", "device_names", "load_cluster", "load_device"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of accelerator (or, with `type` "cpu", one core that carries one rank).
+
+    Attributes:
+        name: the product, e.g. "H100-SXM-80GB".
+        type: "cuda" or "cpu".
+        memory_bytes: memory of one device.
+        peak_flops: dense bf16 peak, FLOP/s.
+        memory_bandwidth_Bps: HBM (or DRAM share) bytes per second.
+        idle_W: power when nothing runs.
+        max_W: the default power limit (or, for a core, its share of the stated envelope).
+        min_limit_W: the lowest power limit it takes; None where it takes none.
+        clocks_MHz: the SM clocks it offers, ascending; empty where the clock cannot be set.
+        default_clock_MHz: the clock it runs at when left alone; None where unknown.
+        sources: where the figures come from, a line each.
+    """
+
+    name: str
+    type: Literal["cuda", "cpu"]
+    memory_bytes: int
+    peak_flops: float
+    memory_bandwidth_Bps: float
+    idle_W: float
+    max_W: float
+    min_limit_W: float | None = None
+    clocks_MHz: tuple[int, ...] = ()
+    default_clock_MHz: int | None = None
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of one kind of device. A front never mixes two kinds.
+
+    Attributes:
+        name: what it is called in reports.
+        device: the kind of device.
+        devices_per_node: how many each node has; a CPU node has one a core.
+        nodes: how many nodes.
+        link_Bps: device to device inside a node, bytes per second per direction.
+        network_Bps: between nodes, bytes per second per device.
+        host_link_Bps: device to host memory, bytes per second per direction.
+        host_memory_bytes: memory of one node.
+        host_W: what a node draws beside its devices (idle); 0 where only devices are charged.
+        clock_control: whether clocks may be set; False makes the clock a fixed dimension.
+        sources: where the figures come from.
+    """
+
+    name: str
+    device: Device
+    devices_per_node: int
+    nodes: int = 1
+    link_Bps: float = 0.0
+    network_Bps: float = 0.0
+    host_link_Bps: float = 0.0
+    host_memory_bytes: int = 0
+    host_W: float = 0.0
+    clock_control: bool = False
+    sources: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for name in ("devices_per_node", "nodes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InvalidValue(
+                    f"{name} of cluster {self.name!r}", value, "an integer of at least 1"
+                )
+
+    @property
+    def devices(self) -> int:
+        return self.devices_per_node * self.nodes
+
+    @property
+    def clocks_MHz(self) -> tuple[int, ...]:
+        """The clocks a search may ask for: empty where they cannot be set."""
+        return self.device.clocks_MHz if self.clock_control else ()
+
+
+def _folder(kind: str) -> Any:
+    return resources.files("search_spaces") / "data" / kind
+
+
+def _names(kind: str) -> list[str]:
+    return sorted(
+        e.name.removesuffix(".toml") for e in _folder(kind).iterdir() if e.name.endswith(".toml")
+    )
+
+
+def device_names() -> list[str]:
+    return _names("devices")
+
+
+def cluster_names() -> list[str]:
+    return _names("clusters")
+
+
+def _read(kind: str, name: str) -> tuple[dict[str, Any], str, Path | None]:
+    shipped = _folder(kind) / f"{name}.toml"
+    path = None if shipped.is_file() else Path(name)
+    if path is not None and not path.is_file():
+        raise UnknownName(
+            kind.removesuffix("s"), name, [*_names(kind), "or the path of a toml file"]
+        )
+    try:
+        text = shipped.read_text(encoding="utf-8") if path is None else path.read_text("utf-8")
+        return tomllib.loads(text), (name if path is None else path.stem), path
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the {kind.removesuffix('s')} {name!r}: {error}") from error
+
+
+def _build(cls: type, data: Mapping[str, Any], what: str) -> Any:
+    for key in data:
+        if key not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+            raise UnknownName(f"key in {what}", key, cls.__dataclass_fields__)  # type: ignore[attr-defined]
+    tidy = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    try:
+        return cls(**tidy)
+    except TypeError as error:
+        raise InputError(f"{what} is incomplete: {error}") from error
+
+
+def load_device(name: str) -> Device:
+    """A device by shipped name or path. `clocks_MHz` may be a list or {min, max, step}."""
+    data, stem, _ = _read("devices", name)
+    clocks = data.get("clocks_MHz")
+    if isinstance(clocks, dict):
+        try:
+            low, high, step = (int(clocks[key]) for key in ("min", "max", "step"))
+            data["clocks_MHz"] = list(range(low, high + 1, step))
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"clocks_MHz of device {name!r} must hold min, max and step"
+            ) from error
+    device: Device = _build(Device, {"name": stem, **data}, f"device {stem!r}")
+    return device
+
+
+def load_cluster(name: str) -> Cluster:
+    """A cluster by shipped name or path. `device` names a device file.
+
+    Raises:
+        InputError: no such cluster, or its file is not one; the sentence says which.
+    """
+    data, stem, path = _read("clusters", name)
+    if not isinstance(data.get("device"), str):
+        raise InputError(f"cluster {stem!r} names no device; known: {', '.join(device_names())}")
+    kind = data["device"]
+    if path is not None and (path.parent / kind).is_file():
+        kind = str(path.parent / kind)
+    cluster: Cluster = _build(
+        Cluster, {"name": stem, **data, "device": load_device(kind)}, f"cluster {stem!r}"
+    )
+    return cluster

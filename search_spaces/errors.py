@@ -1,0 +1,56 @@
+"""What joulefront says when it is asked for something it cannot do.
+
+Every error a user can cause is an `InputError`: one sentence that names the value, the reason and
+what is allowed instead. The command prints that sentence and exits with 2; a traceback means a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["InputError", "InvalidConfiguration", "InvalidValue", "UnknownName"]
+
+
+class InputError(ValueError):
+    """Bad input from a user. `str(error)` is one sentence: what was wrong and what is allowed."""
+
+
+class UnknownName(InputError):
+    """A name that nothing bears.
+
+    Attributes:
+        kind: what was looked for ("knob", "job", "cluster", ...).
+        name: what was asked.
+        known: the names that exist, sorted.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, tuple(sorted(known))
+        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(self.known) or 'none'}")
+
+
+class InvalidValue(InputError):
+    """A value outside its legal range.
+
+    Attributes:
+        what: the quantity, with where it stood ("global_batch in job.toml").
+        value: what was given.
+        legal: what is allowed, as a phrase.
+    """
+
+    def __init__(self, what: str, value: object, legal: str) -> None:
+        self.what, self.value, self.legal = what, value, legal
+        super().__init__(f"{what} is {value!r}; it must be {legal}")
+
+
+class InvalidConfiguration(InputError):
+    """A configuration that some rule refuses.
+
+    Attributes:
+        configuration: the configuration's key, as text.
+        reasons: one phrase a broken rule.
+    """
+
+    def __init__(self, configuration: str, reasons: Iterable[str]) -> None:
+        self.configuration, self.reasons = configuration, tuple(reasons)
+        super().__init__(f"configuration {configuration} cannot run: {'; '.join(self.reasons)}")

@@ -1,0 +1,139 @@
+"""The knobs: what each is called, whether it needs a new process, and which values it can take.
+
+A *launch* knob needs a new process to change; a *live* knob changes while the job runs. A recorded
+table may bring knobs that are not listed here; those are told apart by the table's own toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from search_spaces.errors import InvalidValue, UnknownName
+
+__all__ = ["KNOBS", "Knob", "Value", "knob_named", "parse_value"]
+
+#: One knob's value. A tuple is one value a pipeline stage.
+Value = int | float | str | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One dimension of the search.
+
+    Attributes:
+        name: the field's standard term, with its unit where it has one.
+        kind: "launch" (needs a new process) or "live" (changes while the job runs).
+        scale: how far apart two values are: "log2" (degrees, batches), "linear" (clocks, watts) or
+            "category" (no order).
+        default: the value where a configuration does not name the knob; None for a live knob that
+            is left to the device.
+        choices: the legal values of a category; empty for numbers.
+        minimum: the least legal number; None for a category.
+        what: one line for people.
+    """
+
+    name: str
+    kind: Literal["launch", "live"]
+    scale: Literal["log2", "linear", "category"]
+    default: Value | None
+    what: str
+    choices: tuple[Value, ...] = ()
+    minimum: int | None = None
+
+    def check(self, value: object) -> Value:
+        """Return `value` if it is legal here.
+
+        Raises:
+            InvalidValue: it is not; the error carries the legal range.
+        """
+        if self.choices:
+            if value not in self.choices or isinstance(value, bool):
+                raise InvalidValue(self.name, value, "one of " + ", ".join(map(str, self.choices)))
+            return value
+        if isinstance(value, tuple | list):
+            if self.kind == "live" and value:
+                return tuple(int(self.check(part)) for part in value)  # type: ignore[arg-type]
+            raise InvalidValue(self.name, value, f"an integer of at least {self.minimum}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < (self.minimum or 0):
+            raise InvalidValue(self.name, value, f"an integer of at least {self.minimum}")
+        return value
+
+
+KNOBS: Mapping[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob("data_parallel", "launch", "log2", 1, "replicas that split the batch", minimum=1),
+        Knob("tensor_parallel", "launch", "log2", 1, "ranks that split each layer", minimum=1),
+        Knob("pipeline_parallel", "launch", "log2", 1, "stages that split the depth", minimum=1),
+        Knob("sequence_parallel", "launch", "log2", 1, "ranks that split the sequence", minimum=1),
+        Knob("expert_parallel", "launch", "log2", 1, "ranks that split the experts", minimum=1),
+        Knob("micro_batch", "launch", "log2", 1, "sequences a rank takes at once", minimum=1),
+        Knob(
+            "zero_stage",
+            "launch",
+            "category",
+            0,
+            "ZeRO: what is sharded over the replicas",
+            choices=(0, 1, 2, 3),
+        ),
+        Knob(
+            "optimizer_offload",
+            "launch",
+            "category",
+            "none",
+            "where the optimizer's states live",
+            choices=("none", "cpu", "async"),
+        ),
+        Knob(
+            "activation_checkpointing",
+            "launch",
+            "category",
+            "none",
+            "which activations are recomputed instead of kept",
+            choices=("none", "full"),
+        ),
+        Knob(
+            "activation_offload",
+            "launch",
+            "category",
+            "none",
+            "where kept activations live",
+            choices=("none", "sync", "async"),
+        ),
+        Knob(
+            "clock_MHz", "live", "linear", None, "SM clock, one for all or one a stage", minimum=1
+        ),
+        Knob("power_limit_W", "live", "linear", None, "power limit of each GPU", minimum=1),
+    )
+}
+
+
+def knob_named(name: str) -> Knob:
+    """The standard knob of that name.
+
+    Raises:
+        UnknownName: there is none; the error lists those there are.
+    """
+    try:
+        return KNOBS[name]
+    except KeyError:
+        raise UnknownName("knob", name, KNOBS) from None
+
+
+def parse_value(name: str, text: str) -> Value:
+    """Read a knob's value from the command line ("2", "cpu", "1200", "1200,1410").
+
+    Raises:
+        UnknownName: no such knob.
+        InvalidValue: the text is not a legal value of it.
+    """
+    knob = knob_named(name)
+    value: object = text
+    try:
+        parts = [int(part) for part in text.split(",")]
+        value = parts[0] if len(parts) == 1 else tuple(parts)
+    except ValueError:
+        pass
+    return knob.check(value)

@@ -1,0 +1,62 @@
+"""The one protocol of every meter, and the thread that draws its timeline.
+
+Energy is a counter: a window's energy is the difference of two readings taken at its boundaries.
+Sampled power only draws the picture. A meter says what scope it charges and whether it is an
+estimate; nothing downstream may forget either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from workload.probe import MeterInfo
+
+__all__ = ["Meter", "PowerSample", "Reading"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A meter's counter at one instant.
+
+    Attributes:
+        time_s: monotonic clock (CLOCK_MONOTONIC), seconds.
+        energy_J: joules since the meter was opened, never decreasing, summed over its devices.
+    """
+
+    time_s: float
+    energy_J: float
+
+
+@dataclass(frozen=True)
+class PowerSample:
+    """One point of the power timeline.
+
+    Attributes:
+        time_s: monotonic clock, seconds.
+        power_W: all devices of the meter together.
+        extra: what else the devices told: "clock_MHz", "temperature_C", "utilisation", ...
+            (the mean over devices; temperature is the hottest).
+    """
+
+    time_s: float
+    power_W: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Meter(Protocol):
+    """Reads energy and power of one scope.
+
+    `read` and `sample` may be called from two threads. A meter that cannot read raises `MeterError`
+    (`workload.meters.errors`), never returns zero for "no reading".
+    """
+
+    info: MeterInfo
+
+    def read(self) -> Reading: ...
+
+    def sample(self) -> PowerSample: ...
+
+    def close(self) -> None: ...
