@@ -7,6 +7,7 @@ detected in `workload.machine`, which may ask NVML; this module only holds facts
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,13 @@ from typing import Any, Literal
 from search_spaces.errors import InputError, InvalidValue, UnknownName
 
 __all__ = ["Cluster", "Device", "cluster_names", "device_names", "load_cluster", "load_device"]
+
+
+def _check_amount(what: str, value: object) -> None:
+    """Refuse what is not a finite number of at least 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise InvalidValue(what, value, "a number of at least 0")
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,20 @@ class Device:
     clocks_MHz: tuple[int, ...] = ()
     default_clock_MHz: int | None = None
     sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        where = f"of device {self.name!r}"
+        if self.type not in ("cuda", "cpu"):
+            raise InvalidValue(f"type {where}", self.type, "cuda or cpu")
+        for name in ("memory_bytes", "peak_flops", "memory_bandwidth_Bps", "idle_W", "max_W"):
+            _check_amount(f"{name} {where}", getattr(self, name))
+        for name in ("min_limit_W", "default_clock_MHz"):
+            if getattr(self, name) is not None:
+                _check_amount(f"{name} {where}", getattr(self, name))
+        clocks = self.clocks_MHz
+        legal = isinstance(clocks, tuple) and all(type(c) is int and c > 0 for c in clocks)
+        if not legal or list(clocks) != sorted(set(clocks)):
+            raise InvalidValue(f"clocks_MHz {where}", clocks, "ascending integers above 0")
 
 
 @dataclass(frozen=True)
@@ -87,6 +109,12 @@ class Cluster:
                 raise InvalidValue(
                     f"{name} of cluster {self.name!r}", value, "an integer of at least 1"
                 )
+        for name in ("link_Bps", "network_Bps", "host_link_Bps", "host_memory_bytes", "host_W"):
+            _check_amount(f"{name} of cluster {self.name!r}", getattr(self, name))
+        if not isinstance(self.clock_control, bool):
+            raise InvalidValue(
+                f"clock_control of cluster {self.name!r}", self.clock_control, "true or false"
+            )
 
     @property
     def devices(self) -> int:
@@ -149,9 +177,9 @@ def load_device(name: str) -> Device:
         try:
             low, high, step = (int(clocks[key]) for key in ("min", "max", "step"))
             data["clocks_MHz"] = list(range(low, high + 1, step))
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f"clocks_MHz of device {name!r} must hold min, max and step"
+                f"clocks_MHz of device {name!r} must hold integers min, max and step"
             ) from error
     device: Device = _build(Device, {"name": stem, **data}, f"device {stem!r}")
     return device

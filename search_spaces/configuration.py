@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from search_spaces.errors import InvalidValue
+from search_spaces.errors import InputError, InvalidValue
 from search_spaces.knobs import KNOBS, Value, knob_named
 
 __all__ = ["Configuration", "Settings"]
@@ -151,4 +151,12 @@ class Configuration:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Configuration:
-        return cls(Settings(data["launch"]), Settings(data.get("live", {})))
+        """Read what `to_json` wrote. Knobs of a recorded table pass unchecked, as they must.
+
+        Raises:
+            InputError: there is no table "launch", or a value is none that a knob can have.
+        """
+        try:
+            return cls(Settings(data["launch"]), Settings(data.get("live", {})))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"{data!r} is not a configuration: {error!r}") from error

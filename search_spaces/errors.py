@@ -21,11 +21,12 @@ class UnknownName(InputError):
     Attributes:
         kind: what was looked for ("knob", "job", "cluster", ...).
         name: what was asked.
-        known: the names that exist, sorted.
+        known: the names that exist, sorted; a phrase "or ..." comes last.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        self.kind, self.name, self.known = kind, name, tuple(sorted(known))
+        self.kind, self.name = kind, name
+        self.known = tuple(sorted(known, key=lambda text: (text.startswith("or "), text)))
         super().__init__(f"unknown {kind} {name!r}; known: {', '.join(self.known) or 'none'}")
 
 

@@ -8,6 +8,7 @@ equals it, so that no choice of the tuner changes what the model learns.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,11 @@ class TrainingJob:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidValue(f"{name} {where}", value, "an integer of at least 1")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise InvalidValue(f"seed {where}", self.seed, "an integer of at least 0")
+        rate = self.learning_rate
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
+            raise InvalidValue(f"learning_rate {where}", rate, "a number above 0")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
 
@@ -83,7 +89,15 @@ class TrainingJob:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrainingJob:
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: a field is missing or is not legal.
+        """
+        try:
+            return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
+        except TypeError as error:
+            raise InputError(f"this is not a job: {error}") from error
 
     @classmethod
     def from_toml(cls, path: str | Path) -> TrainingJob:
@@ -102,13 +116,16 @@ class TrainingJob:
         for key in data:
             if key not in _FIELDS:
                 raise UnknownName(f"key in {path.name}", key, _FIELDS)
-        name = str(data.get("name", path.stem))
+        name = str(data.get("name") or path.stem)
         table = data.get("model")
         if not isinstance(table, dict) or "config" not in table:
             raise InputError(
                 f'job {name!r} has no model; give [model] config = "PATH of a Hugging Face '
                 "config.json, or one of " + ", ".join(_names("models", ".json")) + '"'
             )
+        for key in table:
+            if key != "config":
+                raise UnknownName(f"key in [model] of {path.name}", key, ["config"])
         model = _load_model(table["config"], path.parent)
         sequence_length = data.get("sequence_length")
         global_batch = data.get("global_batch")

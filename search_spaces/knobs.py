@@ -49,12 +49,15 @@ class Knob:
             InvalidValue: it is not; the error carries the legal range.
         """
         if self.choices:
-            if value not in self.choices or isinstance(value, bool):
+            # By type too: 1.0 and True equal 1, but a degree or a stage is an integer.
+            if not any(value == choice and type(value) is type(choice) for choice in self.choices):
                 raise InvalidValue(self.name, value, "one of " + ", ".join(map(str, self.choices)))
-            return value
+            return value  # type: ignore[return-value]
         if isinstance(value, tuple | list):
-            if self.kind == "live" and value:
-                return tuple(int(self.check(part)) for part in value)  # type: ignore[arg-type]
+            if self.kind == "live" and value and all(type(part) is int for part in value):
+                for part in value:
+                    self.check(part)
+                return tuple(value)
             raise InvalidValue(self.name, value, f"an integer of at least {self.minimum}")
         if not isinstance(value, int) or isinstance(value, bool) or value < (self.minimum or 0):
             raise InvalidValue(self.name, value, f"an integer of at least {self.minimum}")

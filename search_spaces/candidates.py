@@ -1,0 +1,143 @@
+"""The finite list that a study searches: launches, each with the live settings it can visit.
+
+A launch is paid once and a live setting costs only a window, so the list is kept in groups, one a
+launch. It comes from a search space (`search_spaces.space`) or from any list of configurations, as
+a recorded table holds them. Configurations are found by hash, and only what says them is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from search_spaces.configuration import Configuration, Settings
+from search_spaces.errors import InputError
+from search_spaces.knobs import KNOBS
+
+__all__ = ["Candidates"]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A finite list of valid configurations, grouped by launch.
+
+    Attributes:
+        launches: the launch settings, each once.
+        lives: for each launch the live settings it can visit (not every launch of a recorded table
+            has every one). Settings that are equal are one object.
+    """
+
+    launches: tuple[Settings, ...]
+    lives: tuple[tuple[Settings, ...], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.launches) != len(self.lives):
+            raise InputError(f"{len(self.launches)} launches but {len(self.lives)} lists of lives")
+        if len(set(self.launches)) != len(self.launches):
+            raise InputError("a launch setting stands twice among the candidates")
+
+    @classmethod
+    def from_configurations(cls, configurations: Iterable[Configuration]) -> Candidates:
+        """Group any list of configurations by launch, in the order of first sight.
+
+        Raises:
+            InputError: a configuration stands twice.
+        """
+        groups: dict[Settings, dict[Settings, None]] = {}
+        shared: dict[Settings, Settings] = {}
+        for configuration in configurations:
+            live = shared.setdefault(configuration.live, configuration.live)
+            group = groups.setdefault(configuration.launch, {})
+            if live in group:
+                raise InputError(f"configuration {configuration.key} stands twice in the list")
+            group[live] = None
+        tuples: dict[tuple[Settings, ...], tuple[Settings, ...]] = {}
+        lives = (tuple(group) for group in groups.values())
+        return cls(tuple(groups), tuple(tuples.setdefault(live, live) for live in lives))
+
+    @cached_property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """All of them, launch by launch."""
+        return tuple(
+            Configuration(launch, live)
+            for launch, lives in zip(self.launches, self.lives, strict=True)
+            for live in lives
+        )
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        starts, total = [], 0
+        for lives in self.lives:
+            starts.append(total)
+            total += len(lives)
+        return (*starts, total)
+
+    @cached_property
+    def _launch_positions(self) -> dict[Settings, int]:
+        """Where each launch stands, by its own name and by the one that leaves defaults out."""
+        exact = {launch: i for i, launch in enumerate(self.launches)}
+        return {_plain(launch): i for launch, i in exact.items()} | exact
+
+    @cached_property
+    def _live_positions(self) -> dict[tuple[Settings, ...], dict[Settings, int]]:
+        return {lives: {live: i for i, live in enumerate(lives)} for lives in set(self.lives)}
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __iter__(self) -> Iterator[Configuration]:
+        return iter(self.configurations)
+
+    def __getitem__(self, index: int) -> Configuration:
+        return self.configurations[index]
+
+    def __contains__(self, configuration: object) -> bool:
+        return isinstance(configuration, Configuration) and self._find(configuration) is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is said, without what is derived: small to send, and rebuilt on demand."""
+        return {"launches": self.launches, "lives": self.lives}
+
+    def _launch_position(self, launch: Settings) -> int | None:
+        position = self._launch_positions.get(launch)
+        return self._launch_positions.get(_plain(launch)) if position is None else position
+
+    def _find(self, configuration: Configuration) -> int | None:
+        position = self._launch_position(configuration.launch)
+        if position is None:
+            return None
+        live = self._live_positions[self.lives[position]].get(configuration.live)
+        return None if live is None else self._starts[position] + live
+
+    def indices_of_launch(self, launch: Settings) -> range:
+        """Where the configurations of one launch stand.
+
+        Raises:
+            InputError: no candidate has this launch setting.
+        """
+        position = self._launch_position(launch)
+        if position is None:
+            raise InputError(
+                f"launch setting {launch.key} is not among the {len(self.launches)} candidates'"
+            )
+        return range(self._starts[position], self._starts[position + 1])
+
+    def index_of(self, configuration: Configuration) -> int:
+        """Where a configuration stands; a launch knob left out means its default.
+
+        Raises:
+            InputError: it is not a candidate.
+        """
+        index = self._find(configuration)
+        if index is None:
+            raise InputError(
+                f"configuration {configuration.key} is not one of the {len(self)} candidates"
+            )
+        return index
+
+
+def _plain(launch: Settings) -> Settings:
+    """The same launch without the standard knobs that stand at their defaults."""
+    return Settings({n: v for n, v in launch.items() if n not in KNOBS or KNOBS[n].default != v})

@@ -1,0 +1,454 @@
+"""The validity rules: which configurations can train this job on this cluster, and why not.
+
+Each rule is written once, with its reason, and says which knobs it reads, so that the enumeration
+(`search_spaces.space`) can apply it as soon as those are chosen. `RULES` refuses what cannot work
+anywhere or only repeats another configuration; what works but what the built-in training program
+does not turn *today* is said apart, in `RUNNABLE` and `unrunnable`, so that planning, replay and
+recorded tables may use it. Figures and quirks of DeepSpeed are those of release 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from search_spaces.cluster import Cluster
+from search_spaces.configuration import Configuration
+from search_spaces.job import TrainingJob
+from search_spaces.knobs import KNOBS, Value
+from search_spaces.model_facts import facts_of
+
+__all__ = ["RULES", "RUNNABLE", "Rule", "broken_rules", "unrunnable"]
+
+Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One reason why a configuration cannot run.
+
+    Attributes:
+        name: what it is called in messages.
+        knobs: the knobs it reads; empty for a rule on the job and the cluster alone.
+        why: the reason, one sentence.
+        broken: returns a phrase naming the numbers where the rule is broken, else None.
+    """
+
+    name: str
+    knobs: tuple[str, ...]
+    why: str
+    broken: Check
+
+
+_RULES: list[Rule] = []
+
+
+def _rule(why: str, *knobs: str) -> Callable[[Check], Check]:
+    """Register the function below as the rule of its own name."""
+
+    def register(check: Check) -> Check:
+        _RULES.append(Rule(check.__name__.strip("_"), knobs, why, check))
+        return check
+
+    return register
+
+
+def _nearest(value: float, offered: tuple[int, ...]) -> int:
+    return min(offered, key=lambda clock: abs(clock - value))
+
+
+# The job and the cluster alone.
+
+
+@_rule("DeepSpeed refuses fp16 where the device has no fp16 arithmetic.")
+def _precision(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if job.precision == "fp16" and cluster.device.type == "cpu":
+        return "precision fp16 does not run on a CPU (use fp32 or bf16)"
+    return None
+
+
+@_rule("A table of learned positions has no entry for a longer sequence.")
+def _positions(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    facts = facts_of(job)
+    if facts.learned_positions and facts.positions and job.sequence_length > facts.positions:
+        return (
+            f"sequence_length {job.sequence_length} exceeds the {facts.positions} positions "
+            f"of the {facts.model_type} model"
+        )
+    return None
+
+
+# Degrees.
+
+
+@_rule(
+    "Every rank needs a device of its own.",
+    "data_parallel",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "sequence_parallel",
+)
+def _ranks_fit(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    need, have = c.world_size, cluster.devices
+    if need > have:
+        return (
+            f"it needs {need} device{'s' if need != 1 else ''}, cluster {cluster.name!r} has {have}"
+        )
+    return None
+
+
+@_rule(
+    "The launcher starts equally many ranks on each node, and nodes are leased whole.",
+    "data_parallel",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "sequence_parallel",
+)
+def _whole_nodes(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    need, node = c.world_size, cluster.devices_per_node
+    if node < need <= cluster.devices and need % node:
+        return f"{need} ranks do not fill whole nodes of {node} devices"
+    return None
+
+
+@_rule(
+    "The global batch is fixed, so that no choice changes what the model learns.",
+    "data_parallel",
+    "micro_batch",
+)
+def _global_batch(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    share = c.micro_batch * c.data_parallel
+    if job.global_batch % share:
+        return (
+            f"micro_batch {c.micro_batch} x data_parallel {c.data_parallel} = {share} "
+            f"does not divide the global batch {job.global_batch}"
+        )
+    return None
+
+
+@_rule(
+    "Tensor parallelism exchanges activations twice a layer: outside a node that is hopeless.",
+    "tensor_parallel",
+)
+def _tensor_in_node(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.tensor_parallel > cluster.devices_per_node:
+        return (
+            f"tensor_parallel {c.tensor_parallel} exceeds the {cluster.devices_per_node} "
+            f"device{'s' if cluster.devices_per_node != 1 else ''} of a node"
+        )
+    return None
+
+
+@_rule(
+    "Tensor parallelism gives each rank whole heads, of queries and of keys and values.",
+    "tensor_parallel",
+)
+def _tensor_heads(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    facts = facts_of(job)
+    for count, what in ((facts.heads, "attention"), (facts.kv_heads, "key-value")):
+        if count % c.tensor_parallel:
+            return f"tensor_parallel {c.tensor_parallel} does not divide the {count} {what} heads"
+    return None
+
+
+@_rule("A pipeline stage needs at least one layer.", "pipeline_parallel")
+def _pipeline_layers(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    layers = facts_of(job).layers
+    if c.pipeline_parallel > layers:
+        return f"pipeline_parallel {c.pipeline_parallel} exceeds the model's {layers} layers"
+    return None
+
+
+@_rule(
+    "Ulysses gives each rank whole heads of what tensor parallelism left, and copies key-value "
+    "heads only a whole number of times (deepspeed.runtime.sequence_parallel.ulysses_sp).",
+    "sequence_parallel",
+    "tensor_parallel",
+)
+def _sequence_heads(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    facts, degree = facts_of(job), c.sequence_parallel
+    if degree == 1:
+        return None
+    heads, kv = (max(1, n // c.tensor_parallel) for n in (facts.heads, facts.kv_heads))
+    share = " left by tensor parallelism" if c.tensor_parallel > 1 else ""
+    if heads % degree:
+        return f"sequence_parallel {degree} does not divide the {heads} attention heads{share}"
+    if kv % degree and degree % kv:
+        return (
+            f"sequence_parallel {degree} neither divides the {kv} key-value heads{share} "
+            "nor is a multiple of them"
+        )
+    return None
+
+
+@_rule("Each rank takes an equal part of every sequence.", "sequence_parallel")
+def _sequence_length(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if job.sequence_length % c.sequence_parallel:
+        return (
+            f"sequence_parallel {c.sequence_parallel} does not divide "
+            f"the sequence length {job.sequence_length}"
+        )
+    return None
+
+
+@_rule("Only experts can be spread, and each rank takes equally many.", "expert_parallel")
+def _experts(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    facts, degree = facts_of(job), c.expert_parallel
+    if degree > 1 and not facts.experts:
+        return f"expert_parallel {degree} needs a mixture-of-experts model; this one is dense"
+    if degree > 1 and facts.experts % degree:
+        return f"expert_parallel {degree} does not divide the {facts.experts} experts"
+    return None
+
+
+@_rule(
+    "Expert groups are cut out of the data-parallel ranks.",
+    "expert_parallel",
+    "data_parallel",
+    "sequence_parallel",
+)
+def _expert_groups(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    replicas = _replicas(c)
+    if replicas % c.expert_parallel:
+        return (
+            f"expert_parallel {c.expert_parallel} does not divide data_parallel x "
+            f"sequence_parallel = {replicas}"
+        )
+    return None
+
+
+# ZeRO and offload.
+
+
+def _replicas(c: Configuration) -> int:
+    """Ranks that ZeRO shards over: data parallelism, and Ulysses ranks, which hold full copies."""
+    return int(c.data_parallel * c.sequence_parallel)
+
+
+@_rule(
+    "Over one rank there is nothing to shard: stages 1 to 3 repeat stage 0. DeepSpeed offers "
+    "offload only from stage 1 (asynchronous: stage 3) on, so with offload just that stage stays.",
+    "zero_stage",
+    "optimizer_offload",
+    "data_parallel",
+    "sequence_parallel",
+)
+def _zero_replicas(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if _replicas(c) > 1:
+        return None
+    lowest = {"none": 0, "cpu": 1}.get(str(c.get("optimizer_offload")), 3)
+    if c.zero_stage > lowest:
+        return (
+            f"zero_stage {c.zero_stage} over one replica only repeats zero_stage {lowest}: "
+            "there is nothing to shard"
+        )
+    return None
+
+
+@_rule("The pipeline engine asserts ZeRO below stage 2.", "zero_stage", "pipeline_parallel")
+def _zero_pipeline(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.pipeline_parallel > 1 and c.zero_stage >= 2:
+        return (
+            f"pipeline_parallel {c.pipeline_parallel} takes zero_stage 0 or 1, not {c.zero_stage}"
+        )
+    return None
+
+
+@_rule(
+    "DeepSpeed documents tensor parallelism for ZeRO 0 to 2 only.", "zero_stage", "tensor_parallel"
+)
+def _zero_tensor(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.tensor_parallel > 1 and c.zero_stage == 3:
+        return f"tensor_parallel {c.tensor_parallel} takes zero_stage 0 to 2, not 3"
+    return None
+
+
+@_rule(
+    "DeepSpeed's MoE layer asserts out stage 3: its experts are sharded already.",
+    "zero_stage",
+    "expert_parallel",
+)
+def _zero_experts(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.expert_parallel > 1 and c.zero_stage == 3:
+        return f"expert_parallel {c.expert_parallel} takes zero_stage 0 to 2, not 3"
+    return None
+
+
+@_rule(
+    "Offload is an option of ZeRO's optimizer; stage 0 has none.", "optimizer_offload", "zero_stage"
+)
+def _offload_zero(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    offload = c.get("optimizer_offload")
+    if offload != "none" and c.zero_stage == 0:
+        return f"optimizer_offload {offload} needs zero_stage 1 to 3, not 0"
+    return None
+
+
+@_rule(
+    "SuperOffload, the asynchronous form that keeps the update exact, is written for CUDA.",
+    "optimizer_offload",
+)
+def _async_device(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.get("optimizer_offload") == "async" and cluster.device.type != "cuda":
+        return f"optimizer_offload async runs on CUDA devices only, not on {cluster.device.type}"
+    return None
+
+
+@_rule("SuperOffload replaces the optimizer of stage 3.", "optimizer_offload", "zero_stage")
+def _async_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    # Stage 0 is refused by `_offload_zero` for any offload: one phrase is enough.
+    if c.get("optimizer_offload") == "async" and c.zero_stage in (1, 2):
+        return f"optimizer_offload async needs zero_stage 3, not {c.zero_stage}"
+    return None
+
+
+# Full checkpointing and activation offload go together: what checkpointing still keeps, one input a
+# layer (2 s b h bytes), is what DeepSpeed's `cpu_checkpointing` moves, and for long sequences that
+# is what fills the device. So no rule refuses the pair.
+
+
+@_rule(
+    "On a CPU the activations already live in host memory: offload would copy them and save "
+    "nothing.",
+    "activation_offload",
+)
+def _activation_device(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    offload = c.get("activation_offload")
+    if offload != "none" and cluster.device.type != "cuda":
+        return f"activation_offload {offload} needs a CUDA device, not {cluster.device.type}"
+    return None
+
+
+# Live knobs.
+
+
+@_rule("Clocks and power limits can be set only where the machine permits it.", "clock_MHz")
+def _clock_control(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.get("clock_MHz") is not None and not cluster.clocks_MHz:
+        return f"cannot set clocks here (cluster {cluster.name!r}); leave clock_MHz out"
+    return None
+
+
+@_rule("A device runs only at the clocks it offers.", "clock_MHz")
+def _clock_offered(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    offered, asked = cluster.clocks_MHz, c.get("clock_MHz")
+    if asked is None or not offered:
+        return None
+    for clock in asked if isinstance(asked, tuple) else (asked,):
+        if clock not in offered:
+            return (
+                f"{cluster.device.name} does not offer clock_MHz {clock}; the nearest is "
+                f"{_nearest(float(clock), offered)}, the range {offered[0]} to {offered[-1]}"
+            )
+    return None
+
+
+@_rule("A clock a stage needs as many clocks as stages.", "clock_MHz", "pipeline_parallel")
+def _clock_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    clocks = c.get("clock_MHz")
+    if isinstance(clocks, tuple) and len(clocks) != c.pipeline_parallel:
+        return (
+            f"clock_MHz names {len(clocks)} clock{'s' if len(clocks) != 1 else ''}, "
+            f"pipeline_parallel is {c.pipeline_parallel}"
+        )
+    return None
+
+
+@_rule("Clocks and power limits can be set only where the machine permits it.", "power_limit_W")
+def _limit_control(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.get("power_limit_W") is None:
+        return None
+    if not cluster.clock_control or cluster.device.min_limit_W is None:
+        return f"cannot set power limits here (cluster {cluster.name!r}); leave power_limit_W out"
+    return None
+
+
+@_rule("A device takes only power limits within its range.", "power_limit_W")
+def _limit_range(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    asked, low, high = c.get("power_limit_W"), cluster.device.min_limit_W, cluster.device.max_W
+    if asked is None or low is None or not cluster.clock_control:
+        return None
+    for limit in asked if isinstance(asked, tuple) else (asked,):
+        if not low <= float(limit) <= high:
+            return (
+                f"power_limit_W {limit} is outside {low:g} to {high:g} W of {cluster.device.name}"
+            )
+    return None
+
+
+@_rule(
+    "A power limit a stage needs as many limits as stages.", "power_limit_W", "pipeline_parallel"
+)
+def _limit_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    limits = c.get("power_limit_W")
+    if isinstance(limits, tuple) and len(limits) != c.pipeline_parallel:
+        return (
+            f"power_limit_W names {len(limits)} limit{'s' if len(limits) != 1 else ''}, "
+            f"pipeline_parallel is {c.pipeline_parallel}"
+        )
+    return None
+
+
+@_rule(
+    "Of a locked clock and a power limit only the tighter acts, so the pair repeats one of them.",
+    "clock_MHz",
+    "power_limit_W",
+)
+def _one_limiter(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.get("clock_MHz") is not None and c.get("power_limit_W") is not None:
+        return "clock_MHz and power_limit_W are both set; only the tighter one acts, give one"
+    return None
+
+
+#: Every rule, in the order they are written above.
+RULES: tuple[Rule, ...] = tuple(_RULES)
+
+
+def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluster) -> list[str]:
+    """A phrase for each rule that refuses this configuration; empty when it can run.
+
+    Raises:
+        InputError: a degree is not an integer, or the job's model cannot be read.
+    """
+    phrases = (rule.broken(configuration, job, cluster) for rule in RULES)
+    return [phrase for phrase in phrases if phrase is not None]
+
+
+#: What the built-in training program really turns today: the legal values of each knob, or None for
+#: all of them. Other valid values are for planning, replay and recorded tables.
+RUNNABLE: Mapping[str, tuple[Value, ...] | None] = {
+    "data_parallel": None,
+    "tensor_parallel": (1,),
+    "pipeline_parallel": (1,),
+    "sequence_parallel": (1,),
+    "expert_parallel": (1,),
+    "micro_batch": None,
+    "zero_stage": None,
+    "optimizer_offload": ("none", "cpu"),
+    "activation_checkpointing": None,
+    "activation_offload": ("none",),
+    "clock_MHz": None,
+    "power_limit_W": None,
+}
+
+
+def unrunnable(configuration: Configuration) -> list[str]:
+    """A phrase for each knob whose value the built-in training program cannot turn yet.
+
+    Empty when it can run all of it. When tensor parallelism becomes real, mind that DeepSpeed's
+    automatic form of it aborts inside a pipeline and, with experts, refuses pipelines, sequence
+    parallelism and offload; layers written for it (as Megatron-DeepSpeed has) do not, which is why
+    `RULES` allows those combinations.
+    """
+    phrases = []
+    for name in (*configuration.launch, *configuration.live):
+        if name not in KNOBS:
+            phrases.append(f"{name} is no knob of the built-in training program")
+            continue
+        able, value = RUNNABLE[name], configuration.get(name)
+        if able is not None and value not in able:
+            allowed = " or ".join(map(str, able))
+            phrases.append(
+                f"{name} {value} is not run yet by the built-in training program (only {allowed})"
+            )
+    return phrases
