@@ -1,0 +1,226 @@
+"""The guard: a small process that puts the GPUs' earlier settings back when the agent cannot.
+
+The agent's governor starts it before it touches anything, tells it over a pipe what stood before,
+and takes leave with "done". When the pipe closes without that, or the agent is gone, SIGKILL
+included, the guard puts the earlier settings back. It is one file on the standard library and NVML,
+in a session of its own, so that what kills the agent's process group does not kill it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Earlier", "Guard", "GuardError", "put_back"]
+
+#: How often, and how far apart, a setting that would not go back is tried again.
+TRIES, WAIT_S = 3, 0.2
+
+
+class GuardError(Exception):
+    """The guard does not run, so nothing may be changed."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What stood on one GPU before, of what has been or is about to be touched.
+
+    Attributes:
+        uuid: the GPU.
+        power_limit_mW: the limit to put back; None: it was not touched.
+        clocks_touched: whether the SM clock's lock was touched.
+        locked_clocks_MHz: the lock to put back, (lowest, highest); None: there was none, and the
+            lock is released.
+    """
+
+    uuid: str
+    power_limit_mW: int | None = None
+    clocks_touched: bool = False
+    locked_clocks_MHz: tuple[int, int] | None = None
+
+
+def put_back(nvml: Any, earlier: Sequence[Earlier]) -> list[str]:
+    """Put earlier settings back, all that can be, and return a sentence for each that could not."""
+    problems = []
+    for gpu in earlier:
+
+        def clocks(gpu: Earlier = gpu) -> None:
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            if gpu.locked_clocks_MHz is None:
+                nvml.nvmlDeviceResetGpuLockedClocks(handle)
+            else:
+                nvml.nvmlDeviceSetGpuLockedClocks(handle, *gpu.locked_clocks_MHz)
+
+        def limit(gpu: Earlier = gpu) -> None:
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            nvml.nvmlDeviceSetPowerManagementLimit(handle, gpu.power_limit_mW)
+
+        for what, touched, action in (
+            ("SM clock lock", gpu.clocks_touched, clocks),
+            ("power limit", gpu.power_limit_mW is not None, limit),
+        ):
+            for attempt in range(TRIES if touched else 0):
+                try:
+                    action()
+                    break
+                except nvml.NVMLError as error:
+                    if attempt == TRIES - 1:
+                        problems.append(f"the {what} of {gpu.uuid} was not put back: {error}")
+                    else:
+                        time.sleep(WAIT_S)
+    return problems
+
+
+class Guard:
+    """The agent's end of the pipe.
+
+    Args:
+        nvml: where the guard process finds NVML: a module, or "module:object", where an object that
+            can be called is called for it.
+        start_s: how long it may take to say that it is ready.
+
+    Raises:
+        GuardError: it does not start.
+    """
+
+    def __init__(self, *, nvml: str = "pynvml", start_s: float = 20.0) -> None:
+        # -P: this file's folder must not shadow the standard library's modules.
+        command = [sys.executable, "-P", str(Path(__file__).resolve()), "--nvml", nvml]
+        self._process = subprocess.Popen(
+            [*command, "--agent", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,  # stderr is the agent's: what cannot be put back is seen there
+            text=True,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], start_s)
+        answer = self._process.stdout.readline().strip() if ready else "no answer in time"
+        if answer != "ready":
+            self._process.kill()
+            self._close(start_s)
+            raise GuardError(f"the guard process does not start: {answer or 'it ended'}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _say(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise GuardError(f"the guard process is gone: {error}") from error
+
+    def expect(self, earlier: Sequence[Earlier]) -> None:
+        """Say, *before* touching it, what to put back. Replaces what was said before.
+
+        Raises:
+            GuardError: the guard is gone; nothing may be touched.
+        """
+        self._say({"earlier": [asdict(gpu) for gpu in earlier]})
+
+    def done(self, *, wait_s: float = 5.0) -> None:
+        """Everything is as it was: the guard ends without touching anything."""
+        with contextlib.suppress(GuardError):
+            self._say({"done": True})
+        self._close(wait_s)
+
+    def take_over(self, *, wait_s: float = 5.0) -> None:
+        """Hang up without leave: the guard puts the settings back and ends."""
+        self._close(wait_s)
+
+    def _close(self, wait_s: float) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _load(spec: str) -> Any:
+    module, _, name = spec.partition(":")
+    found = importlib.import_module(module)
+    if not name:
+        return found
+    thing = getattr(found, name)
+    return thing() if callable(thing) else thing
+
+
+def _gone(agent: int) -> int | None:
+    """A descriptor that becomes readable when the agent ends; None where there is no such thing.
+
+    The pipe alone would do, but for a child of the agent that inherited its end of the pipe.
+    """
+    try:
+        return os.pidfd_open(agent)
+    except (AttributeError, OSError):
+        return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The guard process. Returns 0 when nothing is left to put back, 1 when something stayed."""
+    parser = argparse.ArgumentParser(description="puts GPU settings back when its agent dies")
+    parser.add_argument("--nvml", default="pynvml")
+    parser.add_argument("--agent", type=int, required=True)
+    chosen = parser.parse_args(argv)
+    # Only the end of the agent ends the guard: a terminal's or a scheduler's signal to everybody
+    # must not leave the clocks wrong.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        nvml = _load(chosen.nvml)
+        nvml.nvmlInit()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return 1
+    agent = _gone(chosen.agent)
+    print("ready", flush=True)
+
+    earlier: list[Earlier] = []
+    buffer, pipe = b"", sys.stdin.fileno()
+    watched = [pipe] if agent is None else [pipe, agent]
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if pipe not in ready:
+            break  # the agent is gone, and the pipe is empty
+        piece = os.read(pipe, 65536)
+        if not piece:
+            break
+        *lines, buffer = (buffer + piece).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if message.get("done"):
+                return 0
+            earlier = [
+                Earlier(**{**gpu, "locked_clocks_MHz": _pair(gpu["locked_clocks_MHz"])})
+                for gpu in message["earlier"]
+            ]
+    problems = put_back(nvml, earlier)
+    with contextlib.suppress(OSError):  # nobody may be left to read it
+        for problem in problems:
+            print(problem, file=sys.stderr, flush=True)
+    return 1 if problems else 0
+
+
+def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
+    return None if value is None else (value[0], value[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

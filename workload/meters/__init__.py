@@ -1,0 +1,88 @@
+"""Meters: what draws how many joules, in which scope, and how that is known.
+
+NVML where GPUs do the work, RAPL for a machine without, and an estimate, always labelled, where
+neither can be read. `open_meter` picks; whoever holds a meter sees the protocol only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from search_spaces.cluster import Cluster, Device, load_device
+from search_spaces.errors import InputError, UnknownName
+from workload.meters.base import Meter, PowerSample, Reading
+from workload.meters.errors import MeterError
+
+__all__ = ["METERS", "Meter", "MeterError", "PowerSample", "Reading", "open_meter"]
+
+#: The meters by name, in the order of preference on a machine without GPUs.
+METERS = ("nvml", "rapl", "estimated")
+
+
+def open_meter(
+    cluster: Cluster | None = None,
+    *,
+    nvml: Any = None,
+    prefer: str | None = None,
+    powercap: str | Path = "/sys/class/powercap",
+    envelope: Device | None = None,
+) -> Meter:
+    """The best meter for this node of `cluster`.
+
+    GPUs are metered by NVML and by nothing else, since a processor's joules would pass for theirs.
+    Cores are metered by RAPL where it may be read, else estimated.
+
+    Args:
+        cluster: what does the work; None takes the first meter of `METERS` that opens.
+        nvml: what stands in for the pynvml module.
+        prefer: insist on one of `METERS`; None picks.
+        powercap: where RAPL's files stand.
+        envelope: the core whose idle_W and max_W the estimate assumes; by default the cluster's
+            own, and the shipped "cpu-core" where the cluster is of GPUs.
+
+    Raises:
+        UnknownName: no meter is called `prefer`.
+        InputError: the meter asked for, or the only right one, cannot be opened; says why.
+    """
+    if prefer is not None and prefer not in METERS:
+        raise UnknownName("meter", prefer, METERS)
+    of = f" of cluster {cluster.name!r}" if cluster is not None else ""
+    on_gpus = cluster is not None and cluster.device.type == "cuda"
+    if on_gpus and prefer not in (None, "nvml"):
+        raise InputError(f"{prefer} would leave out the GPUs{of}; only nvml meters them")
+
+    def opened(name: str) -> Meter:
+        if name == "nvml":
+            from workload.meters.nvml import NvmlMeter
+
+            return NvmlMeter(nvml=nvml)
+        if name == "rapl":
+            from workload.meters.rapl import RaplMeter
+
+            return RaplMeter(powercap)
+        from workload.meters.estimated import EstimatedMeter
+
+        core = envelope
+        if core is None and cluster is not None and cluster.device.type == "cpu":
+            core = cluster.device
+        core = core or load_device("cpu-core")
+        host_W = cluster.host_W if cluster is not None else 0.0
+        return EstimatedMeter(
+            idle_W=core.idle_W, max_W=core.max_W, cpus=os.sched_getaffinity(0), host_W=host_W
+        )
+
+    if prefer is not None:
+        names: tuple[str, ...] = (prefer,)
+    elif cluster is None:
+        names = METERS
+    else:
+        names = ("nvml",) if on_gpus else ("rapl", "estimated")
+    reasons = []
+    for name in names:
+        try:
+            return opened(name)
+        except MeterError as error:
+            reasons.append(str(error))
+    raise InputError(f"the energy{of} cannot be metered: {'; '.join(reasons)}")

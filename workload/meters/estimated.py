@@ -1,0 +1,135 @@
+"""An estimate where nothing can be metered: how busy the cores were, times a stated envelope.
+
+Each core is charged `idle_W` all the time and `max_W - idle_W` more while it is busy; the busy time
+comes from /proc/stat, in the kernel's ticks of 10 ms, and counts every process on those cores. This
+is a model of the machine, not a measurement: the envelope is assumed, and neither clocks nor the
+kind of instruction enter it. `info.estimated` is set, and the source states the figures.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from search_spaces.errors import InvalidValue
+from workload.meters.base import PowerSample, Reading
+from workload.meters.errors import MeterError
+from workload.meters.slope import Slope
+from workload.probe import MeterInfo
+
+__all__ = ["EstimatedMeter", "assumption"]
+
+#: Five ticks: closer samples would show the ticks and not the load. Well under the timeline's
+#: period, or a sample that comes a little early would have to wait and lose the next.
+MIN_SLOPE_S = 0.05
+
+
+def assumption(cores: int, *, idle_W: float, max_W: float, host_W: float = 0.0) -> str:
+    """The envelope in numbers, for people: "estimated: 2 cores x (5 W idle + 7.5 W x ...)"."""
+    host = f"{host_W:g} W + " if host_W else ""
+    plural = "s" if cores != 1 else ""
+    return (
+        f"estimated: {host}{cores} core{plural} x ({idle_W:g} W idle + {max_W - idle_W:g} W x "
+        "utilisation)"
+    )
+
+
+class EstimatedMeter:
+    """Utilisation times a stated envelope; scope "node".
+
+    Args:
+        idle_W: what one core is charged when idle.
+        max_W: what one core is charged when busy.
+        cpus: the kernel's numbers of the cores; None takes those this process may use.
+        host_W: what the rest of the node is charged all the time.
+        stat: the file to read.
+        tick_s: one unit of that file, seconds; None asks the system (0.01 on Linux).
+        clock: monotonic seconds.
+        sleep: how to wait, seconds.
+
+    Raises:
+        InvalidValue: the envelope is negative, or less when busy than when idle.
+        MeterError: the file cannot be read, or holds none of these cores.
+    """
+
+    def __init__(
+        self,
+        *,
+        idle_W: float,
+        max_W: float,
+        cpus: Iterable[int] | None = None,
+        host_W: float = 0.0,
+        stat: str | Path = "/proc/stat",
+        tick_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not 0 <= idle_W <= max_W:
+            raise InvalidValue("idle_W of the envelope", idle_W, f"from 0 to max_W ({max_W:g})")
+        if host_W < 0:
+            raise InvalidValue("host_W of the envelope", host_W, "at least 0")
+        self._cpus = frozenset(os.sched_getaffinity(0) if cpus is None else cpus)
+        self._stat = Path(stat)
+        self._tick_s = 1 / os.sysconf("SC_CLK_TCK") if tick_s is None else tick_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed = False
+        self._always_W = host_W + len(self._cpus) * idle_W
+        self._busy_W = max_W - idle_W
+        self._busy_ticks = 0
+        self._last_ticks = self._ticks()
+        self._start_s = clock()
+        text = assumption(len(self._cpus), idle_W=idle_W, max_W=max_W, host_W=host_W)
+        self.info = MeterInfo(name="estimated", scope="node", source=text, estimated=True)
+        self._slope = Slope(self.read, min_s=MIN_SLOPE_S, sleep=sleep)
+
+    def _ticks(self) -> dict[int, int]:
+        """Busy ticks a core since boot. A core that is switched off has no line."""
+        try:
+            lines = self._stat.read_text().splitlines()
+            ticks = {}
+            for line in lines:
+                name, *fields = line.split()
+                if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._cpus:
+                    # user nice system idle iowait irq softirq ...; guest time is inside user, and
+                    # steal is another machine's work (man 5 proc_stat).
+                    user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[:7])
+                    ticks[int(name[3:])] = user + nice + system + irq + softirq
+        except (OSError, ValueError) as error:
+            raise MeterError(f"{self._stat} cannot be read as processor times: {error}") from error
+        if not ticks:
+            raise MeterError(f"{self._stat} holds none of the cores {sorted(self._cpus)}")
+        return ticks
+
+    def read(self) -> Reading:
+        """Estimated joules since the meter was opened.
+
+        Raises:
+            MeterError: the processor times cannot be read any more.
+        """
+        with self._lock:
+            if self._closed:
+                raise MeterError("the estimated meter is closed")
+            ticks, now_s = self._ticks(), self._clock()
+            for cpu, busy in ticks.items():
+                # A core that comes back online may count from a lower value.
+                self._busy_ticks += max(0, busy - self._last_ticks.get(cpu, busy))
+            self._last_ticks.update(ticks)
+            energy_J = self._always_W * (now_s - self._start_s)
+            return Reading(now_s, energy_J + self._busy_W * self._busy_ticks * self._tick_s)
+
+    def sample(self) -> PowerSample:
+        """Mean power since the sample before, watts.
+
+        Raises:
+            MeterError: the processor times cannot be read any more.
+        """
+        return self._slope.sample()
+
+    def close(self) -> None:
+        """May be called twice; reading afterwards is an error."""
+        with self._lock:
+            self._closed = True

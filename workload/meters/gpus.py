@@ -1,0 +1,209 @@
+"""Which GPUs this process may use, and the questions to NVML that several rooms ask.
+
+NVML numbers every GPU of the machine; the training processes see those of CUDA_VISIBLE_DEVICES
+only, which may hold indices, UUIDs or prefixes of UUIDs. Meter, governor and machine detection all
+resolve them here, to UUIDs, so that none of them ever reads or sets a neighbour's GPU. A MIG slice
+is refused: NVML counts energy and sets clocks for the whole GPU, which others share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from search_spaces.errors import InputError
+from workload.meters.errors import MeterError
+
+__all__ = ["Gpu", "ask", "clock_state", "open_nvml", "over_devices", "visible_gpus"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU.
+
+    Attributes:
+        index: NVML's number of it (PCI bus order).
+        uuid: "GPU-...", the same in every process and after every restart.
+        name: the product as NVML tells it, e.g. "NVIDIA A100-SXM4-80GB".
+        handle: NVML's handle.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    handle: Any = field(compare=False, repr=False)
+
+
+def open_nvml(nvml: Any = None) -> Any:
+    """An initialised NVML: `nvml` itself, or the pynvml module. Each call needs one `nvmlShutdown`.
+
+    Raises:
+        MeterError: the Python package or the driver's library is missing, or will not start.
+    """
+    if nvml is None:
+        try:
+            import pynvml
+        except ImportError as error:
+            raise MeterError(
+                "NVML cannot be asked: the Python package nvidia-ml-py is not installed"
+            ) from error
+        nvml = pynvml
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise MeterError(f"NVML does not start: {error}") from error
+    return nvml
+
+
+def ask(nvml: Any, default: Any, question: Callable[[], Any]) -> Any:
+    """The answer to an optional question; `default` where this GPU or binding has none."""
+    try:
+        return question()
+    except (nvml.NVMLError, AttributeError):
+        return default
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # bindings before 11.5 give bytes
+
+
+def _choose(
+    entries: Sequence[str], gpus: Sequence[Gpu], where: str, environ: Mapping[str, str]
+) -> tuple[Gpu, ...]:
+    known = ", ".join(f"{gpu.index} = {gpu.uuid}" for gpu in gpus)
+    chosen: list[Gpu] = []
+    for entry in entries:
+        if entry == "-1":
+            break  # CUDA: "-1" hides itself and whatever follows
+        if entry.upper().startswith("MIG-"):
+            raise InputError(
+                f"{where} names the MIG slice {entry!r}; NVML counts energy and sets clocks for "
+                "whole GPUs only, so name a whole GPU with MIG switched off"
+            )
+        if entry.isdigit():
+            matches = [gpu for gpu in gpus if gpu.index == int(entry)]
+        else:
+            matches = [gpu for gpu in gpus if gpu.uuid.lower().startswith(entry.lower())]
+        if len(matches) != 1:
+            problem = "several GPUs" if matches else "no GPU of this machine"
+            raise InputError(f"{where} has the entry {entry!r}, which names {problem}: {known}")
+        if matches[0] in chosen:
+            raise InputError(f"{where} names {matches[0].uuid} twice; name each GPU once")
+        chosen.append(matches[0])
+    by_index = any(entry.isdigit() for entry in entries)
+    mixed = len({gpu.name for gpu in gpus}) > 1
+    if by_index and mixed and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        # CUDA numbers the fastest GPU first, NVML by bus; only among like GPUs do the two agree.
+        raise InputError(
+            f"{where} names GPUs by number on a machine with different GPUs, where CUDA and NVML "
+            "number differently; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name them by UUID: " + known
+        )
+    return tuple(chosen)
+
+
+def _mig(nvml: Any, gpu: Gpu) -> bool:
+    current, _pending = ask(nvml, (0, 0), lambda: nvml.nvmlDeviceGetMigMode(gpu.handle))
+    return bool(current)
+
+
+def visible_gpus(
+    nvml: Any, *, devices: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Gpu, ...]:
+    """The GPUs this process may use, in the order in which CUDA numbers them.
+
+    Args:
+        nvml: an initialised NVML.
+        devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES, and every
+            GPU where that is not set.
+        environ: the environment; the process's own by default.
+
+    Raises:
+        InputError: an entry names a MIG slice, no GPU, several GPUs, or one that has MIG on.
+        MeterError: NVML does not answer.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+        gpus = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+            gpus.append(Gpu(index, _text(uuid), _text(name), handle))
+    except nvml.NVMLError as error:
+        raise MeterError(f"NVML does not list the GPUs: {error}") from error
+    where, entries = "devices", devices
+    if entries is None:
+        where, listed = "CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")
+        if listed is not None:
+            entries = [part.strip() for part in listed.split(",") if part.strip()]
+    chosen = tuple(gpus)
+    if entries is not None and gpus:
+        chosen = _choose([str(entry) for entry in entries], gpus, where, environ)
+    for gpu in chosen:
+        if _mig(nvml, gpu):
+            raise InputError(
+                f"GPU {gpu.index} ({gpu.uuid}) has MIG on; NVML counts energy and sets clocks for "
+                f"whole GPUs only, so switch it off (nvidia-smi -i {gpu.index} -mig 0) or choose "
+                "another GPU with CUDA_VISIBLE_DEVICES"
+            )
+    return chosen
+
+
+def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
+    """What the GPU runs at this instant and what holds it back.
+
+    Returns: those that the GPU tells of "clock_MHz" and "memory_clock_MHz"; "temperature_C";
+        "utilisation" (0 to 1); "throttle_power", "throttle_thermal" and "throttle_hw", 1 where the
+        power limit, the temperature or the board (power brake, hardware slowdown) lowers the clock.
+
+    Raises:
+        MeterError: the GPU is lost.
+    """
+    state: dict[str, float] = {}
+
+    def put(name: str, question: Callable[[], float]) -> None:
+        try:
+            state[name] = float(question())
+        except AttributeError:
+            pass
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                raise MeterError(f"GPU {gpu.index} ({gpu.uuid}) is lost") from error
+
+    handle = gpu.handle
+    put("clock_MHz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    put("memory_clock_MHz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
+    sensor = nvml.NVML_TEMPERATURE_GPU
+    put("temperature_C", lambda: nvml.nvmlDeviceGetTemperature(handle, sensor))
+    put("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+    # The same call under its newer and its older name; a driver may know one only.
+    reasons = ask(nvml, None, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    if reasons is None:
+        reasons = ask(nvml, None, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    if reasons is not None:
+        for name, mask in (
+            ("throttle_power", nvml.nvmlClocksThrottleReasonSwPowerCap),
+            (
+                "throttle_thermal",
+                nvml.nvmlClocksThrottleReasonSwThermalSlowdown
+                | nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+            ),
+            (
+                "throttle_hw",
+                nvml.nvmlClocksThrottleReasonHwSlowdown
+                | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+            ),
+        ):
+            state[name] = float(bool(reasons & mask))
+    return state
+
+
+def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Several GPUs' `clock_state` as one: means, but the hottest temperature and any throttle."""
+    merged: dict[str, float] = {}
+    for name in {name for state in states for name in state}:
+        values = [state[name] for state in states if name in state]
+        worst = name.startswith("throttle") or name == "temperature_C"
+        merged[name] = max(values) if worst else sum(values) / len(values)
+    return dict(sorted(merged.items()))

@@ -1,0 +1,150 @@
+"""Energy of the processor packages and their memory by RAPL, through the kernel's powercap files.
+
+Zones named "package-N" and, below them, "dram" are added up; "core" and "uncore" are parts of their
+package, "psys" holds it, and the "-mmio" twins count it a second time, so all of those are left
+out. Each counter wraps at `max_energy_range_uj`, in minutes on a busy server, so a thread reads
+them often enough to see every wrap. (Linux, Documentation/power/powercap/powercap.rst.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from workload.meters.base import PowerSample, Reading
+from workload.meters.errors import MeterError
+from workload.meters.slope import Slope
+from workload.meters.ticker import Ticker
+from workload.probe import MeterInfo
+
+__all__ = ["RaplMeter"]
+
+#: The smallest range in use, 65.5 kJ, lasts 20 s up to 3.2 kW a package.
+KEEP_S = 20.0
+#: RAPL updates about every 1 ms; 10 ms keep the error of one update within a tenth.
+MIN_SLOPE_S = 0.01
+
+
+class _Zone:
+    """One counter, in microjoules, with its wraps undone."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self._file = folder / "energy_uj"
+        self._range_uJ = self._int(folder / "max_energy_range_uj")
+        self._last_uJ = self._int(self._file)
+        self._total_uJ = 0
+
+    def _int(self, file: Path) -> int:
+        try:
+            return int(file.read_text())
+        except PermissionError as error:
+            raise MeterError(
+                f"RAPL is here, but only root may read {file}; an administrator can run: "
+                "chmod -R a+r /sys/class/powercap/*"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise MeterError(f"RAPL zone {self.name} cannot be read: {error}") from error
+
+    def energy_uJ(self) -> int:
+        now_uJ = self._int(self._file)
+        step_uJ = now_uJ - self._last_uJ
+        if step_uJ < 0:
+            step_uJ += self._range_uJ
+        if step_uJ < 0:
+            raise MeterError(
+                f"RAPL zone {self.name} went from {self._last_uJ} to {now_uJ} uJ, more than its "
+                f"range of {self._range_uJ} uJ"
+            )
+        self._last_uJ = now_uJ
+        self._total_uJ += step_uJ
+        return self._total_uJ
+
+
+def _name(folder: Path) -> str:
+    try:
+        return (folder / "name").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _zones(root: Path) -> list[_Zone]:
+    zones = []
+    for package in sorted(root.glob("intel-rapl:*")):  # AMD's packages bear this name too
+        if not re.fullmatch(r"intel-rapl:\d+", package.name):
+            continue
+        if not (name := _name(package)).startswith("package"):
+            continue
+        zones.append(_Zone(package, name))
+        for part in sorted(root.glob(f"{package.name}:*")) or sorted(
+            package.glob(f"{package.name}:*")
+        ):
+            if _name(part) == "dram":
+                zones.append(_Zone(part, f"{name}/dram"))
+    return zones
+
+
+class RaplMeter:
+    """Energy and power of all packages and their DRAM; scope "node" (without fans, disks, GPUs).
+
+    Args:
+        root: the powercap folder.
+        clock: monotonic seconds.
+        sleep: how to wait, seconds.
+
+    Raises:
+        MeterError: there are no such zones, or they may not be read; the sentence says what to run.
+    """
+
+    def __init__(
+        self,
+        root: str | Path = "/sys/class/powercap",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed = False
+        self._zones = _zones(Path(root))
+        if not self._zones:
+            raise MeterError(f"this machine has no RAPL: no package zone under {root}")
+        names = ", ".join(zone.name for zone in self._zones)
+        self.info = MeterInfo(name="rapl", scope="node", source=f"RAPL counters of {names}")
+        self._slope = Slope(self.read, min_s=MIN_SLOPE_S, sleep=sleep)
+        self._ticker = Ticker(self._keep, period_s=KEEP_S, name="joulefront-rapl")
+
+    def _keep(self) -> None:
+        with contextlib.suppress(MeterError):  # the next reader is told
+            self.read()
+
+    def read(self) -> Reading:
+        """Joules of all zones since the meter was opened.
+
+        Raises:
+            MeterError: a zone cannot be read any more.
+        """
+        with self._lock:
+            if self._closed:
+                raise MeterError("the RAPL meter is closed")
+            before_s = self._clock()
+            energy_uJ = sum(zone.energy_uJ() for zone in self._zones)
+            return Reading((before_s + self._clock()) / 2, energy_uJ / 1e6)
+
+    def sample(self) -> PowerSample:
+        """Mean power since the sample before, watts.
+
+        Raises:
+            MeterError: a zone cannot be read any more.
+        """
+        return self._slope.sample()
+
+    def close(self) -> None:
+        """May be called twice; reading afterwards is an error."""
+        with self._lock:
+            self._closed = True
+        self._ticker.stop()

@@ -1,0 +1,48 @@
+"""A thread that does one thing at a period, and counts the times it could not.
+
+Shared by the timeline, the meter that integrates power and the one whose counter wraps. It keeps to
+the grid start + k x period, so that a late tick does not shift those after it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["Ticker"]
+
+
+class Ticker:
+    """Calls `action` every `period_s` seconds on a daemon thread until `stop`.
+
+    Attributes:
+        ticks: how often `action` was called.
+        lost: periods that passed without a call because the machine was too busy.
+    """
+
+    def __init__(self, action: Callable[[], None], *, period_s: float, name: str) -> None:
+        self.ticks = 0
+        self.lost = 0
+        self._action = action
+        self._period_s = period_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        while not self._stop.wait(max(0.0, due_s - time.monotonic())):
+            self._action()
+            self.ticks += 1
+            due_s += self._period_s
+            late = int((time.monotonic() - due_s) / self._period_s)
+            if late > 0:
+                self.lost += late
+                due_s += late * self._period_s
+
+    def stop(self) -> None:
+        """End the thread; returns when the call under way is over. May be called twice."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
