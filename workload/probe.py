@@ -54,7 +54,7 @@ class WindowPolicy:
 
     min_s: float = 5.0
     min_steps: int = 3
-    max_s: float = 30.0
+    max_s: float = 15.0
     target_se: float = 0.01
     settle_s: float = 1.0
 

@@ -1,0 +1,414 @@
+"""The node agent: runs one probe on this node and says what it cost. The real `Runner`.
+
+All metering and clock control is here, outside the training processes: it costs the training
+nothing, needs privileges in one place and outlives a rank that dies. A probe is one launch: ranks
+are forked, warmed up, measured under each live setting in random order, and ended; whatever went
+wrong becomes a `Failure` in the record, with the last lines of the log as evidence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from search_spaces.cluster import Cluster
+from search_spaces.configuration import Configuration, Settings
+from search_spaces.errors import InvalidConfiguration
+from search_spaces.job import TrainingJob
+from search_spaces.rules import broken_rules, unrunnable
+from workload.deepspeed_config import render_deepspeed_config, training_arguments
+from workload.governor import Governor, GovernorError, open_governor
+from workload.meters import Meter, MeterError, PowerSample, Reading, open_meter
+from workload.meters.timeline import Timeline
+from workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from workload.ranks import RankServer, RankSpec, ServerError, control_socket
+from workload.trace import write_power_samples
+from workload.window import Conductor, ProbeFailed, Window, batch_means_error, standard_error
+
+__all__ = ["LocalRunner", "training_program"]
+
+#: A step that takes longer than this is a hang. The first step may compile and allocate.
+STEP_LIMIT_S = 120.0
+LOG_TAIL_LINES = 20
+
+
+def training_program() -> Path:
+    """The built-in training program's file."""
+    return Path(__file__).with_name("program") / "train.py"
+
+
+class LocalRunner:
+    """Runs probes on this node, one at a time.
+
+    Args:
+        job: what is trained.
+        cluster: this machine, as `workload.machine.detect_cluster` describes it.
+        run_dir: logs go to `run_dir/probes/<id>`, power samples to `run_dir/trace/power`.
+        meter, governor: opened for this cluster where not given; closed with the runner.
+        say: told what takes long ("importing torch and deepspeed"), a sentence each.
+        fresh: start a new interpreter for each rank instead of forking one that has imported.
+        step_limit_s: a step longer than this is a hang.
+        program: the training script; the built-in one by default.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        *,
+        run_dir: str | Path,
+        meter: Meter | None = None,
+        governor: Governor | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
+        fresh: bool = False,
+        step_limit_s: float = STEP_LIMIT_S,
+        program: Path | None = None,
+    ) -> None:
+        self._job, self._cluster = job, cluster
+        self._run_dir = Path(run_dir).resolve()
+        # A meter that was handed in is not ours to open again.
+        self._open_meter = None if meter is not None else lambda: open_meter(cluster)
+        self._meter = meter or open_meter(cluster)
+        self._governor = governor or open_governor(cluster)
+        self._say, self._fresh, self._step_limit_s = say, fresh, step_limit_s
+        self._program = program or training_program()
+        accelerator = "cuda" if cluster.device.type == "cuda" else "cpu"
+        model_type = job.model["model_type"]
+        self._server = RankServer(
+            env={"DS_ACCELERATOR": accelerator},
+            optional=[f"transformers.models.{model_type}.modeling_{model_type}"],
+        )
+        self._cancel = threading.Event()
+        self._one_at_a_time = threading.Lock()
+        self.meter: MeterInfo = self._meter.info
+
+    def prepare(self, ops: Sequence[str] = ()) -> float:
+        """Import the frameworks, and build and load DeepSpeed ops, ahead of the first probe.
+
+        Returns:
+            Seconds it took: near 0 when it was done before.
+
+        Raises:
+            ServerError: the interpreter lacks a framework, or an op cannot be built.
+        """
+        began = time.monotonic()
+        if not self._server.alive:
+            self._say("importing torch, deepspeed and transformers once for all probes")
+            self._server.start()
+        if ops:
+            self._say(f"loading {', '.join(ops)} (compiled once a machine, up to a minute)")
+            self._server.load_ops(ops)
+        return time.monotonic() - began
+
+    def cancel(self) -> None:
+        """End the running probe, from another thread; its record says "cancelled"."""
+        self._cancel.set()
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        """Run one probe. Never raises for a probe that fails.
+
+        Raises:
+            InputError: the request names a knob or value that cannot be, here or at all.
+        """
+        for configuration in request.configurations():
+            reasons = [
+                *broken_rules(configuration, self._job, self._cluster),
+                *unrunnable(configuration),
+            ]
+            if configuration.world_size > self._cluster.devices_per_node:
+                reasons.append(
+                    f"a probe runs inside one node yet, and needs {configuration.world_size} "
+                    f"devices where a node has {self._cluster.devices_per_node}"
+                )
+            if reasons:
+                raise InvalidConfiguration(configuration.key, reasons)
+        with self._one_at_a_time:
+            self._cancel.clear()
+            self._renew_meter()
+            return _Probe(self, request).run()
+
+    def _renew_meter(self) -> None:
+        """A meter that lost joules stays broken on purpose; the next probe gets a new one."""
+        try:
+            self._meter.read()
+        except MeterError:
+            if self._open_meter is not None:
+                self._meter.close()
+                self._meter = self._open_meter()
+
+    def close(self) -> None:
+        self._cancel.set()
+        self._server.close()
+        self._governor.close()
+        self._meter.close()
+
+
+class _Probe:
+    """One launch, from the request to the record."""
+
+    def __init__(self, runner: LocalRunner, request: ProbeRequest) -> None:
+        self._runner, self._request = runner, request
+        self._job, self._cluster = runner._job, runner._cluster
+        self._meter, self._governor = runner._meter, runner._governor
+        self._configuration = Configuration(request.launch)
+        self._folder = runner._run_dir / "probes" / request.probe_id
+        self._measurements: list[Measurement] = []
+        self._environment: dict[str, Any] = {}
+        self._launch_s = 0.0
+        self._peak_bytes: int | None = None
+        self._began_s = 0.0
+
+    def run(self) -> ProbeRecord:
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._began_s = time.monotonic()
+        opened = closed = Reading(self._began_s, 0.0)
+        failure: Failure | None = None
+        timeline: Timeline | None = None
+        try:
+            opened = closed = self._meter.read()
+            timeline = Timeline(self._meter)
+            self._launch_and_measure(timeline)
+        except ProbeFailed as failed:
+            failure = replace(failed.failure, log_tail=self._log_tail())
+        except ServerError as error:
+            failure = Failure("crash", f"ranks could not be started: {error}", self._log_tail())
+        except (MeterError, GovernorError) as error:
+            failure = Failure("crash", f"the node cannot be metered or set: {error}")
+        try:
+            self._governor.restore()
+        except GovernorError as error:
+            failure = failure or Failure("crash", f"after the measurement: {error}")
+        try:
+            closed = self._meter.read()
+        except MeterError as error:
+            failure = failure or Failure("crash", f"after the measurement: {error}")
+        if timeline is not None:
+            write_power_samples(
+                self._runner._run_dir,
+                self._request.probe_id,
+                timeline.stop(),
+                since_s=self._began_s,
+            )
+        return ProbeRecord(
+            request=self._request,
+            measurements=tuple(
+                m if self._peak_bytes is None else replace(m, peak_memory_bytes=self._peak_bytes)
+                for m in self._measurements
+            ),
+            meter=self._meter.info,
+            failure=failure,
+            launch_s=self._launch_s,
+            wall_s=time.monotonic() - self._began_s,
+            energy_J=closed.energy_J - opened.energy_J,
+            started_at=started_at,
+            host=socket.gethostname(),
+            environment=self._environment,
+        )
+
+    def _launch_and_measure(self, timeline: Timeline) -> None:
+        request, server = self._request, self._runner._server
+        if not server.alive:
+            self._runner.prepare()
+        if self._configuration.get("optimizer_offload") == "cpu":
+            server.load_ops(["CPUAdamBuilder"])
+        listener, address, remove = control_socket()
+        group = None
+        try:
+            specs = self._rank_specs(address)
+            oom_before = _oom_kills()
+            group = server.spawn(specs, listener)
+            conductor = Conductor(
+                group,
+                deadline_s=self._began_s + request.time_limit_s,
+                step_limit_s=self._runner._step_limit_s,
+                explain_exit=lambda rank, code: _explain_exit(rank, code, oom_before),
+                cancelled=self._runner._cancel.is_set,
+            )
+            conductor.first_step()
+            warm = conductor.warm_up()
+            step_time_s = warm[-1]
+            # In random order, so that drift (temperature) is not mistaken for the clock's effect.
+            visits = list(request.live)
+            random.Random(request.probe_id).shuffle(visits)
+            for live in visits:
+                step_time_s = self._visit(live, conductor, timeline, step_time_s)
+            conductor.finish()
+            self._peak_bytes = _peak(conductor.peaks)
+        finally:
+            if group is not None:
+                group.kill()
+            remove()
+
+    def _visit(
+        self, live: Settings, conductor: Conductor, timeline: Timeline, step_time_s: float
+    ) -> float:
+        """Measure one live setting; its step time."""
+        applied = self._governor.apply(live)
+        if live:
+            conductor.settle(self._request.window.settle_s, step_time_s)
+        if not self._launch_s:
+            self._launch_s = time.monotonic() - self._began_s
+        window = conductor.measure(self._meter, self._request.window, step_time_s)
+        samples = [
+            sample
+            for sample in timeline.samples
+            if window.opened.time_s <= sample.time_s <= window.closed.time_s
+        ]
+        self._measurements.append(
+            _measurement(live, window, samples, self._began_s, self._request, applied.notes)
+        )
+        return window.length_s / len(window.step_times_s)
+
+    def _rank_specs(self, address: str) -> list[RankSpec]:
+        """Write the probe's files and describe its ranks."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        job_file, config_file = self._folder / "job.json", self._folder / "ds_config.json"
+        config = render_deepspeed_config(self._configuration, self._job)
+        job_file.write_text(json.dumps(self._job.to_json(), indent=1))
+        config_file.write_text(json.dumps(config, indent=1))
+        argv = (
+            str(self._runner._program),
+            "--job",
+            str(job_file),
+            "--deepspeed_config",
+            str(config_file),
+            # More steps than any window needs: the agent says when it is enough.
+            "--steps",
+            "1000000000",
+            *training_arguments(self._configuration),
+        )
+        world = self._configuration.world_size
+        self._environment |= {
+            "deepspeed_config": config,
+            "argv": list(argv),
+            "ranks": world,
+            "fresh_interpreter": self._runner._fresh,
+        }
+        cores = sorted(os.sched_getaffinity(0))
+        on_cpu = self._cluster.device.type == "cpu"
+        port = _free_port()
+        specs = []
+        for rank in range(world):
+            log = self._folder / f"rank{rank}.log"
+            log.unlink(missing_ok=True)
+            specs.append(
+                RankSpec(
+                    argv=argv,
+                    env=self._rank_env(rank, world, port),
+                    log=str(log),
+                    cwd=str(self._folder),
+                    # A device of a CPU cluster is one core: a rank keeps to it.
+                    cpus=(cores[rank % len(cores)],) if on_cpu else (),
+                    address=address,
+                    fresh=self._runner._fresh,
+                )
+            )
+        return specs
+
+    def _rank_env(self, rank: int, world: int, port: int) -> Mapping[str, str]:
+        env = self._runner._server.env | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world),
+            "LOCAL_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            # The ranks of one node talk over loopback, whatever its name resolves to.
+            "GLOO_SOCKET_IFNAME": "lo",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+        env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
+        if self._cluster.device.type != "cpu":
+            env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(world, 1)))
+        return env
+
+    def _log_tail(self) -> str:
+        """The last lines of the ranks' logs, the rank that said most about an error first."""
+        tails = []
+        for path in sorted(self._folder.glob("rank*.log")):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - 16384))
+                lines = file.read().decode(errors="replace").splitlines()
+            tails.append("\n".join(lines[-LOG_TAIL_LINES:]))
+        tails.sort(key=lambda text: "Traceback" not in text and "Error" not in text)
+        return tails[0] if tails else ""
+
+
+def _measurement(
+    live: Settings,
+    window: Window,
+    samples: Sequence[PowerSample],
+    began_s: float,
+    request: ProbeRequest,
+    notes: Sequence[str],
+) -> Measurement:
+    steps = len(window.step_times_s)
+    flags = list(notes)
+    if window.length_s < request.window.min_s:
+        flags.append(f"window shorter than {request.window.min_s:g} s")
+    clocks = [s.extra["clock_MHz"] for s in samples if "clock_MHz" in s.extra]
+    temperatures = [s.extra["temperature_C"] for s in samples if "temperature_C" in s.extra]
+    for cause in sorted({name for s in samples for name in s.extra if name.startswith("throttle")}):
+        hit = sum(1 for s in samples if s.extra.get(cause))
+        if hit:
+            flags.append(f"{cause} in {hit} of {len(samples)} samples")
+    return Measurement(
+        live=live,
+        steps=steps,
+        window_s=window.length_s,
+        step_time_s=window.length_s / steps,
+        step_time_se_s=standard_error(window.step_times_s),
+        energy_J=window.energy_J,
+        power_W=window.energy_J / window.length_s,
+        power_se_W=batch_means_error(samples),
+        delivered={"clock_MHz": sum(clocks) / len(clocks)} if clocks else {},
+        temperature_C=max(temperatures) if temperatures else None,
+        flags=tuple(flags),
+        step_times_s=window.step_times_s,
+        started_s=window.opened.time_s - began_s,
+    )
+
+
+def _peak(peaks: Sequence[Mapping[str, int]]) -> int | None:
+    """The fullest rank's peak: of the device where it has memory of its own, else of the host."""
+    values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
+    return max(values) if values else None
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory; 0 where it does not say."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def _explain_exit(rank: int, code: int, oom_kills_before: int) -> Failure:
+    """What an exit that no exception explained means."""
+    if code == -9 and _oom_kills() > oom_kills_before:
+        return Failure(
+            "out_of_memory", f"the kernel killed rank {rank}: the host ran out of memory"
+        )
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return Failure("crash", f"rank {rank} {how}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
