@@ -7,12 +7,24 @@ what is allowed instead. The command prints that sentence and exits with 2; a tr
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = ["InputError", "InvalidConfiguration", "InvalidValue", "UnknownName"]
 
 
 class InputError(ValueError):
     """Bad input from a user. `str(error)` is one sentence: what was wrong and what is allowed."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The kinds take other arguments than their sentence; a remote worker's error must travel.
+        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
+
+
+def _rebuild(kind: type[InputError], args: tuple[Any, ...], state: dict[str, Any]) -> InputError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UnknownName(InputError):

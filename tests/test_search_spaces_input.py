@@ -258,3 +258,19 @@ def test_json_that_is_no_job():
 def test_the_room_exports_what_it_says():
     for name in search_spaces.__all__:
         assert getattr(search_spaces, name) is not None
+
+
+def test_every_error_travels_between_processes() -> None:
+    import pickle
+
+    from search_spaces.errors import InvalidConfiguration, InvalidValue, UnknownName
+
+    for error in (
+        UnknownName("knob", "x", ["y"]),
+        InvalidValue("steps", 0, "at least 1"),
+        InvalidConfiguration("a=1", ["why"]),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from models.leave_one_out import LeaveOneOut
 from search_spaces.configuration import Configuration
 from workload.probe import MeterInfo, ProbeRecord
 
@@ -55,12 +56,11 @@ class Point:
     @property
     def how_measured(self) -> str:
         """For people: "measured, 2 windows, node scope, estimated (utilisation x envelope)"."""
-        windows = f", {self.windows} window{'s' if self.windows != 1 else ''}"
-        label = "estimated" if self.meter.estimated else "metered"
-        return (
-            f"{self.source}{windows if self.windows else ''}, {self.meter.scope} scope, "
-            f"energy {label} ({self.meter.source})"
-        )
+        plural = "s" if self.windows != 1 else ""
+        windows = f", {self.windows} window{plural}" if self.windows else ""
+        # An estimate's source says so itself: "estimated: 2 cores x (2 W idle + ...)".
+        how = self.meter.source if self.meter.estimated else f"metered ({self.meter.source})"
+        return f"{self.source}{windows}, {self.meter.scope} scope, energy {how}"
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -107,25 +107,6 @@ class Spent:
     measurements: int
     payback_steps: float | None
     payback_share: float | None
-
-
-@dataclass(frozen=True)
-class LeaveOneOut:
-    """How wrong the surrogates are on points they have not seen.
-
-    Attributes:
-        measurements: how many were left out, one at a time.
-        time_error: median relative error of the step time.
-        power_error: median relative error of the power.
-        coverage: share of left-out values inside their 90 % interval (both outputs together).
-        pairs: (measured step time s, predicted, measured power W, predicted) a left-out point.
-    """
-
-    measurements: int
-    time_error: float
-    power_error: float
-    coverage: float
-    pairs: tuple[tuple[float, float, float, float], ...] = ()
 
 
 @dataclass(frozen=True)
