@@ -1,0 +1,42 @@
+"""How every benchmark prints its figures: for people, then for scripts, in one form."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["Figure", "arguments", "publish"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        name: lower case, words joined by underscores.
+        value: the number.
+        unit: "s", "kJ", "ratio", "count", ...
+    """
+
+    name: str
+    value: float
+    unit: str
+
+
+def arguments(what: str) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    return parser
+
+
+def publish(figures: Sequence[Figure], json_file: Path | None) -> None:
+    """Print the figures as the last lines, and write them where asked."""
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+    print(flush=True)
+    for figure in figures:
+        print(f"figure {figure.name} {figure.value:.6g} {figure.unit}", flush=True)

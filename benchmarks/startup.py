@@ -1,0 +1,53 @@
+"""How long a user waits for the command and for the import.
+
+Each is a process of its own, so that nothing is warm but the disk; the median of several runs in
+turn. Aims: `tuner --help` and `import tuner` under 0.5 s each.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+
+from benchmarks.figures import Figure, arguments, publish
+
+COMMANDS = {
+    "python_alone": [sys.executable, "-c", "pass"],
+    "import_tuner": [sys.executable, "-c", "import tuner; tuner.optimize"],
+    "tuner_help": [sys.executable, "-c", "from tuner.cli import main; main(['--help'])"],
+}
+
+
+def main() -> None:
+    parser = arguments("start-up of the command and of the import")
+    parser.add_argument("--runs", type=int, default=7)
+    options = parser.parse_args()
+    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(options.runs):
+        for name, command in COMMANDS.items():
+            began = time.perf_counter()
+            subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+            seconds[name].append(time.perf_counter() - began)
+    for name, values in seconds.items():
+        print(f"{name:14} median {statistics.median(values):.3f} s, worst {max(values):.3f} s")
+    heavy = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, tuner, tuner.cli; tuner.optimize; "
+            "print(*[m for m in ('torch', 'deepspeed', 'ray', 'optuna', 'sklearn')"
+            " if m in sys.modules])",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    print("heavy modules imported by `import tuner`:", ", ".join(heavy) or "none")
+    figures = [Figure(f"{n}_s", statistics.median(v), "s") for n, v in seconds.items()]
+    publish([*figures, Figure("heavy_modules", len(heavy), "count")], options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Configurations as numbers: the columns that the surrogates see.
+
+Each knob that varies over the candidates becomes one or more columns in [0, 1]: degrees by their
+logarithm, clocks and watts linearly, categories one-hot. A knob that no standard names (a recorded
+table's) is read by its values. A live knob that is left to the device stands at its highest value,
+with a column of its own that says so. Where an analytic prior is given, its log time and log power
+are two more columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from search_spaces.configuration import Configuration
+from search_spaces.knobs import KNOBS, Value
+
+if TYPE_CHECKING:
+    from models.analytic import Prior
+    from search_spaces.space import Candidates
+
+__all__ = ["FeatureMap", "knob_names", "varying_knobs"]
+
+#: An unlisted numeric knob whose values are positive and span more than this factor is logarithmic.
+LOG_RATIO = 4.0
+
+_Column = Callable[[Sequence["Value | None"]], "np.ndarray[Any, Any]"]
+
+
+def knob_names(configurations: Iterable[Configuration]) -> tuple[list[str], list[str]]:
+    """Names of the launch knobs and of the live knobs that any of these configurations gives."""
+    launch: dict[str, None] = {}
+    live: dict[str, None] = {}
+    for configuration in configurations:
+        launch.update(dict.fromkeys(configuration.launch))
+        live.update(dict.fromkeys(configuration.live))
+    return sorted(launch), sorted(live)
+
+
+def varying_knobs(configurations: Sequence[Configuration]) -> list[str]:
+    """The knobs that take more than one value here: launch knobs first, each half by name."""
+    launch, live = knob_names(configurations)
+    return [name for name in launch + live if len({c.get(name) for c in configurations}) > 1]
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _mean(level: Value) -> float:
+    return float(np.mean(np.asarray(level, dtype=float)))
+
+
+def _numeric_column(levels: Sequence[Value], *, log: bool) -> _Column:
+    """Scale to [0, 1]; a tuple (one value a stage) takes one column a stage of the longest."""
+    width = max((len(level) for level in levels if isinstance(level, tuple)), default=1)
+
+    def spread(value: Value) -> list[float]:
+        parts = value if isinstance(value, tuple) else (value,)
+        return [float(parts[i * len(parts) // width]) for i in range(width)]
+
+    def raw(values: Sequence[Value]) -> np.ndarray:
+        rows = np.array([spread(value) for value in values], dtype=float)
+        return np.log2(rows) if log else rows
+
+    known = raw(levels)
+    low, high = float(known.min()), float(known.max())
+    top = max(levels, key=_mean)
+
+    def column(values: Sequence[Value | None]) -> np.ndarray:
+        filled = [top if value is None else value for value in values]
+        return (raw(filled) - low) / (high - low if high > low else 1.0)
+
+    return column
+
+
+def _missing_column(values: Sequence[Value | None]) -> np.ndarray:
+    return np.array([[value is None] for value in values], dtype=float)
+
+
+def _one_hot_column(levels: Sequence[Value]) -> _Column:
+    """One column a level; a single column where there are two. An unknown level is all zeros."""
+    place = {level: i for i, level in enumerate(levels)}
+    eye = np.vstack([np.eye(len(levels)), np.zeros(len(levels))])
+    if len(levels) == 2:
+        eye = eye[:, 1:]
+
+    def column(values: Sequence[Value | None]) -> np.ndarray:
+        return eye[[place.get(value, len(levels)) for value in values]]  # type: ignore[arg-type]
+
+    return column
+
+
+def _columns_of(name: str, values: Sequence[Value | None]) -> list[_Column]:
+    """How one knob is read, from the values that it takes over the candidates."""
+    levels = list(dict.fromkeys(value for value in values if value is not None))
+    missing = len(levels) < len(set(values))
+    numeric = all(_number(level) or isinstance(level, tuple) for level in levels)
+    scale = KNOBS[name].scale if name in KNOBS else None
+    columns: list[_Column] = []
+    if scale == "category" or not numeric:
+        if len(levels) > 1:
+            columns.append(_one_hot_column(sorted(levels, key=str)))
+    elif len(levels) > 1:
+        flat = np.array([_mean(level) for level in levels])
+        log = scale == "log2" or (
+            scale is None and flat.min() > 0 and flat.max() / flat.min() > LOG_RATIO
+        )
+        columns.append(_numeric_column(levels, log=log))
+    if missing and levels:
+        columns.append(_missing_column)
+    return columns
+
+
+class FeatureMap:
+    """Turns configurations into rows of numbers, all columns in [0, 1] over the candidates.
+
+    Args:
+        candidates: the candidates; they set the levels and ranges, and knobs that are constant over
+            them are dropped.
+        prior: adds its log step time and log power as columns, and answers `prior_log`.
+    """
+
+    def __init__(self, candidates: Candidates, *, prior: Prior | None = None) -> None:
+        configurations = candidates.configurations
+        self._prior = prior
+        self._columns: list[tuple[str, _Column]] = []
+        for name in varying_knobs(configurations):
+            values = [configuration.get(name) for configuration in configurations]
+            self._columns += [(name, column) for column in _columns_of(name, values)]
+        self._row = {c: i for i, c in enumerate(configurations)}
+        self._prior_log = np.zeros((len(configurations), 2))
+        self._prior_low = np.zeros(2)
+        self._prior_span = np.zeros(2)
+        if prior is not None:
+            self._prior_log = self._ask_prior(configurations)
+            self._prior_low = self._prior_log.min(axis=0)
+            self._prior_span = np.ptp(self._prior_log, axis=0)
+        self._matrix = self._compute(configurations, self._prior_log)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """The candidates' rows, in their order: shape (candidates, dimension)."""
+        return self._matrix
+
+    @property
+    def dimension(self) -> int:
+        return int(self._matrix.shape[1])
+
+    @property
+    def has_prior(self) -> bool:
+        return self._prior is not None
+
+    def _ask_prior(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        assert self._prior is not None
+        prediction = self._prior.predict(configurations)
+        return np.log(np.column_stack([prediction.step_time_s, prediction.power_W]))
+
+    def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
+        if not configurations:
+            width = self.dimension if hasattr(self, "_matrix") else 1
+            return np.empty((0, width))
+        parts = []
+        read: dict[str, list[Value | None]] = {}
+        for name, column in self._columns:
+            if name not in read:
+                read[name] = [configuration.get(name) for configuration in configurations]
+            parts.append(column(read[name]))
+        varying = self._prior_span > 1e-9
+        if varying.any():
+            parts.append(
+                ((prior - self._prior_low) / np.maximum(self._prior_span, 1e-9))[:, varying]
+            )
+        if not parts:  # a single candidate: one column that says nothing
+            parts.append(np.zeros((len(configurations), 1)))
+        return np.hstack(parts)
+
+    def transform(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Rows of features, shape (len(configurations), dimension).
+
+        A configuration that is no candidate is computed by the same scales (and may leave [0, 1]).
+        """
+        rows = [self._row.get(configuration, -1) for configuration in configurations]
+        if -1 not in rows:
+            return self._matrix[rows].reshape(len(rows), self.dimension)
+        prior = (
+            self._ask_prior(configurations)
+            if self._prior is not None
+            else np.zeros((len(configurations), 2))
+        )
+        return self._compute(configurations, prior)
+
+    def prior_log(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """The prior's log step time and log power, shape (n, 2); zeros where there is no prior."""
+        rows = [self._row.get(configuration, -1) for configuration in configurations]
+        if -1 not in rows:
+            return self._prior_log[rows].reshape(len(rows), 2)
+        if self._prior is None:
+            return np.zeros((len(rows), 2))
+        return self._ask_prior(configurations)

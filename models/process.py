@@ -1,0 +1,360 @@
+"""One Gaussian process that grows: exact, cheap to extend, cheap to ask again.
+
+    y(x) = offset + f(x) + noise,   f ~ GP(0, amplitude^2 Matern-5/2 with one length a column)
+
+scikit-learn gives the kernel and its marginal likelihood; what it lacks is done here: a maximum a
+posteriori fit, rows appended to the Cholesky factor instead of refactoring it, rows that are only
+believed (pending measurements), and a list of watched points whose posterior is kept up to date at
+O(rows x watched) a new row. The hyperparameters are fitted anew only when the data have grown by a
+fifth, on at most `FIT_ROWS` rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
+
+__all__ = ["Process"]
+
+#: Hyperparameters are fitted on at most this many rows: a likelihood costs O(rows^3).
+FIT_ROWS = 128
+#: With fewer rows than this the hyperparameters stay at the medians of their priors.
+LEAST_ROWS = 4
+#: The hyperparameters are fitted anew when the rows have grown by this factor.
+REFIT_GROWTH = 1.2
+#: Length scales are log-normal with median exp(sqrt(2)) sqrt(d) and log-sd sqrt(3): smooth unless
+#: the data say otherwise, whatever the dimension d (Hvarfner et al. 2024, "Vanilla Bayesian
+#: optimization performs great in high dimensions", arXiv 2402.02229, section 4).
+LENGTH_LOG_MEDIAN, LENGTH_LOG_SD = np.sqrt(2.0), np.sqrt(3.0)
+#: Log-sd of the priors of the amplitude and of the noise (as standard deviations).
+AMPLITUDE_LOG_SD, NOISE_LOG_SD = 1.0, 0.7
+
+
+class Process:
+    """A Gaussian process over rows of features, exact in its data.
+
+    Args:
+        dimension: columns of a row.
+        noise: expected standard deviation of the noise (median of its prior; half of it is the
+            floor).
+        amplitude: expected standard deviation of f, used until there are data to judge it by.
+        seed: for the choice of rows that the hyperparameters are fitted on.
+    """
+
+    def __init__(self, *, dimension: int, noise: float, amplitude: float, seed: int = 0) -> None:
+        self.dimension = dimension
+        self._noise, self._amplitude = noise, amplitude
+        self._seed = seed
+        self._amplitude2 = amplitude**2
+        self._lengths = self._default_lengths()
+        self._white = noise**2
+        self._fitted_at = 0
+        self._x = np.empty((0, dimension))
+        self._y = np.empty(0)
+        self._variance = np.empty(0)
+        self._watched = np.empty((0, dimension))
+        self._factor_all([], [], [])
+
+    # -- hyperparameters ---------------------------------------------------------------------
+
+    def _default_lengths(self) -> np.ndarray:
+        # The median of the prior is long (nearly linear functions); start from a shorter one.
+        return np.full(self.dimension, np.sqrt(self.dimension))
+
+    @property
+    def noise(self) -> float:
+        """The fitted standard deviation of the noise beside what the rows state."""
+        return float(np.sqrt(self._white))
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The data's y, as given to `fit`."""
+        return self._y
+
+    @property
+    def offset_variance(self) -> float:
+        """Of the constant: broad beside the function, so that the data set it."""
+        return float(9.0 * max(self._amplitude2, self._amplitude**2))
+
+    def _function_kernel(self) -> Kernel:
+        return ConstantKernel(self._amplitude2) * Matern(self._lengths, nu=2.5)
+
+    def _covariance(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
+        """Of offset + f, without noise."""
+        return np.asarray(self._function_kernel()(a, b)) + self._offset2
+
+    @property
+    def _prior_variance(self) -> float:
+        return self._amplitude2 + self._offset2
+
+    def _optimise(self) -> None:
+        """Maximum a posteriori hyperparameters, warm-started, on at most `FIT_ROWS` rows."""
+        n = len(self._y)
+        rows = np.arange(n)
+        if n > FIT_ROWS:
+            rows = np.random.default_rng(self._seed).choice(n, FIT_ROWS, replace=False)
+        x, y, variance = self._x[rows], self._y[rows] - self._centre, self._variance[rows]
+        spread = max(float(np.std(y)), 2 * self._noise, 1e-4)
+        d = self.dimension
+        floor = (0.5 * self._noise) ** 2
+        prior_mean = np.concatenate(
+            [
+                [2 * np.log(spread)],
+                np.full(d, LENGTH_LOG_MEDIAN + 0.5 * np.log(d)),
+                [2 * np.log(self._noise)],
+            ]
+        )
+        prior_sd = np.concatenate(
+            [[2 * AMPLITUDE_LOG_SD], np.full(d, LENGTH_LOG_SD), [2 * NOISE_LOG_SD]]
+        )
+        warm = np.concatenate([[np.log(self._amplitude2)], np.log(self._lengths)])
+        starts = [np.append(warm, np.log(self._white))]
+        if self._fitted_at == 0:
+            starts = [
+                np.concatenate(
+                    [[2 * np.log(spread)], np.log(self._default_lengths()), [np.log(self._white)]]
+                )
+            ]
+
+        def best(
+            objective: Callable[..., Any], initial: np.ndarray, bounds: np.ndarray
+        ) -> tuple[np.ndarray, float]:
+            def penalised(theta: np.ndarray) -> tuple[float, np.ndarray]:
+                value, gradient = objective(theta, eval_gradient=True)
+                pull = (theta - prior_mean) / prior_sd
+                return value + 0.5 * float(pull @ pull), gradient + pull / prior_sd
+
+            results = [
+                minimize(
+                    penalised,
+                    np.clip(start, bounds[:, 0], bounds[:, 1]),
+                    jac=True,
+                    bounds=bounds,
+                    method="L-BFGS-B",
+                    options={"maxiter": 30},
+                )
+                for start in starts
+            ]
+            found = min(results, key=lambda result: float(result.fun))
+            return found.x, float(found.fun)
+
+        kernel = (
+            ConstantKernel(9.0 * spread**2, "fixed")
+            + ConstantKernel(spread**2, (1e-2 * spread**2, 1e2 * spread**2))
+            * Matern(np.ones(d), (0.03, 300.0), nu=2.5)
+            + WhiteKernel(self._noise**2, (floor, max(0.09, 100 * floor)))
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            fitted = GaussianProcessRegressor(kernel, alpha=variance + 1e-12, optimizer=best)
+            theta = fitted.fit(x, y).kernel_.theta
+        self._amplitude2, self._white = float(np.exp(theta[0])), float(np.exp(theta[-1]))
+        self._lengths = np.exp(theta[1:-1])
+        self._fitted_at = n
+
+    # -- data --------------------------------------------------------------------------------
+
+    def fit(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> bool:
+        """Take these rows as the data; return True where the hyperparameters were fitted anew.
+
+        Rows that continue those of the last call are appended; anything else starts afresh.
+
+        Args:
+            x: (n, dimension).
+            y: (n,).
+            variance: (n,) each row's own noise variance, beside the fitted one; 0 where unknown.
+        """
+        self.forget()
+        known = len(self._y)
+        same = (
+            known <= len(y)
+            and np.array_equal(self._x, x[:known])
+            and np.array_equal(self._y, y[:known])
+            and np.array_equal(self._variance, variance[:known])
+        )
+        self._x, self._y, self._variance = x.copy(), y.copy(), variance.copy()
+        n = len(y)
+        if not same:
+            self._fitted_at = 0
+        self._centre = float(np.mean(y)) if n else 0.0
+        refit = n >= LEAST_ROWS and n >= REFIT_GROWTH * self._fitted_at
+        if refit:
+            self._optimise()
+        if refit or not same or known == 0:
+            self._factor_all(x, y, variance)
+        else:
+            self._append(x[known:], variance[known:])
+            self._data_rows = n
+        self._weigh()
+        return refit
+
+    def _factor_all(self, x: Any, y: Any, variance: Any) -> None:
+        self._lower = np.empty((0, 0))
+        self._rows = np.empty((0, self.dimension))
+        self._projected: np.ndarray | None = None  # L^-1 K(rows, watched), built when asked for
+        self._watched_variance = np.empty(0)
+        self._centre = float(np.mean(y)) if len(y) else 0.0
+        self._offset2 = self.offset_variance
+        self._weights = np.empty(0)
+        if len(y):
+            self._append(np.asarray(x), np.asarray(variance))
+        self._data_rows = len(y)
+        self._weigh()
+
+    def _append(self, x: np.ndarray, variance: np.ndarray) -> None:
+        """Extend the Cholesky factor, and what is watched, by these rows (a block at once)."""
+        if not len(x):
+            return
+        n, k = len(self._rows), len(x)
+        corner = self._covariance(x)
+        corner[np.diag_indices(k)] += variance + self._white + 1e-12
+        lower = np.zeros((n + k, n + k))
+        below = np.empty((k, 0))
+        if n:
+            cross = self._covariance(self._rows, x)
+            below = solve_triangular(self._lower, cross, lower=True, check_finite=False).T
+            corner -= below @ below.T
+            lower[:n, :n], lower[n:, :n] = self._lower, below
+        try:
+            block = cholesky(corner, lower=True, check_finite=False)
+        except np.linalg.LinAlgError:  # rounding beside a tiny noise: a little more on the diagonal
+            jitter = 1e-8 * self._prior_variance
+            block = cholesky(corner + jitter * np.eye(k), lower=True, check_finite=False)
+        lower[n:, n:] = block
+        if self._projected is not None:
+            self._project(x, below, block)
+        self._lower, self._rows = lower, np.vstack([self._rows, x])
+
+    def _weigh(self) -> None:
+        """w = L^-1 (y - centre); believed rows stand at their mean, so their weight is zero."""
+        n = self._data_rows
+        lower = self._lower[:n, :n]
+        self._weights = np.zeros(len(self._rows))
+        if n:
+            self._weights[:n] = solve_triangular(
+                lower, self._y - self._centre, lower=True, check_finite=False
+            )
+
+    def believe(self, x: np.ndarray) -> None:
+        """Take these rows as told at their posterior mean (kriging believer): the mean stays as it
+        is, the variance shrinks. `forget` or the next `fit` takes them out again."""
+        self._append(x, np.zeros(len(x)))
+        self._weights = np.append(self._weights, np.zeros(len(x)))
+
+    def forget(self) -> None:
+        """Take out what was only believed."""
+        n = self._data_rows
+        if len(self._rows) > n:
+            if self._projected is not None:
+                self._watched_variance += np.einsum("ij,ij->j", *2 * [self._projected[n:]])
+                self._projected = self._projected[:n]
+            self._lower, self._rows = self._lower[:n, :n], self._rows[:n]
+            self._weights = self._weights[:n]
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def predict(self, x: np.ndarray, *, first: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of offset + f (no noise) at rows `x`, each of shape (len(x),).
+
+        Args:
+            x: (m, dimension).
+            first: condition on the first so many rows only. With fewer rows the variance is
+                larger, never smaller: a cheap upper bound.
+        """
+        n = len(self._rows) if first is None else min(first, len(self._rows))
+        mean, variance = np.empty(len(x)), np.empty(len(x))
+        for start in range(0, len(x), 4096):
+            part = slice(start, start + 4096)
+            mean[part], variance[part] = self._centre, self._prior_variance
+            if n:
+                projected = solve_triangular(
+                    self._lower[:n, :n],
+                    self._covariance(self._rows[:n], x[part]),
+                    lower=True,
+                    check_finite=False,
+                    overwrite_b=True,
+                )
+                mean[part] += self._weights[:n] @ projected
+                variance[part] -= np.einsum("ij,ij->j", projected, projected)
+        return mean, np.maximum(variance, 1e-12)
+
+    def mean(self, x: np.ndarray) -> np.ndarray:
+        """The posterior mean alone at rows `x`: far cheaper than `predict` for many rows."""
+        n = self._data_rows
+        if not n:
+            return np.full(len(x), self._centre)
+        dual = solve_triangular(
+            self._lower[:n, :n], self._weights[:n], lower=True, trans=1, check_finite=False
+        )
+        return np.asarray(self._centre + self._covariance(x, self._rows[:n]) @ dual)
+
+    def joint_watched(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (m,) and covariance (m, m) of offset + f at these of the watched rows."""
+        self._build_watched()
+        assert self._projected is not None
+        covariance = self._covariance(self._watched[rows])
+        projected = self._projected[:, rows]
+        covariance -= projected.T @ projected
+        covariance[np.diag_indices(len(rows))] += 1e-10
+        return self._centre + self._weights @ projected, covariance
+
+    def joint(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (m,) and covariance (m, m) of offset + f at rows `x`."""
+        covariance = self._covariance(x)
+        mean = np.full(len(x), self._centre)
+        if len(self._rows):
+            projected = solve_triangular(
+                self._lower, self._covariance(self._rows, x), lower=True, check_finite=False
+            )
+            mean += self._weights @ projected
+            covariance -= projected.T @ projected
+        covariance[np.diag_indices(len(x))] += 1e-10
+        return mean, covariance
+
+    def watch(self, x: np.ndarray) -> None:
+        """Keep the posterior at these rows up to date from now on."""
+        self._watched, self._projected = x, None
+
+    def _project(self, x: np.ndarray, below: np.ndarray, block: np.ndarray) -> None:
+        assert self._projected is not None
+        cross = self._covariance(x, self._watched)
+        if len(self._projected):
+            cross -= below @ self._projected
+        added = solve_triangular(block, cross, lower=True, check_finite=False, overwrite_b=True)
+        self._projected = np.vstack([self._projected, added])
+        self._watched_variance -= np.einsum("ij,ij->j", added, added)
+
+    def watched(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (no noise) at the watched rows."""
+        self._build_watched()
+        assert self._projected is not None
+        mean = self._centre + self._weights @ self._projected
+        return mean, np.maximum(self._watched_variance, 1e-12)
+
+    def _build_watched(self) -> None:
+        if self._projected is None:
+            self._projected = np.empty((0, len(self._watched)))
+            self._watched_variance = np.full(len(self._watched), self._prior_variance)
+            if len(self._rows):
+                self._project(self._rows, np.empty((len(self._rows), 0)), self._lower)
+
+    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (noise included) of each datum given all the others.
+
+        Closed form from K^-1, no refit: mean_i = y_i - [K^-1 y]_i / [K^-1]_ii and variance_i =
+        1 / [K^-1]_ii (Rasmussen & Williams 2006, equations 5.10 to 5.12; Sundararajan & Keerthi
+        2001). The hyperparameters and the centre are those of all the data.
+        """
+        n = self._data_rows
+        inverse = cho_solve((self._lower[:n, :n], True), np.eye(n), check_finite=False)
+        diagonal = np.diag(inverse)
+        residual = (inverse @ (self._y - self._centre)) / diagonal
+        return self._y - residual, 1.0 / diagonal

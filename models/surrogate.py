@@ -1,0 +1,300 @@
+"""The surrogates: what is known of step time and power after some measurements.
+
+Two Gaussian processes, on log step time and on log power; energy is their product, so its log is
+their sum and stays correlated with time. Their mean is the analytic prediction times a fitted
+scale, kept only while it helps: on every fit of the hyperparameters the leave-one-out likelihood
+with it is compared with that without. Noise is what each window states of itself and a fitted part
+beside it (time is quiet, power is not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.features import FeatureMap
+from models.leave_one_out import LeaveOneOut
+from models.process import Process
+from search_spaces.configuration import Configuration
+
+__all__ = ["POWER_NOISE", "TIME_NOISE", "LeaveOneOut", "Posterior", "Surrogates"]
+
+#: Relative standard deviation of a repeated window: time 0.02 to 0.2 %, power or energy 1 to 3 %
+#: (3 x 1,000 identical GEMMs on an A4000; three repeats on two A100).
+TIME_NOISE, POWER_NOISE = 0.002, 0.02
+#: Expected spread of log step time and log power about the mean, before there are data: with an
+#: analytic prior, and without.
+AMPLITUDE_PRIOR, AMPLITUDE_BLIND = (0.3, 0.2), (0.7, 0.3)
+#: The prior is judged once there are so many measurements.
+JUDGE_FROM = 6
+#: Two-sided 90 % quantile of the normal distribution.
+Z90 = 1.6448536269514722
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What the surrogates say of configurations; arrays of one figure a configuration.
+
+    Standard deviations are of the configuration's true value: a window's noise comes on top.
+    """
+
+    log_time: np.ndarray
+    log_time_std: np.ndarray
+    log_power: np.ndarray
+    log_power_std: np.ndarray
+
+    @property
+    def log_energy(self) -> np.ndarray:
+        """log of joules a step: log t + log P."""
+        return self.log_time + self.log_power
+
+    @property
+    def log_energy_std(self) -> np.ndarray:
+        return np.hypot(self.log_time_std, self.log_power_std)
+
+    @property
+    def step_time_s(self) -> np.ndarray:
+        """Median step time, seconds."""
+        return np.exp(self.log_time)
+
+    @property
+    def power_W(self) -> np.ndarray:
+        """Median power of the whole job, watts."""
+        return np.exp(self.log_power)
+
+    def __getitem__(self, rows: np.ndarray | Sequence[int] | slice) -> Posterior:
+        return Posterior(
+            self.log_time[rows],
+            self.log_time_std[rows],
+            self.log_power[rows],
+            self.log_power_std[rows],
+        )
+
+
+class _Output:
+    """One modelled figure: with the prior's mean and without, whichever predicts better."""
+
+    def __init__(self, features: FeatureMap, *, output: int, noise: float, seed: int) -> None:
+        self._features, self._output = features, output
+        kinds = [True, False] if features.has_prior else [False]
+        self._variants = {
+            with_prior: Process(
+                dimension=features.dimension,
+                noise=noise,
+                amplitude=(AMPLITUDE_PRIOR if with_prior else AMPLITUDE_BLIND)[output],
+                seed=seed,
+            )
+            for with_prior in kinds
+        }
+        self.uses_prior = kinds[0]
+
+    @property
+    def process(self) -> Process:
+        return self._variants[self.uses_prior]
+
+    def base(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """The mean that the process corrects."""
+        if not self.uses_prior:
+            return np.zeros(len(configurations))
+        return self._features.prior_log(configurations)[:, self._output]
+
+    def fit(self, x: np.ndarray, y: np.ndarray, prior: np.ndarray, variance: np.ndarray) -> bool:
+        """True where anything but appended rows changed."""
+        before = self.uses_prior
+        refit = self.process.fit(x, y - prior * before, variance)
+        if refit and len(self._variants) > 1 and len(y) >= JUDGE_FROM:
+            scores = {}
+            for with_prior, process in self._variants.items():
+                if with_prior != before:
+                    process.fit(x, y - prior * with_prior, variance)
+                scores[with_prior] = _log_density(y - prior * with_prior, process)
+            # The prior stays unless it harms: a tie goes to it.
+            self.uses_prior = scores[True] >= scores[False]
+        return refit or self.uses_prior != before
+
+
+def _log_density(y: np.ndarray, process: Process) -> float:
+    """Leave-one-out log predictive density (Rasmussen & Williams 2006, equation 5.11)."""
+    mean, variance = process.leave_one_out()
+    return float(-0.5 * np.sum((y - mean) ** 2 / variance + np.log(variance)))
+
+
+def _draw(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -> np.ndarray:
+    """Draws of N(mean, covariance) from standard normal ones, shape (draws, len(mean))."""
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(mean + normals[:, : len(mean)] @ root.T)
+
+
+class Surrogates:
+    """Step time and power of every candidate, learned from measurements.
+
+    Args:
+        features: the candidates' features; with a prior, its prediction is the mean.
+        seed: everything drawn is drawn from it.
+    """
+
+    def __init__(self, features: FeatureMap, *, seed: int = 0) -> None:
+        self.features = features
+        self._time = _Output(features, output=0, noise=TIME_NOISE, seed=seed)
+        self._power = _Output(features, output=1, noise=POWER_NOISE, seed=seed)
+        self._outputs = (self._time, self._power)
+        self._y = np.empty((0, 2))
+        self.watch(())
+
+    @property
+    def uses_prior(self) -> tuple[bool, bool]:
+        """Whether the analytic mean is in use, for time and for power."""
+        return self._time.uses_prior, self._power.uses_prior
+
+    def fit(
+        self,
+        configurations: Sequence[Configuration],
+        step_time_s: Sequence[float] | np.ndarray,
+        power_W: Sequence[float] | np.ndarray,
+        step_time_rse: Sequence[float] | np.ndarray | None = None,
+        power_rse: Sequence[float] | np.ndarray | None = None,
+    ) -> bool:
+        """Learn from these measurements, one row each (a configuration may come again).
+
+        Rows that continue those of the last call are appended at little cost. With no rows the
+        posterior is the prior.
+
+        Args:
+            configurations: what was measured.
+            step_time_s: seconds a step, positive.
+            power_W: watts of the whole job, positive.
+            step_time_rse: relative standard errors; None or NaN where unknown.
+            power_rse: likewise.
+
+        Returns:
+            Whether the hyperparameters were fitted anew (what is watched is then recomputed).
+
+        Raises:
+            ValueError: a figure is not finite and positive.
+        """
+        figures = np.column_stack([np.asarray(step_time_s, float), np.asarray(power_W, float)])
+        if not (np.isfinite(figures).all() and (figures > 0).all()):
+            raise ValueError("step times and powers must be finite and positive")
+        self._y = np.log(figures)
+        x = self.features.transform(configurations)
+        prior = self.features.prior_log(configurations)
+        changed = False
+        for i, (output, rse) in enumerate(
+            zip(self._outputs, (step_time_rse, power_rse), strict=True)
+        ):
+            stated = np.zeros(len(x)) if rse is None else np.asarray(rse, dtype=float)
+            variance = np.nan_to_num(stated, nan=0.0) ** 2
+            changed |= output.fit(x, self._y[:, i], prior[:, i], variance)
+        if changed:
+            self.watch(self._watched)
+        return changed
+
+    def predict(
+        self, configurations: Sequence[Configuration], *, first: int | None = None
+    ) -> Posterior:
+        """The posterior at these configurations.
+
+        Args:
+            configurations: any configurations.
+            first: condition on the first so many measurements only: cheaper, and with larger
+                standard deviations, never smaller.
+        """
+        x = self.features.transform(configurations)
+        parts: list[np.ndarray] = []
+        for output in self._outputs:
+            mean, variance = output.process.predict(x, first=first)
+            parts += [mean + output.base(configurations), np.sqrt(variance)]
+        return Posterior(*parts)
+
+    def mean(self, configurations: Sequence[Configuration]) -> tuple[np.ndarray, np.ndarray]:
+        """Posterior means of log step time and log power alone, each (len(configurations),):
+        far cheaper than `predict` for many."""
+        x = self.features.transform(configurations)
+        time, power = (o.process.mean(x) + o.base(configurations) for o in self._outputs)
+        return time, power
+
+    def sample(
+        self, configurations: Sequence[Configuration], normals: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Joint draws of log step time and log power, each of shape (draws, len(configurations)).
+
+        Args:
+            configurations: at most a few hundred: the joint covariance is factored.
+            normals: standard normal draws, shape (draws, 2, at least len(configurations)).
+        """
+        x = self.features.transform(configurations)
+        time, power = (
+            _draw(*output.process.joint(x), normals[:, i]) + output.base(configurations)
+            for i, output in enumerate(self._outputs)
+        )
+        return time, power
+
+    def sample_watched(
+        self, rows: np.ndarray, normals: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `sample`, at these rows of what is watched, without solving anew."""
+        time, power = (
+            _draw(*output.process.joint_watched(rows), normals[:, i]) + base[rows]
+            for i, (output, base) in enumerate(zip(self._outputs, self._watched_base, strict=True))
+        )
+        return time, power
+
+    def watch(self, configurations: Sequence[Configuration]) -> None:
+        """Keep the posterior of these up to date cheaply from fit to fit (see `watched`)."""
+        self._watched = configurations
+        self._watched_base = [output.base(configurations) for output in self._outputs]
+        x = self.features.transform(configurations)
+        for output in self._outputs:
+            output.process.watch(x)
+
+    def watched(self) -> Posterior:
+        """The posterior of what is watched, in its order."""
+        parts: list[np.ndarray] = []
+        for output, base in zip(self._outputs, self._watched_base, strict=True):
+            mean, variance = output.process.watched()
+            parts += [mean + base, np.sqrt(variance)]
+        return Posterior(*parts)
+
+    def believe(self, configurations: Sequence[Configuration]) -> None:
+        """Count these as told at their posterior mean, until the next `fit`: the kriging believer
+        (Ginsbourger, Le Riche & Carraro 2010), so that what is in flight is not proposed again."""
+        x = self.features.transform(configurations)
+        for output in self._outputs:
+            output.process.forget()
+            output.process.believe(x)
+
+    def noise(self) -> tuple[float, float]:
+        """Fitted relative standard deviation of one window's step time and of its power."""
+        return self._time.process.noise, self._power.process.noise
+
+    def leave_one_out(self) -> LeaveOneOut:
+        """Predict each measurement from all the others (closed form; no refit).
+
+        Raises:
+            ValueError: fewer than two measurements.
+        """
+        n = len(self._y)
+        if n < 2:
+            raise ValueError("leave-one-out needs at least two measurements")
+        predicted, inside = np.empty((n, 2)), np.empty((n, 2), dtype=bool)
+        for i, output in enumerate(self._outputs):
+            output.process.forget()
+            mean, variance = output.process.leave_one_out()
+            residual = output.process.targets - mean
+            predicted[:, i] = self._y[:, i] - residual
+            inside[:, i] = np.abs(residual) <= Z90 * np.sqrt(variance)
+        error = np.median(np.abs(np.expm1(predicted - self._y)), axis=0)
+        measured, guessed = np.exp(self._y), np.exp(predicted)
+        return LeaveOneOut(
+            measurements=n,
+            time_error=float(error[0]),
+            power_error=float(error[1]),
+            coverage=float(inside.mean()),
+            pairs=tuple(
+                (float(m[0]), float(g[0]), float(m[1]), float(g[1]))
+                for m, g in zip(measured, guessed, strict=True)
+            ),
+        )
