@@ -468,7 +468,7 @@ class TestEstimated:
     def test_states_its_assumption_in_numbers(self, tmp_path: Path) -> None:
         stat = Stat(tmp_path / "stat", {0: 0.0, 1: 0.0})
         meter = EstimatedMeter(idle_W=5, max_W=12.5, cpus=(0, 1), host_W=20, stat=stat.file)
-        assert meter.info.source == ("estimated: 20 W + 2 cores x (5 W idle + 7.5 W x utilisation)")
+        assert meter.info.source == ("20 W + 2 cores x (5 W idle + 7.5 W x utilisation)")
         assert meter.info.estimated
 
     def test_a_core_that_goes_away_and_returns_counts_no_backward_step(

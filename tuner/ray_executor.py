@@ -174,6 +174,9 @@ class RayExecutor:
             InputError: no Ray answers at the address.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray nices its workers, and ranks inherit it: a measurement would yield to every other
+        # process of the machine. A Ray that we only join keeps its own setting.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         cpus = self._cluster.devices_per_node if self._cluster.device.type == "cpu" else None
         options: dict[str, Any] = {"include_dashboard": False} if address is None else {}
         if address is None and cpus is not None:

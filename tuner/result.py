@@ -58,9 +58,11 @@ class Point:
         """For people: "measured, 2 windows, node scope, estimated (utilisation x envelope)"."""
         plural = "s" if self.windows != 1 else ""
         windows = f", {self.windows} window{plural}" if self.windows else ""
-        # An estimate's source says so itself: "estimated: 2 cores x (2 W idle + ...)".
-        how = self.meter.source if self.meter.estimated else f"metered ({self.meter.source})"
-        return f"{self.source}{windows}, {self.meter.scope} scope, energy {how}"
+        label = "estimated" if self.meter.estimated else "metered"
+        return (
+            f"{self.source}{windows}, {self.meter.scope} scope, energy {label} "
+            f"({self.meter.source})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}

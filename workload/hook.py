@@ -276,6 +276,12 @@ def _load_op(name: str) -> None:
                 os.unlink(os.path.join(parent, "lock"))
         builder = getattr(op_builder, name)()
         builder.load(verbose=False)
+    # DeepSpeed's CPU Adam asks what processor this is each time it is made, which takes a second of
+    # two processes' time. The answer does not change: forked ranks inherit it.
+    with contextlib.suppress(ImportError):
+        cpuinfo = importlib.import_module("cpuinfo")
+        known = cpuinfo.get_cpu_info()
+        cpuinfo.get_cpu_info = lambda: dict(known)  # type: ignore[attr-defined]
 
 
 class ForkServer:

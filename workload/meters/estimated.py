@@ -28,11 +28,11 @@ MIN_SLOPE_S = 0.05
 
 
 def assumption(cores: int, *, idle_W: float, max_W: float, host_W: float = 0.0) -> str:
-    """The envelope in numbers, for people: "estimated: 2 cores x (5 W idle + 7.5 W x ...)"."""
+    """The envelope in numbers, for people: "2 cores x (5 W idle + 7.5 W x utilisation)"."""
     host = f"{host_W:g} W + " if host_W else ""
     plural = "s" if cores != 1 else ""
     return (
-        f"estimated: {host}{cores} core{plural} x ({idle_W:g} W idle + {max_W - idle_W:g} W x "
+        f"{host}{cores} core{plural} x ({idle_W:g} W idle + {max_W - idle_W:g} W x "
         "utilisation)"
     )
 

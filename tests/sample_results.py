@@ -1,0 +1,172 @@
+"""Results to draw in tests, built by hand: one of many points, one as small as a laptop's."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from search_spaces.configuration import Configuration, Settings
+from tuner.result import Choice, LeaveOneOut, Point, Result, Spent
+from workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
+
+NVML = MeterInfo("nvml", "gpu", "NVML total-energy counter")
+ESTIMATED = MeterInfo("estimated", "node", "utilisation x envelope", estimated=True)
+
+
+def point(
+    configuration: Configuration,
+    time_s: float,
+    power_W: float,
+    meter: MeterInfo,
+    spread: float = 0.02,
+    **more: object,
+) -> Point:
+    energy = time_s * power_W / 1000
+    given: dict = {
+        "source": "measured",
+        "windows": 1,
+        "p_nondominated": 0.0,
+        "peak_memory_bytes": 3 * 2**30,
+        **more,
+    }
+    return Point(
+        configuration=configuration,
+        energy_to_solution_kJ=energy,
+        time_to_solution_s=time_s,
+        energy_interval_kJ=(energy * (1 - 1.5 * spread), energy * (1 + 1.5 * spread)),
+        time_interval_s=(time_s * (1 - spread), time_s * (1 + spread)),
+        power_W=power_W,
+        meter=meter,
+        **given,
+    )
+
+
+def front_of(points: list[Point]) -> list[Point]:
+    front: list[Point] = []
+    for p in sorted(points, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ)):
+        if not front or p.energy_to_solution_kJ < front[-1].energy_to_solution_kJ:
+            front.append(replace(p, p_nondominated=0.9 if front else 0.97))
+    return front
+
+
+def result_of(
+    name: str, points: list[Point], baseline: Point | None, best: int, **more: object
+) -> Result:
+    front = front_of(points)
+    noise = random.Random(3)
+    pairs = tuple(
+        (
+            p.time_to_solution_s / 1000,
+            p.time_to_solution_s / 1000 * math.exp(noise.gauss(0, 0.05)),
+            p.power_W,
+            p.power_W * math.exp(noise.gauss(0, 0.03)),
+        )
+        for p in points[:25]
+    )
+    chosen = front[min(best, len(front) - 1)]
+    total, progress = 0.0, []
+    for i in range(14):
+        total += 3 + noise.random() * 2
+        progress.append((total, 800 * (1 - math.exp(-i / 3))))
+    given: dict = {
+        "run_dir": Path("runs") / name,
+        "choice": Choice(
+            "budget_kJ",
+            True,
+            f"The fastest configuration within the budget takes "
+            f"{chosen.time_to_solution_s:,.0f} s.",
+        ),
+        "spent": Spent(total, 1234.0, 14, 0, len(points), 2500.0, 0.25),
+        "steps": 10_000,
+        "constraints": {"budget_kJ": chosen.energy_to_solution_kJ * 1.01},
+        "leave_one_out": LeaveOneOut(len(pairs), 0.034, 0.021, 0.88, pairs),
+        "progress": tuple(progress),
+        "stopped": "no candidate was worth its joules",
+        "about": {
+            "job": {"name": name, "steps": 10_000, "model": {"model_type": "gpt2", "n_layer": 2}},
+            "cluster": {"name": "this machine", "devices_per_node": 2},
+            "versions": {"joulefront": "0.1.0", "optuna": "5.0.0"},
+        },
+        **more,
+    }
+    return Result(
+        name=name,
+        front=tuple(front),
+        points=tuple(points),
+        best=chosen,
+        baseline=baseline,
+        **given,
+    )
+
+
+def large_result(meter: MeterInfo = NVML) -> Result:
+    """48 points over micro-batch and clock, with the valley in energy that clocks make."""
+    points = []
+    for micro_batch in (1, 2, 4, 8):
+        for clock in range(600, 1800, 100):
+            speed = clock / 1700 * (1 - 0.35 / micro_batch)
+            time_s = 900 * (0.35 + 0.65 / speed)
+            power_W = 90 + 8 * micro_batch + 330 * (clock / 1700) ** 2.6
+            configuration = Configuration.of(
+                data_parallel=2, micro_batch=micro_batch, zero_stage=1, clock_MHz=clock
+            )
+            points.append(point(configuration, time_s, power_W, meter))
+    baseline = replace(points[11])
+    return result_of("gpt-h100", points, baseline, best=3)
+
+
+def small_result(points: int = 9, meter: MeterInfo = ESTIMATED) -> Result:
+    """What a laptop gives: a few launch settings, no clock, wide intervals, two failures."""
+    launches = [
+        {"data_parallel": d, "micro_batch": m, "zero_stage": z, "activation_checkpointing": c}
+        for d, m, z, c in (
+            (1, 1, 0, "none"),
+            (2, 1, 0, "none"),
+            (2, 2, 1, "none"),
+            (2, 4, 0, "none"),
+            (1, 4, 0, "none"),
+            (2, 4, 3, "none"),
+            (1, 8, 0, "full"),
+            (2, 2, 2, "full"),
+            (1, 2, 1, "none"),
+        )
+    ]
+    times = (310.0, 182.0, 174.0, 161.0, 262.0, 203.0, 330.0, 240.0, 298.0)
+    powers = (21.0, 39.0, 38.5, 38.0, 20.5, 38.2, 20.9, 39.0, 21.5)
+    made = [
+        point(
+            Configuration.of(launch), t, w, meter, spread=0.06, flags=("window shorter than 5 s",)
+        )
+        for launch, t, w in zip(launches, times, powers, strict=True)
+    ][:points]
+    result = result_of("tiny-gpt", made, made[0], best=1)
+    failures = (failed("p0004", "out_of_memory", "a rank ran out of memory", "MemoryError: 2 GiB"),)
+    return replace(
+        result,
+        failures=(*failures, failed("p0009", "crash", "rank 1 ended with signal 9", "")),
+        spent=replace(result.spent, failed=2),
+    )
+
+
+def failed(probe_id: str, kind: str, message: str, tail: str, **launch: object) -> ProbeRecord:
+    request = ProbeRequest(probe_id, Settings(launch or {"data_parallel": 2, "micro_batch": 8}))
+    return ProbeRecord(
+        request=request,
+        measurements=(),
+        meter=ESTIMATED,
+        failure=Failure(kind, message, tail),  # type: ignore[arg-type]
+        launch_s=2.0,
+        wall_s=8.5,
+        energy_J=310.0,
+    )
+
+
+def records_of(result: Result) -> list[ProbeRecord]:
+    """Probes that could have given the result, failed ones included."""
+    records = list(result.failures)
+    for i, p in enumerate(result.points[:10]):
+        request = ProbeRequest(f"p{i:04d}", p.configuration.launch, purpose="search")
+        records.append(ProbeRecord(request, (), p.meter, wall_s=9.0, launch_s=2.0, energy_J=400.0))
+    return records

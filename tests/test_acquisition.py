@@ -1,0 +1,139 @@
+"""What to probe next: worth per joule, launches and live settings chosen together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models.features import FeatureMap
+from models.surrogate import Surrogates
+from search_spaces.configuration import Configuration
+from search_spaces.space import Candidates
+from tuner.acquisition import (
+    ProbeCost,
+    Scored,
+    choose_probe,
+    farthest,
+    normal_draws,
+    search_reference,
+)
+from tuner.pareto import hypervolume
+
+CANDIDATES = Candidates.from_configurations(
+    Configuration.of(micro_batch=b, clock_MHz=c)
+    for b in (1, 2, 4, 8, 16)
+    for c in range(600, 1401, 100)
+)
+CONFIGURATIONS = CANDIDATES.configurations
+
+
+def truth(configuration: Configuration) -> tuple[float, float]:
+    f = float(configuration.get("clock_MHz") or 0) / 1400  # type: ignore[arg-type]
+    return (0.3 + 0.7 / f) * (1 + 1 / configuration.micro_batch), 80 + 250 * f**2.5
+
+
+def choose(told: list[int], cost: ProbeCost, *, max_live: int = 4, **kw: float) -> Scored:
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    t, p = np.array([truth(CONFIGURATIONS[i]) for i in told]).T
+    surrogates.fit([CONFIGURATIONS[i] for i in told], t, p)
+    surrogates.watch(CONFIGURATIONS)
+    launch_of = np.array(
+        [CANDIDATES.launches.index(configuration.launch) for configuration in CONFIGURATIONS]
+    )
+    free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), told)
+    return choose_probe(
+        surrogates,
+        told=[CONFIGURATIONS[i] for i in told],
+        open_members=free,
+        open_rows=free,
+        launch_of=launch_of,
+        posterior=surrogates.watched()[free],
+        cost=cost,
+        max_live=max_live,
+        draws=(normal_draws(64, 1, 0), normal_draws(64, 64, 1)),
+        **kw,
+    )
+
+
+TOLD = [4, 13, 22, 26, 18, 8]  # launches of micro-batch 1, 2 and 4
+
+
+def test_a_probe_is_one_launch_and_open_settings_only() -> None:
+    best = choose(TOLD, ProbeCost())
+    launches = {CONFIGURATIONS[i].launch for i in best.members}
+    assert len(launches) == 1
+    assert not set(best.members) & set(TOLD)
+    assert len(set(best.members)) == len(best.members) <= 4
+    assert best.gain > 0
+    assert best.score == pytest.approx(best.gain / best.cost_J)
+    assert best.relative_gain > best.gain
+
+
+def test_a_dear_launch_is_used_for_more_settings_than_a_free_one() -> None:
+    """With a free launch nothing is gained by going on in it; with a dear one all is."""
+    dear = choose(TOLD, ProbeCost(launch_s=1e4), max_live=6)
+    free = choose(TOLD, ProbeCost(launch_s=0.0), max_live=6)
+    assert len(dear.members) > len(free.members)
+    assert len(choose(TOLD, ProbeCost(launch_s=1e4), max_live=2).members) <= 2
+
+
+def test_joules_are_the_launch_once_and_each_visit() -> None:
+    cost = ProbeCost(launch_s=30, settle_s=2, window_s=5, launch_power=0.5, min_steps=3)
+    assert cost.launch_J(np.array([200.0])) == pytest.approx([3000])
+    assert cost.visit_J(np.array([200.0, 200.0]), np.array([1.0, 10.0])) == pytest.approx(
+        [1400, 6400]
+    )
+
+
+def test_a_launch_that_is_a_hundred_times_dearer_makes_no_probe_dearer_than_it_says() -> None:
+    cheap, dear = (choose(TOLD, ProbeCost(launch_s=s), max_live=1) for s in (1.0, 100.0))
+    assert dear.cost_J > cheap.cost_J
+
+
+def test_without_weight_the_cost_is_ignored() -> None:
+    best = choose(TOLD, ProbeCost(), max_live=1, cost_weight=0.0)
+    per_joule = choose(TOLD, ProbeCost(), max_live=1)
+    assert best.gain >= per_joule.gain - 1e-12
+
+
+def test_nothing_to_gain_is_worth_nothing_but_still_names_a_probe() -> None:
+    every = [i for i in range(len(CONFIGURATIONS)) if i != 9]  # a slow one, micro-batch 2
+    best = choose(every, ProbeCost())
+    assert best.members == (9,)
+    assert best.relative_gain < 1e-3
+
+
+def test_the_reference_reaches_as_far_as_the_predicted_front() -> None:
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    t, p = np.array([truth(CONFIGURATIONS[i]) for i in TOLD]).T
+    surrogates.fit([CONFIGURATIONS[i] for i in TOLD], t, p)
+    posterior = surrogates.predict(CONFIGURATIONS)
+    told = np.log(np.column_stack([t * p, t]))[:1]
+    reference = search_reference(told, posterior)
+    assert (reference > told[0] + 0.005 - 1e-9).all()
+    assert hypervolume(told, reference) > 0
+
+
+def test_draws_are_standard_normal_and_fixed_by_the_seed() -> None:
+    draws = normal_draws(256, 3, 7)
+    assert draws.shape == (256, 2, 3)
+    assert draws.mean(axis=0) == pytest.approx(np.zeros((2, 3)), abs=0.05)
+    assert draws.std(axis=0) == pytest.approx(np.ones((2, 3)), abs=0.05)
+    assert (draws == normal_draws(256, 3, 7)).all()
+    assert (draws != normal_draws(256, 3, 8)).any()
+
+
+def test_farthest_fills_space() -> None:
+    points = np.array([[0.0], [0.1], [0.5], [0.9], [1.0]])
+    rng = np.random.default_rng(0)
+    every = np.arange(5)
+    assert farthest(points, np.empty((0, 1)), allowed=every, rng=rng) == 2
+    assert farthest(points, points[[0]], allowed=every, rng=rng) == 4
+    assert farthest(points, points[[0, 4]], allowed=every, rng=rng) == 2
+    assert farthest(points, points[[0]], allowed=np.array([1, 2]), rng=rng) == 2
+
+
+def test_a_cost_is_a_plain_frozen_value() -> None:
+    assert replace(ProbeCost(), window_s=9.0) == ProbeCost(window_s=9.0)

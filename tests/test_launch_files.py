@@ -1,0 +1,164 @@
+"""The launch files: what they say, that a shell reads them as meant, and that they train."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sample_results import NVML, point, small_result
+
+from search_spaces.cluster import Cluster, Device
+from search_spaces.configuration import Configuration
+from search_spaces.errors import InputError, InvalidValue
+from search_spaces.job import TrainingJob, load_job
+from tuner.launch_files import launch_of, write_launch_files
+
+CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
+GPU = Cluster(
+    "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8, nodes=2
+)
+
+
+def job(name: str = "tiny-gpt", **changes: object) -> TrainingJob:
+    return replace(load_job("tiny-gpt"), name=name, **changes)
+
+
+def dry_run(folder: Path, **environment: str) -> list[str]:
+    """The command line that launch.sh would start, as bash really splits it."""
+    shown = folder / "show.py"
+    shown.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    shown.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(folder / "launch.sh")],
+        env={**os.environ, "PYTHON": str(shown), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    argv: list[str] = json.loads(done.stdout)
+    return argv
+
+
+def test_files_of_a_configuration(tmp_path: Path) -> None:
+    configuration = Configuration.of(data_parallel=2, micro_batch=2, zero_stage=1)
+    paths = write_launch_files((configuration, job(), CPU), tmp_path / "best")
+    names = {p.name for p in paths}
+    assert names == {"ds_config.json", "job.json", "launch.sh", "clocks.toml", "README.txt"}
+    config = json.loads((tmp_path / "best" / "ds_config.json").read_text())
+    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert config["gradient_accumulation_steps"] == 2
+    assert config["zero_optimization"]["stage"] == 1
+    assert TrainingJob.from_json(json.loads((tmp_path / "best" / "job.json").read_text())) == job()
+    clocks = tomllib.loads((tmp_path / "best" / "clocks.toml").read_text())
+    assert clocks["left_to_the_device"] is True
+    assert os.access(tmp_path / "best" / "launch.sh", os.X_OK)
+    argv = dry_run(tmp_path / "best", STEPS="7")
+    assert argv[:2] == ["-m", "torch.distributed.run"]
+    assert "--standalone" in argv
+    assert "--nproc-per-node=2" in argv
+    assert argv[-2:] == ["--steps", "7"]
+    assert Path(argv[argv.index("--job") - 1]).is_file()
+    assert dry_run(tmp_path / "best")[-1] == str(job().steps)
+
+
+def test_knobs_outside_the_json_reach_the_program(tmp_path: Path) -> None:
+    configuration = Configuration.of(activation_checkpointing="full")
+    write_launch_files((configuration, job(), CPU), tmp_path)
+    argv = dry_run(tmp_path)
+    assert argv[argv.index("--activation_checkpointing") + 1] == "full"
+
+
+def test_live_settings_are_written_down(tmp_path: Path) -> None:
+    configuration = Configuration.of(data_parallel=8, clock_MHz=1200)
+    write_launch_files((configuration, job(), GPU), tmp_path)
+    clocks = tomllib.loads((tmp_path / "clocks.toml").read_text())
+    assert clocks == {"left_to_the_device": False, "live": {"clock_MHz": 1200}}
+    assert "clock_MHz=1200" in (tmp_path / "README.txt").read_text()
+
+
+def test_several_nodes(tmp_path: Path) -> None:
+    configuration = Configuration.of(data_parallel=16)
+    write_launch_files((configuration, job(global_batch=16), GPU), tmp_path)
+    argv = dry_run(tmp_path, HEAD="node one")
+    assert "--nnodes=2" in argv
+    assert "--nproc-per-node=8" in argv
+    assert "--rdzv-endpoint=node one:29500" in argv
+    refused = subprocess.run(["bash", tmp_path / "launch.sh"], capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "set HEAD" in refused.stderr
+
+
+@pytest.mark.parametrize("ranks", [3, 32])
+def test_more_ranks_than_devices_is_said(ranks: int, tmp_path: Path) -> None:
+    cluster = CPU if ranks == 3 else GPU
+    with pytest.raises(InputError, match=f"{ranks} ranks"):
+        write_launch_files(
+            (Configuration.of(data_parallel=ranks), job(global_batch=ranks), cluster), tmp_path
+        )
+
+
+def test_a_batch_that_does_not_divide_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="global batch"):
+        write_launch_files((Configuration.of(micro_batch=3), job(), CPU), tmp_path)
+
+
+def test_a_users_program_and_hostile_names_are_quoted(tmp_path: Path) -> None:
+    mark = tmp_path / "owned"
+    evil = f"x'; touch {shlex.quote(str(mark))}; echo \"$(touch {mark})\n touch {mark}\n"
+    out = tmp_path / "a b"
+    write_launch_files(
+        (Configuration.of(), job(name=evil), CPU), out, script=["my train.py", "--name", evil]
+    )
+    argv = dry_run(out)
+    start = argv.index("my train.py")
+    assert argv[start:] == ["my train.py", "--name", evil, "--deepspeed_config", "ds_config.json"]
+    assert not mark.exists()
+
+
+def test_a_result_brings_its_own_job_and_cluster(tmp_path: Path) -> None:
+    from tuner.problem import problem_of_job
+
+    problem = problem_of_job(job(), CPU)
+    best = point(Configuration.of(data_parallel=2), 100.0, 20.0, NVML)
+    result = replace(small_result(), best=best, about=problem.about)
+    assert launch_of(result) == (best.configuration, job(), CPU)
+    assert write_launch_files(result, tmp_path)
+    assert "--nproc-per-node=2" in dry_run(tmp_path)
+
+
+def test_nothing_to_start_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="chose no configuration"):
+        write_launch_files(replace(small_result(), best=None), tmp_path)
+    with pytest.raises(InputError, match="names no training job"):
+        write_launch_files(replace(small_result(), about={"recorded": {}}), tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the train extra")
+def test_launch_sh_trains(tmp_path: Path) -> None:
+    configuration = Configuration.of(
+        data_parallel=2, micro_batch=1, zero_stage=1, activation_checkpointing="full"
+    )
+    small = {**job().model, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    tiny = job(model=small, sequence_length=32, global_batch=4)
+    write_launch_files((configuration, tiny, CPU), tmp_path)
+    done = subprocess.run(
+        [tmp_path / "launch.sh"],
+        env={**os.environ, "STEPS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "step 0 loss" in done.stdout

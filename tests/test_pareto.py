@@ -1,0 +1,107 @@
+"""Front, hypervolume and improvement against brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tuner.pareto import (
+    hypervolume,
+    improvement,
+    joint_improvement,
+    knee,
+    nondominated,
+    probability_nondominated,
+    reference_point,
+)
+
+REFERENCE = np.array([1.0, 1.0])
+
+
+def brute_front(points: np.ndarray) -> np.ndarray:
+    return np.array(
+        [not any((other <= p).all() and (other < p).any() for other in points) for p in points]
+    )
+
+
+def grid_volume(points: np.ndarray, cells: int = 40) -> float:
+    """Area by counting cells: exact for points that stand on the grid."""
+    middle = (np.arange(cells) + 0.5) / cells
+    e, t = np.meshgrid(middle, middle)
+    covered = np.zeros_like(e, dtype=bool)
+    for point in points:
+        covered |= (e > point[0]) & (t > point[1])
+    return float(covered.mean())
+
+
+def on_grid(rng: np.random.Generator, n: int, cells: int = 40) -> np.ndarray:
+    return rng.integers(0, cells + 8, size=(n, 2)) / cells  # some lie beyond the reference
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 30])
+@pytest.mark.parametrize("seed", range(4))
+def test_nondominated_is_brute_force(n: int, seed: int) -> None:
+    points = np.random.default_rng(seed).integers(0, 6, size=(n, 2)).astype(float)  # many ties
+    assert (nondominated(points[:, 0], points[:, 1]) == brute_front(points)).all()
+
+
+def test_equal_points_are_all_on_the_front() -> None:
+    assert nondominated(np.array([1.0, 1, 2]), np.array([1.0, 1, 1])).tolist() == [
+        True,
+        True,
+        False,
+    ]
+    assert nondominated(np.empty(0), np.empty(0)).shape == (0,)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_hypervolume_counts_cells(n: int, seed: int) -> None:
+    points = on_grid(np.random.default_rng(seed), n)
+    assert hypervolume(points, REFERENCE) == pytest.approx(grid_volume(points), abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_improvement_is_the_difference_of_two_hypervolumes(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    front, new = on_grid(rng, n), on_grid(rng, 60)
+    expected = [
+        hypervolume(np.vstack([front, point]), REFERENCE) - hypervolume(front, REFERENCE)
+        for point in new
+    ]
+    gains = improvement(front, new[:, 0], new[:, 1], REFERENCE)
+    assert gains == pytest.approx(expected, abs=1e-9)
+    several = np.tile(front[:, 0], (2, 1)), np.tile(front[:, 1], (2, 1))
+    twice = joint_improvement(*several, *(np.tile(new[:, i], (2, 1)) for i in (0, 1)), REFERENCE)
+    assert twice == pytest.approx(np.tile(expected, (2, 1)), abs=1e-9)
+
+
+def test_improvement_keeps_the_shape_and_far_points_gain_nothing() -> None:
+    front = np.array([[0.5, 0.5]])
+    gains = improvement(front, np.array([[2.0, 0.4], [0.5, -1.0]]), np.full((2, 2), 0.4), REFERENCE)
+    assert gains.shape == (2, 2)
+    assert gains[0, 0] == 0
+    assert gains[1, 0] == pytest.approx(0.5 * 0.1)
+    assert gains[1, 1] == pytest.approx(2.0 * 0.6 - 0.25)
+
+
+def test_reference_is_the_nadir_of_the_front_with_a_margin() -> None:
+    points = np.array([[0.0, 1.0], [2.0, 0.0], [5.0, 5.0]])
+    assert reference_point(points) == pytest.approx([2.2, 1.1])
+    assert reference_point(points[:1]) == pytest.approx([0.005, 1.005])
+
+
+def test_probability_is_the_share_of_draws() -> None:
+    energy = np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    time = np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
+    assert probability_nondominated(energy, time) == pytest.approx([0.75, 0.5])
+
+
+def test_the_knee_bends_most() -> None:
+    energy = np.array([10.0, 2.0, 1.5, 1.0, 20.0])
+    time = np.array([1.0, 1.2, 3.0, 10.0, 20.0])
+    assert knee(np.column_stack([energy, time])) == 1
+    assert knee([(3.0, 5.0)]) == 0
+    assert knee([(3.0, 5.0), (4.0, 1.0)]) == 1  # no bend: the least product
+    assert knee([(9.0, 9.0), (3.0, 5.0)]) == 1  # a dominated point is passed over

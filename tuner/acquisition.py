@@ -1,0 +1,271 @@
+"""What to probe next: the launch and the live settings to visit in it, chosen together.
+
+A probe is worth the hypervolume that its measurements are expected to add to the front (expected
+improvement, in log energy and log time), per joule that it is predicted to cost. A launch is paid
+once, a further live setting only its settle and window, so live settings are added while they are
+worth it. Expectations are over fixed quasi-random draws of the surrogates, in
+which energy is step time times power and so moves with time. Before there is enough to model, a few
+launches are spread over the space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import norm, qmc
+
+from models.surrogate import Posterior, Surrogates
+from search_spaces.configuration import Configuration
+from tuner.pareto import (
+    hypervolume,
+    improvement,
+    joint_improvement,
+    nondominated,
+    reference_point,
+)
+
+__all__ = ["ProbeCost", "Scored", "choose_probe", "farthest", "normal_draws", "search_reference"]
+
+#: Draws that every candidate is scored with, and draws that a probe's set is built with.
+SINGLE_DRAWS, JOINT_DRAWS = 64, 128
+#: Launches whose best set of live settings is worked out: those with the best single settings.
+LAUNCHES_TRIED = 12
+#: Live settings of one launch that are looked at together, the best ones.
+LIVE_TRIED = 64
+#: A live setting is added while its own gain per joule is at least this share of the whole probe's:
+#: below 1 because what is left out today costs a launch of its own later, when launches bring less.
+#: On the 13 zeus-nsdi23 groups 0.25 needs 6 % fewer joules than 1 (4 seeds).
+RELAUNCH_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class ProbeCost:
+    """What probing is predicted to cost, so that worth can be told per joule.
+
+    Attributes:
+        launch_s: from the request to the first measured step, seconds.
+        settle_s: at a new live setting before its window opens, seconds.
+        window_s: a window's length, seconds.
+        launch_power: power during the launch, as a share of the configuration's own.
+        min_steps: a window holds at least so many steps.
+    """
+
+    launch_s: float = 30.0
+    settle_s: float = 1.0
+    window_s: float = 5.0
+    launch_power: float = 0.5
+    min_steps: int = 0
+
+    def launch_J(self, power_W: np.ndarray) -> np.ndarray:
+        """Joules of the launch of configurations that draw `power_W`."""
+        return np.asarray(self.launch_s * self.launch_power * power_W)
+
+    def visit_J(self, power_W: np.ndarray, step_time_s: np.ndarray) -> np.ndarray:
+        """Joules of settling at a live setting and measuring it."""
+        window = np.maximum(self.window_s, self.min_steps * step_time_s)
+        return np.asarray((self.settle_s + window) * power_W)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One probe and why.
+
+    Attributes:
+        members: indices into the candidates: one launch, the best live setting first.
+        gain: expected hypervolume improvement of all of them together.
+        cost_J: predicted joules of the probe.
+        relative_gain: gain over the hypervolume of the front so far, to the worst that was tried.
+    """
+
+    members: tuple[int, ...]
+    gain: float
+    cost_J: float
+    relative_gain: float
+
+    @property
+    def score(self) -> float:
+        """Expected improvement per joule."""
+        return self.gain / max(self.cost_J, 1e-12)
+
+
+def normal_draws(draws: int, width: int, seed: int) -> np.ndarray:
+    """Quasi-random standard normal draws, shape (draws, 2, width); Sobol, scrambled by the seed."""
+    engine = qmc.Sobol(2 * width, scramble=True, seed=seed)
+    uniform = np.clip(engine.random(draws), 1e-9, 1 - 1e-9)
+    return np.asarray(norm.ppf(uniform)).reshape(draws, 2, width)
+
+
+def search_reference(told: np.ndarray, posterior: Posterior) -> np.ndarray:
+    """The reference point while the search runs: that of the front as it is predicted.
+
+    The front measured so far may be one point, whose nadir would deny all worth to what lies along
+    the trade-off; the predicted means say how far it reaches.
+
+    Args:
+        told: (n, 2), log energy and log time of what is measured.
+        posterior: of all candidates that are still open.
+    """
+    predicted = np.column_stack([posterior.log_energy, posterior.log_time])
+    return np.maximum(reference_point(np.vstack([told, predicted])), reference_point(told))
+
+
+def choose_probe(
+    surrogates: Surrogates,
+    *,
+    told: Sequence[Configuration],
+    open_members: np.ndarray,
+    open_rows: np.ndarray,
+    launch_of: np.ndarray,
+    posterior: Posterior,
+    cost: ProbeCost,
+    max_live: int,
+    draws: tuple[np.ndarray, np.ndarray],
+    cost_weight: float = 1.0,
+) -> Scored:
+    """The probe with the most expected improvement per joule.
+
+    Args:
+        surrogates: fitted, with what is in flight believed, watching at least `open_members`.
+        told: configurations measured or in flight: their posterior means are the front so far.
+        open_members: indices into the candidates that may be proposed, at least one.
+        open_rows: where each of them stands among what the surrogates watch.
+        launch_of: each candidate's launch, as a number.
+        posterior: of `open_members`, in that order.
+        cost: what a probe costs.
+        max_live: live settings a probe at most.
+        draws: `normal_draws` for single points (draws, 2, 1) and for sets (draws, 2, live).
+        cost_weight: exponent of the cost in the score; 1 is per joule, 0 ignores cost.
+
+    Returns:
+        The probe; its gain is 0 where no draw of any candidate improves the front.
+    """
+    log_t, log_p = surrogates.mean(told)
+    front = np.column_stack([log_t + log_p, log_t])
+    reference = search_reference(front, posterior)
+    # How much is a gain? Against what the front has over the worst that was tried: the corner that
+    # a one-point front spans to its own reference point is next to nothing.
+    worst = np.maximum(front.max(axis=0), reference)
+    front = front[nondominated(front[:, 0], front[:, 1])]
+    covered = max(hypervolume(front, worst), 1e-12)
+
+    single, joint = draws
+    log_t = posterior.log_time + single[:, 0] * posterior.log_time_std
+    log_p = posterior.log_power + single[:, 1] * posterior.log_power_std
+    gain = improvement(front, log_t + log_p, log_t, reference).mean(axis=0)
+    launch_J = cost.launch_J(posterior.power_W)
+    visit_J = cost.visit_J(posterior.power_W, posterior.step_time_s)
+    if not gain.any():
+        # No draw improves: the most hopeful point by its optimistic figures, worth nothing.
+        hope = improvement(
+            front,
+            posterior.log_energy - 3 * posterior.log_energy_std,
+            posterior.log_time - 3 * posterior.log_time_std,
+            reference,
+        )
+        best = int(np.argmax(hope / (launch_J + visit_J)))
+        return Scored((int(open_members[best]),), 0.0, float(launch_J[best] + visit_J[best]), 0.0)
+
+    rate = gain / (launch_J + visit_J) ** cost_weight
+    launches = launch_of[open_members]
+    order = np.argsort(-rate, kind="stable")
+    _, first = np.unique(launches[order], return_index=True)
+    tried = launches[order][np.sort(first)[:LAUNCHES_TRIED]]
+
+    best_probe: Scored | None = None
+    best_rate = -1.0
+    for launch in tried:
+        rows = order[launches[order] == launch][:LIVE_TRIED]  # best single setting first
+        members = open_members[rows]
+        added, total = [0], float(gain[rows[0]])
+        joules = float(launch_J[rows[0]] + visit_J[rows[0]])
+        if len(rows) > 1 and max_live > 1:
+            log_t, log_p = surrogates.sample_watched(open_rows[rows], joint)
+            added, total, joules = _grow(
+                log_t + log_p,
+                log_t,
+                front,
+                reference,
+                launch_J[rows[0]],
+                visit_J[rows],
+                max_live,
+                cost_weight,
+            )
+        worth = total / joules**cost_weight
+        if worth > best_rate:
+            best_rate = worth
+            best_probe = Scored(
+                tuple(int(members[i]) for i in added), total, joules, total / covered
+            )
+    assert best_probe is not None
+    return best_probe
+
+
+def _grow(
+    energy: np.ndarray,
+    time: np.ndarray,
+    front: np.ndarray,
+    reference: np.ndarray,
+    launch_J: float,
+    visit_J: np.ndarray,
+    max_live: int,
+    cost_weight: float,
+) -> tuple[list[int], float, float]:
+    """Add live settings of one launch while each is worth its own joules.
+
+    Args:
+        energy: joint draws of log energy, (draws, settings).
+        time: of log time.
+        front: (n, 2).
+        reference: (2,).
+        launch_J: joules of the launch.
+        visit_J: joules of each setting, (settings,).
+        max_live: at most so many.
+        cost_weight: exponent of the cost.
+
+    Returns:
+        Indices added in order, their joint gain, the probe's joules.
+    """
+    draws = len(energy)
+    front_e, front_t = (np.tile(front[:, axis], (draws, 1)) for axis in (0, 1))
+    added: list[int] = []
+    total, joules, rate = 0.0, float(launch_J), 0.0
+    while len(added) < min(max_live, energy.shape[1]):
+        gains = joint_improvement(front_e, front_t, energy, time, reference).mean(axis=0)
+        gains[added] = -1.0
+        rates = (total + np.maximum(gains, 0.0)) / (joules + visit_J) ** cost_weight
+        rates[added] = -1.0
+        best = int(np.argmax(rates))
+        worth = gains[best] / visit_J[best] ** cost_weight
+        if added and (gains[best] <= 0 or worth < RELAUNCH_SHARE * rate):
+            break
+        added.append(best)
+        total, joules = total + max(gains[best], 0.0), joules + visit_J[best]
+        rate = max(rate, total / joules**cost_weight)
+        front_e = np.hstack([front_e, energy[:, best : best + 1]])
+        front_t = np.hstack([front_t, time[:, best : best + 1]])
+    return added, float(total), float(joules)
+
+
+def farthest(
+    points: np.ndarray, chosen: np.ndarray, *, allowed: np.ndarray, rng: np.random.Generator
+) -> int:
+    """Maximin: the allowed row that is farthest from all chosen rows.
+
+    With none chosen, the row nearest to the middle of all. Ties are drawn.
+
+    Args:
+        points: (n, d).
+        chosen: (k, d), k may be 0.
+        allowed: indices into points, at least one.
+        rng: for ties.
+    """
+    if len(chosen):
+        distance = np.min(
+            np.linalg.norm(points[allowed][:, None, :] - chosen[None, :, :], axis=2), axis=1
+        )
+    else:
+        distance = -np.linalg.norm(points[allowed] - points.mean(axis=0), axis=1)
+    ties = np.flatnonzero(distance >= distance.max() - 1e-9)
+    return int(allowed[rng.choice(ties)])

@@ -1,0 +1,308 @@
+"""From a problem and the records of its probes to the answer.
+
+A measured configuration's step time and power are the means of its windows, weighted by their
+errors, in logarithms. A window's error is what it states of itself and the fitted spread between
+windows together; where the surrogates, who also know the neighbours, put the error of that mean
+lower, theirs is taken: sqrt(posterior variance + (posterior mean - measured mean)^2), which is the
+mean-squared error of the measured figure if the surrogates are right. Intervals are 90 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.features import FeatureMap
+from models.surrogate import POWER_NOISE, TIME_NOISE, Z90, Surrogates
+from search_spaces.configuration import Configuration
+from tuner.decide import Constraints, decide
+from tuner.pareto import (
+    hypervolume,
+    nondominated,
+    probability_nondominated,
+    reference_point,
+)
+from tuner.problem import Problem
+from tuner.result import LeaveOneOut, Point, Result, Spent
+from workload.probe import Measurement, ProbeRecord
+
+__all__ = ["build_result", "front_of", "measured_points", "spent_kJ"]
+
+#: Joint draws behind the probability of being non-dominated: its standard error is at most 0.011.
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Every window of every measured configuration, row by row."""
+
+    configurations: list[Configuration]
+    measurements: list[Measurement]
+    records: list[ProbeRecord]
+
+    @classmethod
+    def of(cls, records: Sequence[ProbeRecord]) -> _Windows:
+        windows = cls([], [], [])
+        for record in records:
+            for measurement in record.measurements:
+                launch = record.request.launch
+                windows.configurations.append(Configuration(launch, measurement.live))
+                windows.measurements.append(measurement)
+                windows.records.append(record)
+        return windows
+
+    @property
+    def step_time_s(self) -> np.ndarray:
+        return np.array([m.step_time_s for m in self.measurements], dtype=float)
+
+    @property
+    def power_W(self) -> np.ndarray:
+        return np.array([m.power_W for m in self.measurements], dtype=float)
+
+    @property
+    def relative_errors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Stated relative standard errors of step time and power; NaN where unknown."""
+        time = [m.step_time_se_s / m.step_time_s for m in self.measurements]
+        power = [m.power_se_W / m.power_W for m in self.measurements]
+        return np.array(time, dtype=float), np.array(power, dtype=float)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """Means and standard errors of log step time and log power, one row a configuration."""
+
+    configurations: list[Configuration]
+    rows: list[list[int]]
+    log_time: np.ndarray
+    log_time_se: np.ndarray
+    log_power: np.ndarray
+    log_power_se: np.ndarray
+
+
+def _weighted(log: np.ndarray, variance: np.ndarray) -> tuple[float, float]:
+    weight = 1 / variance
+    return float(np.sum(weight * log) / np.sum(weight)), float(1 / math.sqrt(np.sum(weight)))
+
+
+def _estimate(windows: _Windows, noise: tuple[float, float]) -> _Estimate:
+    rows: dict[Configuration, list[int]] = {}
+    for row, configuration in enumerate(windows.configurations):
+        rows.setdefault(configuration, []).append(row)
+    figures = []
+    stated = windows.relative_errors
+    for values, errors, floor in zip(
+        (windows.step_time_s, windows.power_W), stated, noise, strict=True
+    ):
+        log, variance = np.log(values), np.nan_to_num(errors) ** 2 + floor**2
+        pairs = [_weighted(log[mine], variance[mine]) for mine in rows.values()]
+        figures.append(np.array(pairs).reshape(-1, 2))
+    time, power = figures
+    return _Estimate(
+        list(rows), list(rows.values()), time[:, 0], time[:, 1], power[:, 0], power[:, 1]
+    )
+
+
+def _sharpened(estimate: _Estimate, surrogates: Surrogates) -> _Estimate:
+    """Standard errors lowered where the surrogates know better (see the module's first lines)."""
+    said = surrogates.predict(estimate.configurations)
+    time = np.hypot(said.log_time_std, said.log_time - estimate.log_time)
+    power = np.hypot(said.log_power_std, said.log_power - estimate.log_power)
+    return replace(
+        estimate,
+        log_time_se=np.minimum(estimate.log_time_se, time),
+        log_power_se=np.minimum(estimate.log_power_se, power),
+    )
+
+
+def _probabilities(estimate: _Estimate, seed: int) -> np.ndarray:
+    """Probability that each is non-dominated, their errors taken as independent normal."""
+    normal = np.random.default_rng(seed).standard_normal((2, DRAWS, len(estimate.configurations)))
+    log_time = estimate.log_time + normal[0] * estimate.log_time_se
+    log_power = estimate.log_power + normal[1] * estimate.log_power_se
+    return probability_nondominated(log_time + log_power, log_time)
+
+
+def _points(
+    windows: _Windows, estimate: _Estimate, steps: int, probability: np.ndarray
+) -> tuple[Point, ...]:
+    def interval(log: float, se: float, per: float) -> tuple[float, float]:
+        return per * math.exp(log - Z90 * se), per * math.exp(log + Z90 * se)
+
+    points = []
+    for i, configuration in enumerate(estimate.configurations):
+        mine = [windows.measurements[row] for row in estimate.rows[i]]
+        log_time, log_power = float(estimate.log_time[i]), float(estimate.log_power[i])
+        se = math.hypot(estimate.log_time_se[i], estimate.log_power_se[i])
+        peaks = [m.peak_memory_bytes for m in mine if m.peak_memory_bytes is not None]
+        points.append(
+            Point(
+                configuration=configuration,
+                energy_to_solution_kJ=math.exp(log_time + log_power) * steps / 1000,
+                time_to_solution_s=math.exp(log_time) * steps,
+                energy_interval_kJ=interval(log_time + log_power, se, steps / 1000),
+                time_interval_s=interval(log_time, float(estimate.log_time_se[i]), steps),
+                power_W=math.exp(log_power),
+                source="measured",
+                windows=len(mine),
+                p_nondominated=float(probability[i]),
+                meter=windows.records[estimate.rows[i][0]].meter,
+                flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
+                peak_memory_bytes=max(peaks, default=None),
+            )
+        )
+    return tuple(points)
+
+
+def measured_points(records: Sequence[ProbeRecord], steps: int) -> tuple[Point, ...]:
+    """Every measured configuration, without the surrogates: cheap, for progress and re-measuring.
+
+    Errors take the surrogates' prior noise; the probability of being non-dominated is NaN.
+    """
+    windows = _Windows.of(records)
+    if not windows.measurements:
+        return ()
+    estimate = _estimate(windows, (TIME_NOISE, POWER_NOISE))
+    return _points(windows, estimate, steps, np.full(len(estimate.configurations), math.nan))
+
+
+def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The non-dominated of them, fastest first."""
+    energy = np.array([point.energy_to_solution_kJ for point in points], dtype=float)
+    time = np.array([point.time_to_solution_s for point in points], dtype=float)
+    kept = [point for point, on in zip(points, nondominated(energy, time), strict=True) if on]
+    return tuple(sorted(kept, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ)))
+
+
+def spent_kJ(records: Sequence[ProbeRecord]) -> float:
+    """What the probes drew, from each one's request to its end, kilojoules."""
+    return math.fsum(record.energy_J for record in records) / 1000
+
+
+def _progress(records: Sequence[ProbeRecord]) -> tuple[tuple[float, float], ...]:
+    """(probing kJ, hypervolume of the measured front in log energy and log time) a probe.
+
+    One reference for all of them, that of the last front, so that the curve never falls for any
+    reason but a re-measured point.
+    """
+
+    def logs(measurements: Sequence[Measurement]) -> np.ndarray:
+        return np.array(
+            [[math.log(m.power_W * m.step_time_s), math.log(m.step_time_s)] for m in measurements]
+        ).reshape(-1, 2)
+
+    every = logs([m for record in records for m in record.measurements])
+    if not len(every):
+        return ()
+    reference = reference_point(every)
+    energy_kJ, seen, curve = 0.0, np.empty((0, 2)), []
+    for record in records:
+        energy_kJ += record.energy_J / 1000
+        seen = np.vstack([seen, logs(record.measurements)])
+        curve.append((energy_kJ, hypervolume(seen, reference) if len(seen) else 0.0))
+    return tuple(curve)
+
+
+def _spent(
+    records: Sequence[ProbeRecord],
+    time_s: float,
+    steps: int,
+    best: Point | None,
+    baseline: Point | None,
+) -> Spent:
+    energy_kJ = spent_kJ(records)
+    payback: float | None = None
+    if best is not None and baseline is not None:
+        saved_kJ = baseline.energy_to_solution_kJ - best.energy_to_solution_kJ
+        if saved_kJ > 0:
+            payback = energy_kJ / (saved_kJ / steps)
+    return Spent(
+        energy_kJ=energy_kJ,
+        time_s=time_s,
+        probes=len(records),
+        failed=sum(not record.ok for record in records),
+        measurements=sum(len(record.measurements) for record in records),
+        payback_steps=payback,
+        payback_share=payback / steps if payback is not None else None,
+    )
+
+
+def _baseline_point(records: Sequence[ProbeRecord], points: Sequence[Point]) -> Point | None:
+    """What the baseline probe measured; None where it failed."""
+    asked = [
+        configuration
+        for record in records
+        if record.request.purpose == "baseline"
+        for configuration in record.request.configurations()
+    ]
+    return next((point for point in points if point.configuration in asked), None)
+
+
+def build_result(
+    problem: Problem,
+    records: Sequence[ProbeRecord],
+    constraints: Constraints,
+    *,
+    name: str,
+    run_dir: Path | None,
+    stopped: str,
+    time_s: float,
+    limits: dict[str, float] | None = None,
+    seed: int = 0,
+) -> Result:
+    """The answer of a study.
+
+    Args:
+        problem: what was searched.
+        records: every probe, in the order in which they ended.
+        constraints: what the user asked of the training job.
+        name: the study's.
+        run_dir: its folder.
+        stopped: why the search ended.
+        time_s: seconds that it took.
+        limits: what the search was allowed, shown beside the constraints.
+        seed: of the surrogates and the draws.
+    """
+    windows = _Windows.of(records)
+    points: tuple[Point, ...] = ()
+    loo: LeaveOneOut | None = None
+    about: dict[str, Any] = problem.about
+    if windows.measurements:
+        surrogates = Surrogates(FeatureMap(problem.candidates, prior=problem.prior), seed=seed)
+        surrogates.fit(
+            windows.configurations, windows.step_time_s, windows.power_W, *windows.relative_errors
+        )
+        estimate = _sharpened(_estimate(windows, surrogates.noise()), surrogates)
+        points = _points(windows, estimate, problem.steps, _probabilities(estimate, seed))
+        if len(windows.measurements) >= 3:
+            loo = surrogates.leave_one_out()
+        about["meter"] = dict(vars(windows.records[0].meter))
+        about["window_spread"] = dict(
+            zip(("step_time", "power"), map(float, surrogates.noise()), strict=True)
+        )
+    if problem.notes:
+        about["notes"] = list(problem.notes)
+    front = front_of(points)
+    best, choice = decide(points, front, constraints)
+    baseline = _baseline_point(records, points)
+    return Result(
+        name=name,
+        run_dir=run_dir,
+        front=front,
+        points=points,
+        best=best,
+        choice=choice,
+        baseline=baseline,
+        spent=_spent(records, time_s, problem.steps, best, baseline),
+        steps=problem.steps,
+        constraints={**constraints.asked, **(limits or {})},
+        failures=tuple(record for record in records if not record.ok),
+        leave_one_out=loo,
+        progress=_progress(records),
+        stopped=stopped,
+        about=about,
+    )

@@ -1,0 +1,457 @@
+"""`optimize` and `replay`: from what a user asks to the answer, through one run folder.
+
+Both build a problem, open the run folder (lock, study.toml, trace, study), let `tuner.search` run,
+and answer from the trace. They differ only in who answers the probes. A run folder can be opened
+again: the same question goes on where it stopped, another one is refused in a sentence.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from search_spaces.cluster import Cluster
+from search_spaces.configuration import Configuration
+from search_spaces.errors import InputError, UnknownName
+from search_spaces.job import TrainingJob
+from tuner.answer import build_result
+from tuner.decide import Constraints
+from tuner.executors import Executor, InlineExecutor, SimulatedExecutor
+from tuner.problem import Problem, problem_of_job, problem_of_run, recorded_problem, versions
+from tuner.progress import Progress
+from tuner.result import Result
+from tuner.runs import RunFolder, find_run, plain
+from tuner.sampler import CandidateSampler
+from tuner.search import Search
+from tuner.settings import DEFAULT_PROBES, DEFAULT_SEARCH_S, SearchSettings
+from tuner.study import StudyBook, new_driver_id, next_probe_number, open_storage
+from workload.probe import ProbeRecord, WindowPolicy
+from workload.trace import TraceWriter, read_trace
+
+__all__ = ["Interrupted", "load_result", "optimize", "replay"]
+
+EXECUTORS = ("ray", "inline", "simulated")
+Notify = Callable[[Progress], None]
+MakeExecutor = Callable[[RunFolder, Callable[[str], None]], Executor]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A study was interrupted; everything told is kept.
+
+    Attributes:
+        run: its folder: the same question under the same name goes on there.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        super().__init__(run.name)
+        self.run = run
+
+
+def optimize(
+    job: TrainingJob | str | Path | None = None,
+    *,
+    cluster: Cluster | str = "auto",
+    space: str = "default",
+    budget_kJ: float | None = None,
+    deadline_s: float | None = None,
+    power_cap_W: float | None = None,
+    probe_budget_kJ: float | None = None,
+    max_probes: int | None = None,
+    search_s: float | None = None,
+    storage: str | None = None,
+    name: str | None = None,
+    executor: str | Executor | None = None,
+    runs_dir: str | Path = "runs",
+    seed: int = 0,
+    window: WindowPolicy | None = None,
+    baseline: Configuration | None = None,
+    report: bool = True,
+    on_progress: Notify | None = None,
+) -> Result:
+    """Tune a training job for energy and time on this machine or cluster.
+
+    Args:
+        job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
+        cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
+        space: the search space's name or path.
+        budget_kJ: energy the *training job* may use; `best` is the fastest that fits.
+        deadline_s: time the training job may take; `best` is the least energy in time.
+        power_cap_W: bound on the job's average power.
+        probe_budget_kJ: energy the *search* may use.
+        max_probes: probes it may make.
+        search_s: no probe starts after this many seconds, and none that is expected to end later;
+            importing and building what the probes need comes before. With none of these three, a
+            search makes at most 14 probes in 240 s.
+        storage: URL of the study's database; a journal in the run folder when not given.
+        name: the run's name. The name of a run that stands goes on where it stopped.
+        executor: "ray", "inline", "simulated" or an `Executor`; Ray where it is installed when not
+            given, else inline.
+        runs_dir: where run folders are.
+        seed: of everything random.
+        window: how long each setting is measured.
+        baseline: what the user runs today; a plain data-parallel configuration when not given.
+        report: write report.html and the launch files at the end.
+        on_progress: called with each `Progress`.
+
+    Returns:
+        The front, the choice, and what was spent.
+
+    Raises:
+        InputError: the input is wrong; one sentence.
+        Interrupted: a KeyboardInterrupt came; the run folder holds everything told.
+    """
+    _check_executor(executor)
+    constraints = Constraints(budget_kJ, deadline_s, power_cap_W)
+    settings = _settings(probe_budget_kJ, max_probes, search_s, seed, window, defaults=True)
+    problem = problem_of_job(job, cluster, space, baseline=baseline)
+    return _run(
+        problem,
+        lambda run, say: _real_executor(executor, problem, run, say),
+        constraints=constraints,
+        settings=settings,
+        storage=storage,
+        run=RunFolder.named(runs_dir, name or _new_name(problem.name, runs_dir)),
+        report=report,
+        notify=on_progress,
+    )
+
+
+def replay(
+    path: str | Path,
+    *,
+    group: str | None = None,
+    steps: int | None = None,
+    in_flight: int = 1,
+    budget_kJ: float | None = None,
+    deadline_s: float | None = None,
+    power_cap_W: float | None = None,
+    probe_budget_kJ: float | None = None,
+    max_probes: int | None = None,
+    search_s: float | None = None,
+    storage: str | None = None,
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+    seed: int = 0,
+    report: bool = True,
+    on_progress: Notify | None = None,
+) -> Result:
+    """The same study, answered from a trace or a recorded table instead of processes.
+
+    Args:
+        path: a recorded table's folder, a run folder, or a trace.
+        group: which search problem of a table that holds several.
+        steps: units of work that make the solution; a run's own job, or 1, when not given.
+        in_flight: how many probes run together on simulated time.
+
+    The other arguments are those of `optimize`; `search_s` is on simulated time, and without it
+    and the other limits the search ends when nothing left is worth its joules.
+
+    Raises:
+        InputError: the input is wrong; one sentence.
+    """
+    constraints = Constraints(budget_kJ, deadline_s, power_cap_W)
+    settings = _settings(probe_budget_kJ, max_probes, search_s, seed, None, defaults=False)
+    problem, runner = recorded_problem(path, group=group, steps=steps, seed=seed)
+    executor = SimulatedExecutor(runner, capacity=in_flight)
+    return _run(
+        problem,
+        lambda run, say: executor,
+        constraints=constraints,
+        settings=settings,
+        storage=storage,
+        run=RunFolder.named(runs_dir, name or _new_name(f"replay-{problem.name}", runs_dir)),
+        report=report,
+        notify=on_progress,
+    )
+
+
+def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Result:
+    """The answer of a run that stands, from its folder alone; of the latest when unnamed.
+
+    Raises:
+        InputError: there is no such run, or its files cannot be read.
+    """
+    folder = find_run(run, runs_dir)
+    known = folder.read_asked()
+    assert known is not None
+    records = read_trace(folder.trace).records if folder.trace.exists() else ()
+    asked = [c for record in records for c in record.request.configurations()]
+    problem = problem_of_run(folder, tuple(dict.fromkeys(asked)), known)
+    ended = known.get("ended", {})
+    result = build_result(
+        problem,
+        records,
+        Constraints(**known.get("constraints", {})),
+        name=folder.name,
+        run_dir=folder.path,
+        stopped=str(ended.get("stopped", "The search has not ended.")),
+        time_s=float(ended.get("time_s", sum(record.wall_s for record in records))),
+        limits=_limits(known.get("settings", {})),
+        seed=int(known.get("settings", {}).get("seed", 0)),
+    )
+    return replace(result, report_path=folder.report) if folder.report.exists() else result
+
+
+def _settings(
+    probe_budget_kJ: float | None,
+    max_probes: int | None,
+    search_s: float | None,
+    seed: int,
+    window: WindowPolicy | None,
+    *,
+    defaults: bool,
+) -> SearchSettings:
+    if defaults and probe_budget_kJ is None and max_probes is None and search_s is None:
+        max_probes, search_s = DEFAULT_PROBES, DEFAULT_SEARCH_S
+    return SearchSettings(
+        probe_budget_kJ=probe_budget_kJ,
+        max_probes=max_probes,
+        search_s=search_s,
+        seed=seed,
+        window=window or WindowPolicy(),
+    )
+
+
+def _limits(settings: Mapping[str, Any]) -> dict[str, float]:
+    names = ("probe_budget_kJ", "max_probes", "search_s")
+    return {name: settings[name] for name in names if settings.get(name) is not None}
+
+
+def _new_name(stem: str, runs_dir: str | Path) -> str:
+    """A name that no run bears: the stem and the time."""
+    tidy = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:60] or "study"
+    name = first = f"{tidy}-{datetime.now():%Y%m%d-%H%M%S}"
+    number = 2
+    while (Path(runs_dir) / name).exists():
+        name, number = f"{first}-{number}", number + 1
+    return name
+
+
+def _check_executor(asked: str | Executor | None) -> None:
+    """Refuse a name that no executor bears, before anything is touched."""
+    if isinstance(asked, str) and asked not in EXECUTORS:
+        raise UnknownName("executor", asked, EXECUTORS)
+    if asked == "simulated" and importlib.util.find_spec("models.simulated") is None:
+        raise InputError(
+            'the simulated cluster is not part of this release; use "ray", "inline", or replay'
+        )
+
+
+def _real_executor(
+    asked: str | Executor | None, problem: Problem, run: RunFolder, say: Callable[[str], None]
+) -> Executor:
+    """The executor that was asked for; Ray by default where it is installed."""
+    if asked is not None and not isinstance(asked, str):
+        return asked
+    if asked is None:
+        asked = "ray"
+        if importlib.util.find_spec("ray") is None:
+            say("Ray is not installed, so probes run inline, one at a time.")
+            asked = "inline"
+    assert problem.job is not None
+    assert problem.cluster is not None
+    if asked == "simulated":
+        from models.simulated import SimulatedRunner
+
+        return SimulatedExecutor(SimulatedRunner(problem.job, problem.cluster))
+    ops = _ops(problem)
+    if asked == "ray":
+        from tuner.ray_executor import RayExecutor
+
+        cluster = RayExecutor(problem.job, problem.cluster, run_dir=run.path, say=say)
+        try:
+            cluster.prepare(ops)
+        except BaseException:
+            cluster.close()
+            raise
+        return cluster
+    from workload.agent import LocalRunner
+    from workload.ranks import ServerError
+
+    runner = LocalRunner(problem.job, problem.cluster, run_dir=run.path, say=say)
+    try:
+        runner.prepare(ops)
+    except BaseException as error:
+        runner.close()
+        if isinstance(error, ServerError):
+            raise InputError(f"this node cannot prepare for training: {error}") from error
+        raise
+    return InlineExecutor(runner)
+
+
+def _ops(problem: Problem) -> tuple[str, ...]:
+    """DeepSpeed ops that some candidate needs: built before the first probe, not inside one."""
+    offloads = any(
+        launch.get("optimizer_offload") == "cpu" for launch in problem.candidates.launches
+    )
+    return ("CPUAdamBuilder",) if offloads else ()
+
+
+def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> list[str]:
+    """What differs between two nested tables, as "job.global_batch was 8 and is 16"."""
+    found = []
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        name = f"{where}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _differences(new, old, f"{name}.")
+        elif old != new:
+            short = [str(value) if value is not None else "not given" for value in (old, new)]
+            same = any(len(text) > 60 for text in short)
+            found.append(f"{name} differs" if same else f"{name} was {short[0]} and is {short[1]}")
+    return found
+
+
+def _same_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
+    """Raise InputError where the run stands for another job, cluster or space."""
+    names = ("job", "cluster", "recorded", "space")
+    found = _differences(
+        {name: problem.asked[name] for name in names if name in problem.asked},
+        {name: before[name] for name in names if name in before},
+    )
+    if found:
+        raise InputError(
+            f"the run {run.name!r} is about another question ({found[0]}); "
+            "give another name, or ask the same"
+        )
+
+
+def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder) -> None:
+    """Two meters never share a front."""
+    for record in records:
+        then, now = record.meter, executor.meter
+        if (then.name, then.scope, then.estimated) != (now.name, now.scope, now.estimated):
+            raise InputError(
+                f"the run {run.name!r} was measured by {then.name} ({then.scope} scope) and here "
+                f"the meter is {now.name} ({now.scope} scope); give another name"
+            )
+
+
+def _run(
+    problem: Problem,
+    make_executor: MakeExecutor,
+    *,
+    constraints: Constraints,
+    settings: SearchSettings,
+    storage: str | None,
+    run: RunFolder,
+    report: bool,
+    notify: Notify | None,
+) -> Result:
+    """One session of a study, from its folder to its answer."""
+    notify = notify or (lambda event: None)
+    before = run.read_asked()
+    if before is not None:
+        _same_question(run, problem, before)
+    opened = open_storage(storage, run.journal)
+    with run.locked():
+        before = run.read_asked() or {}
+        driver = str(before.get("driver") or new_driver_id())
+        asked = {
+            "name": run.name,
+            "driver": driver,
+            "created": before.get("created") or datetime.now().isoformat(timespec="seconds"),
+            "constraints": constraints.asked,
+            "settings": plain(settings.to_json()),
+            **problem.asked,
+            "versions": versions(),
+        }
+        ended = before.get("ended", {})
+        run.write_asked({**asked, "ended": ended})
+        with closing(TraceWriter(run.trace)) as writer:
+            records = list(read_trace(run.trace).records)
+            sampler = CandidateSampler(
+                problem.candidates,
+                prior=problem.prior,
+                steps=problem.steps,
+                cost=problem.cost,
+                seed=settings.seed,
+            )
+            book = StudyBook(
+                name=run.name,
+                storage=opened,
+                sampler=sampler,
+                steps=problem.steps,
+                constraints=constraints,
+                driver=driver,
+                identity=str(problem.asked["space"]["digest"]),
+            )
+            mended = (*writer.notes, *problem.notes, *book.reconcile(records))
+            executor = make_executor(run, lambda sentence: notify(Progress("note", None, sentence)))
+            with closing(executor):
+                _check_meter(executor, records, run)
+                search = Search(
+                    problem=problem,
+                    executor=executor,
+                    sampler=sampler,
+                    book=book,
+                    writer=writer,
+                    settings=settings,
+                    constraints=constraints,
+                    records=records,
+                    first_number=next_probe_number(records, book.study, driver),
+                    spent_s=float(ended.get("time_s", sum(r.wall_s for r in records))),
+                    notify=notify,
+                )
+                for sentence in (_opening(problem, executor, run, records), *mended):
+                    search.note(sentence)
+                stopped = "It was interrupted."
+                try:
+                    stopped = search.run()
+                except KeyboardInterrupt:
+                    raise Interrupted(run) from None
+                finally:
+                    ended = {"stopped": stopped, "time_s": search.elapsed_s}
+                    run.write_asked({**asked, "ended": ended})
+        result = build_result(
+            problem,
+            records,
+            constraints,
+            name=run.name,
+            run_dir=run.path,
+            stopped=stopped,
+            time_s=search.elapsed_s,
+            limits=_limits(settings.to_json()),
+            seed=settings.seed,
+        )
+        return _show(result, records, book, run) if report else result
+
+
+def _opening(
+    problem: Problem, executor: Executor, run: RunFolder, records: list[ProbeRecord]
+) -> str:
+    """The first sentence: what is searched, where, by which meter."""
+    candidates = problem.candidates
+    where = f" on {problem.cluster.name} ({problem.cluster.devices} x " if problem.cluster else ""
+    where += f"{problem.cluster.device.name})" if problem.cluster else ""
+    meter = executor.meter
+    how = "estimated" if meter.estimated else "metered"
+    energy = f"{meter.scope} scope, {how} ({meter.source})"
+    again = f"; {len(records)} probes stand in {run.path}" if records else f"; run {run.path}"
+    return (
+        f"{problem.name}{where}: {len(candidates)} configurations, {len(candidates.launches)} "
+        f"launch settings; energy: {energy}{again}"
+    )
+
+
+def _show(result: Result, records: list[ProbeRecord], book: StudyBook, run: RunFolder) -> Result:
+    """Write what shows the answer: report, launch files, figures in the dashboard."""
+    from tuner.report import write_report
+
+    result = replace(result, report_path=run.report)
+    write_report(result, run.report, records=records)
+    if result.best is not None and result.about.get("job"):
+        from tuner.launch_files import write_launch_files
+
+        write_launch_files(result, run.path / "best")
+    if importlib.util.find_spec("optuna_dashboard") is not None:
+        from tuner.dashboard import publish
+
+        publish(book.study, result)
+    return result

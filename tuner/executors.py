@@ -1,0 +1,146 @@
+"""Where and when probes run, behind one small protocol: submit a request, wait for a record.
+
+The driver cannot tell one executor from another. `InlineExecutor` runs one probe at a time in this
+process, for a node without Ray; `SimulatedExecutor` keeps many in flight on simulated time, for
+replay and simulation; the third, on Ray, is `tuner.ray_executor`. An executor never raises for a
+probe that fails: whatever goes wrong with one probe comes back as that probe's record.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+import traceback
+from collections import deque
+from typing import Protocol, runtime_checkable
+
+from search_spaces.errors import InputError
+from workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest, Runner
+
+__all__ = ["Executor", "InlineExecutor", "SimulatedExecutor", "run_safely"]
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Runs probes, one or many at a time.
+
+    Attributes:
+        meter: where the energy figures will come from. Known before the first probe.
+        capacity: how many probes may be in flight together; at least 1. May change as a cluster
+            grows or shrinks.
+        in_flight: how many are.
+    """
+
+    @property
+    def meter(self) -> MeterInfo: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+    def submit(self, request: ProbeRequest) -> None:
+        """Start (or queue) a probe. The caller keeps `in_flight` below `capacity`."""
+
+    def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
+        """The next finished probe; None when none finished in time or none is in flight."""
+
+    def now_s(self) -> float:
+        """Seconds on the executor's own clock: the wall's, or the simulation's."""
+
+    def close(self) -> None:
+        """Kill what is in flight and release everything. May be called twice."""
+
+
+def run_safely(runner: Runner, request: ProbeRequest) -> ProbeRecord:
+    """Run one probe; an exception becomes a failed record, so that it cannot stop a study."""
+    try:
+        return runner.run(request)
+    except InputError as error:
+        failure = Failure("refused", str(error))
+    except Exception as error:
+        kind = type(error).__name__
+        failure = Failure("crash", f"the runner raised {kind}: {error}", traceback.format_exc())
+    return ProbeRecord(request, (), runner.meter, failure)
+
+
+class InlineExecutor:
+    """One probe at a time, in this process: `wait` runs the oldest request."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._queue: deque[ProbeRequest] = deque()
+        self.meter = runner.meter
+        self.capacity = 1
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._queue)
+
+    def submit(self, request: ProbeRequest) -> None:
+        self._queue.append(request)
+
+    def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
+        """Run the oldest request to its end; `timeout_s` is its own time limit's business."""
+        if not self._queue:
+            return None
+        try:
+            return run_safely(self._runner, self._queue[0])
+        finally:
+            self._queue.popleft()
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._runner.close()
+
+
+class SimulatedExecutor:
+    """Many probes in flight on simulated time, in one thread.
+
+    A probe's record is made when it is submitted and handed out when the clock reaches its end,
+    `wall_s` later. Ends at one instant come out in the order of submission.
+
+    Args:
+        runner: answers at once (replay, simulation).
+        capacity: how many may be in flight.
+    """
+
+    def __init__(self, runner: Runner, *, capacity: int = 1) -> None:
+        if capacity < 1:
+            raise InputError(f"in flight is {capacity}; it must be an integer of at least 1")
+        self._runner = runner
+        self._heap: list[tuple[float, int, ProbeRecord]] = []
+        self._submitted = 0
+        self._now_s = 0.0
+        self.meter = runner.meter
+        self.capacity = capacity
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._heap)
+
+    def submit(self, request: ProbeRequest) -> None:
+        record = run_safely(self._runner, request)
+        self._submitted += 1
+        heapq.heappush(self._heap, (self._now_s + record.wall_s, self._submitted, record))
+
+    def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
+        """Advance the clock to the next end, or by `timeout_s` where nothing ends sooner."""
+        if not self._heap:
+            return None
+        if timeout_s is not None and self._heap[0][0] > self._now_s + timeout_s:
+            self._now_s += timeout_s
+            return None
+        self._now_s, _, record = heapq.heappop(self._heap)
+        return record
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def close(self) -> None:
+        self._heap.clear()
+        self._runner.close()

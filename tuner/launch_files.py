@@ -1,0 +1,194 @@
+"""The files that start the training job under one configuration, ready to run on this machine.
+
+They start it as a probe did: the same DeepSpeed JSON, the same program, the same environment for
+the ranks, but under `torchrun` and without the hook. Live settings are written down, not set: the
+clocks of a device are the administrator's. Everything that came from a user is quoted for the
+shell.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from search_spaces.cluster import Cluster
+from search_spaces.configuration import Configuration
+from search_spaces.errors import InputError
+from search_spaces.job import TrainingJob
+from tuner.result import Result
+from tuner.runs import write_toml
+from tuner.wording import knob_text, knobs
+
+__all__ = ["Launch", "launch_of", "write_launch_files"]
+
+#: What starts: the configuration, the job, and the machines (None: all ranks on this one).
+Launch = tuple[Configuration, TrainingJob, Cluster | None]
+
+_RENDEZVOUS_PORT = 29500  # torchrun's default
+
+
+def launch_of(result: Result) -> Launch:
+    """The chosen configuration of a result with its job and cluster, as `result.about` tells them.
+
+    Raises:
+        InputError: nothing was chosen, or the study was of a recorded table, which has no job.
+    """
+    from tuner.problem import _known_cluster, _known_job
+
+    if result.best is None:
+        raise InputError(f"study {result.name!r} chose no configuration, so nothing can be started")
+    job = _known_job(result.about)
+    if job is None:
+        raise InputError(
+            f"study {result.name!r} names no training job (a recorded table has none), so there "
+            "are no files to start it"
+        )
+    return result.best.configuration, job, _known_cluster(result.about)
+
+
+def write_launch_files(
+    what: Result | Launch, out_dir: Path | str, *, script: Sequence[str] = ()
+) -> list[Path]:
+    """Write what starts the job, replacing what stood there.
+
+    Writes ds_config.json, job.json, launch.sh (executable), clocks.toml and README.txt.
+
+    Args:
+        what: a result, whose choice is written, or a configuration with its job and cluster.
+        out_dir: the folder, made where it is missing.
+        script: the user's own program and its arguments; the built-in one by default. It is given
+            `--deepspeed_config ds_config.json` at the end.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: nothing to start (see `launch_of`), or more ranks than the cluster has devices.
+        InvalidValue: micro-batch x data parallelism does not divide the global batch.
+        OSError: a file cannot be written.
+    """
+    from workload.deepspeed_config import render_deepspeed_config
+
+    configuration, job, cluster = launch_of(what) if isinstance(what, Result) else what
+    texts = {
+        "ds_config.json": json.dumps(render_deepspeed_config(configuration, job), indent=2) + "\n",
+        "job.json": json.dumps(job.to_json(), indent=2) + "\n",
+        "launch.sh": _launch_sh(configuration, job, cluster, script),
+        "clocks.toml": _clocks_toml(configuration),
+        "README.txt": _readme(configuration, job),
+    }
+    folder = Path(out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, text in texts.items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+        paths.append(path)
+    (folder / "launch.sh").chmod(0o755)
+    return paths
+
+
+def _nodes(world_size: int, cluster: Cluster | None) -> int:
+    """The fewest nodes that hold the ranks, the same number on each."""
+    if cluster is None:
+        return 1
+    for nodes in range(1, cluster.nodes + 1):
+        if world_size % nodes == 0 and world_size // nodes <= cluster.devices_per_node:
+            return nodes
+    raise InputError(
+        f"the configuration has {world_size} ranks; cluster {cluster.name!r} has {cluster.nodes} "
+        f"nodes of {cluster.devices_per_node} devices, and each node must carry as many ranks"
+    )
+
+
+def _one_line(text: str) -> str:
+    """Text for a comment: no line break can end it."""
+    return " ".join(text.split())
+
+
+def _launch_sh(
+    configuration: Configuration, job: TrainingJob, cluster: Cluster | None, script: Sequence[str]
+) -> str:
+    from workload.agent import training_program
+    from workload.deepspeed_config import training_arguments
+
+    world = configuration.world_size
+    nodes = _nodes(world, cluster)
+    on_cpu = cluster is not None and cluster.device.type == "cpu"
+    if script:
+        program = [*script, "--deepspeed_config", "ds_config.json"]
+        about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
+    else:
+        program = [str(training_program()), "--job", "job.json"]
+        program += ["--deepspeed_config", "ds_config.json", *training_arguments(configuration)]
+        about = [
+            "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
+            "# Yours must read ds_config.json, and heed what DeepSpeed's JSON cannot say:",
+            "#   " + _one_line(" ".join(knobs(configuration))),
+        ]
+    steps = "" if script else f' --steps "${{STEPS:-{job.steps}}}"'
+    environment = ['export PATH="$(dirname "$python"):$PATH"  # ninja, where an op is compiled']
+    if on_cpu:
+        environment += ["export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1"]
+        if nodes == 1:
+            environment += ["export GLOO_SOCKET_IFNAME=lo"]
+    else:
+        share = f"$(( $(nproc) > {world // nodes} ? $(nproc) / {world // nodes} : 1 ))"
+        environment += [f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
+    if not script:
+        environment += ["export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false"]
+    if nodes == 1:
+        where = ["--standalone", "--nnodes=1"]
+        how = "# Start it on the machine that has the devices."
+    else:
+        where = [
+            f"--nnodes={nodes}",
+            "--rdzv-backend=c10d",
+            "--rdzv-id=joulefront",
+            '--rdzv-endpoint="${HEAD:?set HEAD to the address of the first node}'
+            f':{_RENDEZVOUS_PORT}"',
+        ]
+        how = f"# Start it on each of {nodes} nodes, HEAD=<address of the first> before it."
+    live = " ".join(knobs(Configuration(configuration.live)))
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# Trains {_one_line(job.name)} under {_one_line(configuration.key)}",
+            how,
+            *([] if script else ["# A short try: STEPS=20 ./launch.sh"]),
+            f"# Live settings: {_one_line(live) or 'left to the device'} (clocks.toml).",
+            "set -euo pipefail",
+            'cd "$(dirname "${BASH_SOURCE[0]}")"',
+            "",
+            *about,
+            f"program=({shlex.join(program)}{steps})",
+            "",
+            f"installed_python={shlex.quote(sys.executable)}",
+            'python="${PYTHON:-$installed_python}"',
+            *environment,
+            "",
+            f'exec "$python" -m torch.distributed.run {" ".join(where)} '
+            f'--nproc-per-node={world // nodes} "${{program[@]}}"',
+            "",
+        ]
+    )
+
+
+def _clocks_toml(configuration: Configuration) -> str:
+    live = dict(configuration.live)
+    head = (
+        "# The live settings at which this configuration was measured, for every device of the "
+        "job.\n# They are not set by launch.sh.\n"
+    )
+    return head + write_toml({"left_to_the_device": not live, "live": live})
+
+
+def _readme(configuration: Configuration, job: TrainingJob) -> str:
+    live = ", ".join(knob_text(name, value) for name, value in configuration.live.items())
+    return (
+        f"./launch.sh trains {_one_line(job.name)} for {job.steps} optimizer steps under "
+        f"{_one_line(configuration.key)}, with {live or 'clocks left to the device'}.\n"
+    )

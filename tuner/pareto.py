@@ -1,0 +1,183 @@
+"""The front of energy against time: who is on it, how much it covers, where it bends.
+
+Both axes are minimised. Coverage (hypervolume) is taken in log energy and log time, so that a per
+cent counts the same everywhere. The improvement that a point would bring is exact in two
+dimensions: the area under the front's staircase, found by one search for many points against one
+front, or strip by strip for many fronts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = [
+    "hypervolume",
+    "improvement",
+    "joint_improvement",
+    "knee",
+    "nondominated",
+    "probability_nondominated",
+    "reference_point",
+]
+
+#: The reference lies beyond the front's nadir by this share of its range, and at least so far.
+REFERENCE_MARGIN, REFERENCE_LEAST = 0.10, 0.005
+
+
+def nondominated(energy: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """Which points no other beats: boolean mask of shape (n,).
+
+    A point is beaten by another that is no worse on both axes and better on one. Points that are
+    equal on both do not beat each other: all of them stay.
+    """
+    energy, time = np.asarray(energy, dtype=float), np.asarray(time, dtype=float)
+    mask = np.zeros(len(energy), dtype=bool)
+    if not len(energy):
+        return mask
+    order = np.lexsort((time, energy))
+    e, t = energy[order], time[order]
+    # Sorted by energy, then time: on the front is what is faster than all that went before, and
+    # what equals the last such point.
+    best_before = np.concatenate([[np.inf], np.minimum.accumulate(t)[:-1]])
+    new = t < best_before
+    group = np.maximum.accumulate(np.where(new, np.arange(len(e)), 0))
+    mask[order] = new | ((e == e[group]) & (t == t[group]))
+    return mask
+
+
+def reference_point(points: np.ndarray) -> np.ndarray:
+    """Where hypervolume is counted from: beyond the nadir of these points' front.
+
+    The nadir plus 10 % of the front's range on each axis, and at least 0.005 (in log units half a
+    per cent), so that a front of one point still has a volume.
+
+    Args:
+        points: (n, 2), log energy and log time; at least one row.
+
+    Returns:
+        Shape (2,).
+    """
+    points = np.asarray(points, dtype=float)
+    front = points[nondominated(points[:, 0], points[:, 1])]
+    nadir = front.max(axis=0)
+    return np.asarray(nadir + np.maximum(REFERENCE_MARGIN * np.ptp(front, axis=0), REFERENCE_LEAST))
+
+
+def _staircase(points: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The front's corners inside the reference, by rising energy and falling time."""
+    points = np.asarray(points, dtype=float).reshape(-1, 2)
+    points = points[(points < reference).all(axis=1)]
+    points = np.unique(points[nondominated(points[:, 0], points[:, 1])], axis=0)
+    return points[:, 0], points[:, 1]
+
+
+def hypervolume(points: np.ndarray, reference: np.ndarray) -> float:
+    """Area that the points dominate, up to the reference; (n, 2) and (2,), in the same units."""
+    e, t = _staircase(points, reference)
+    right = np.append(e[1:], reference[0])
+    return float(np.sum((right - e) * (reference[1] - t)))
+
+
+def improvement(
+    front: np.ndarray, energy: np.ndarray, time: np.ndarray, reference: np.ndarray
+) -> np.ndarray:
+    """How much each point, alone, would add to the front's hypervolume.
+
+    With h(x) the staircase (the least time of the front up to energy x; the reference's before
+    the first corner) the gain of (e, t) is the integral of h(x) - t from e to the energy at which
+    the front first reaches t: H(end) - H(e) - t (end - e) with H the antiderivative of h, which is
+    piecewise linear. O(log front) a point.
+
+    Args:
+        front: (n, 2), need not be filtered.
+        energy: any shape.
+        time: the same shape.
+        reference: (2,).
+
+    Returns:
+        Gains of that shape, at least 0.
+    """
+    e, t = _staircase(front, reference)
+    energy, time = np.asarray(energy, dtype=float), np.asarray(time, dtype=float)
+    low = min(float(energy.min(initial=reference[0])), float(e.min(initial=reference[0]))) - 1.0
+    edges = np.concatenate([[low], e, [reference[0]]])
+    heights = np.concatenate([[reference[1]], t])
+    area = np.concatenate([[0.0], np.cumsum(np.diff(edges) * heights)])
+    begin = np.minimum(energy, reference[0])
+    # The first corner no slower than `time`; times fall along the front.
+    reached = len(t) - np.searchsorted(t[::-1], time, side="right")
+    end = np.append(e, reference[0])[reached]
+    gain = np.interp(end, edges, area) - np.interp(begin, edges, area) - time * (end - begin)
+    return np.where((begin < end) & (time < reference[1]), np.maximum(gain, 0.0), 0.0)
+
+
+def joint_improvement(
+    front_energy: np.ndarray,
+    front_time: np.ndarray,
+    energy: np.ndarray,
+    time: np.ndarray,
+    reference: np.ndarray,
+) -> np.ndarray:
+    """`improvement` for many fronts at once, each with its own points, strip by strip.
+
+    Args:
+        front_energy: (draws, front), in any order, dominated points allowed.
+        front_time: (draws, front).
+        energy: (draws, points).
+        time: (draws, points).
+        reference: (2,).
+
+    Returns:
+        Gains, shape (draws, points).
+    """
+    order = np.argsort(front_energy, axis=1)
+    e = np.minimum(np.take_along_axis(front_energy, order, axis=1), reference[0])
+    t = np.minimum.accumulate(np.take_along_axis(front_time, order, axis=1), axis=1)
+    draws = len(e)
+    left = np.hstack([np.full((draws, 1), -np.inf), e])
+    right = np.hstack([e, np.full((draws, 1), reference[0])])
+    height = np.minimum(np.hstack([np.full((draws, 1), reference[1]), t]), reference[1])
+    width = right[:, None, :] - np.maximum(left[:, None, :], energy[:, :, None])
+    drop = height[:, None, :] - time[:, :, None]
+    return np.asarray(np.sum(np.maximum(width, 0.0) * np.maximum(drop, 0.0), axis=2))
+
+
+def probability_nondominated(log_energy: np.ndarray, log_time: np.ndarray) -> np.ndarray:
+    """How often each point is on the front, over joint draws of all of them.
+
+    Args:
+        log_energy: (draws, n), from the joint posterior (`Surrogates.sample`).
+        log_time: (draws, n), of the same draws.
+
+    Returns:
+        Probabilities, shape (n,).
+    """
+    log_energy, log_time = np.asarray(log_energy, float), np.asarray(log_time, float)
+    hits = np.zeros(log_energy.shape[1])
+    for energy, time in zip(log_energy, log_time, strict=True):
+        hits += nondominated(energy, time)
+    return hits / max(len(log_energy), 1)
+
+
+def knee(points: Sequence[tuple[float, float]] | np.ndarray) -> int:
+    """Index of the point where the front bends most: the choice of one who names no constraint.
+
+    On logarithmic axes scaled to the front's range, the point farthest below the chord that joins
+    the fastest point and the most frugal one (Das 1999, "On characterizing the knee of the Pareto
+    curve"). A front of one or two points, or one that nowhere lies below its chord, has no bend:
+    then the least product of energy and time.
+
+    Args:
+        points: (n, 2), energy and time, positive; at least one. Dominated points are passed over.
+    """
+    log_e, log_t = np.log(np.asarray(points, dtype=float).reshape(-1, 2)).T
+    front = np.flatnonzero(nondominated(log_e, log_t))
+    e, t = log_e[front], log_t[front]
+    below = np.zeros(len(front))
+    if np.ptp(e) > 0 and np.ptp(t) > 0:
+        below = 1.0 - (e - e.min()) / np.ptp(e) - (t - t.min()) / np.ptp(t)
+    if below.max() > 1e-9:
+        return int(front[np.argmax(below)])
+    return int(front[np.argmin(e + t)])

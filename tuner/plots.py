@@ -1,0 +1,432 @@
+"""The result as Plotly figures.
+
+Each function takes a `Result` and returns one figure, or None where there is nothing to draw, so
+that no empty panel is ever shown. All share one look (`tuner.plot_style`), name the unit on every
+axis and say "estimated" where the energy is. Text that a user or a script wrote is escaped,
+because Plotly reads tags in it.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from search_spaces.configuration import Settings
+from tuner.plot_style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    MUTED,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    SERIES,
+    SYMBOLS,
+    Axis,
+    empty_figure,
+    points_trace,
+    wrapped,
+)
+from tuner.result import Point, Result
+from tuner.wording import (
+    Units,
+    is_estimated,
+    knobs,
+    label,
+    number,
+    percent,
+    units_of,
+    varying_knobs,
+)
+from workload.probe import ProbeRecord
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = [
+    "figures",
+    "front_figure",
+    "hypervolume_figure",
+    "live_figure",
+    "probes_figure",
+    "surrogate_figure",
+]
+
+_AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}
+
+
+def front_figure(result: Result) -> go.Figure | None:
+    """Energy against time: the points, the front as the staircase that it attains, the baseline,
+    the choice, 90 % intervals and the constraints. None where nothing was measured."""
+    every = {p.configuration: p for p in (*result.points, *result.front)}
+    for point in (result.baseline, result.best):
+        if point is not None:
+            every.setdefault(point.configuration, point)
+    if not every:
+        return None
+    units = units_of(result)
+    on_front = {p.configuration for p in result.front}
+    front = sorted(result.front, key=lambda p: p.time_to_solution_s)
+    dominated = [p for c, p in every.items() if c not in on_front and p.source == "measured"]
+    predicted = [p for c, p in every.items() if c not in on_front and p.source != "measured"]
+    shown = [p for p in (*front, result.best, result.baseline) if p]
+    limit_kJ, limit_s = result.constraints.get("budget_kJ"), result.constraints.get("deadline_s")
+    x_axis = Axis(
+        (p.time_to_solution_s / units.s for p in every.values()),
+        [t / units.s for p in shown for t in p.time_interval_s]
+        + ([limit_s / units.s] if limit_s else []),
+    )
+    y_axis = Axis(
+        (p.energy_to_solution_kJ / units.kJ for p in every.values()),
+        [e / units.kJ for p in shown for e in p.energy_interval_kJ]
+        + ([limit_kJ / units.kJ] if limit_kJ else []),
+    )
+    figure = empty_figure(
+        f"Time to solution ({units.time})",
+        f"Energy to solution ({units.energy}{', estimated' if is_estimated(result) else ''})",
+        x_axis.layout(),
+        y_axis.layout(),
+    )
+    if dominated:
+        marker = {"color": FAINT, "size": 6, "opacity": 0.55}
+        figure.add_trace(points_trace(dominated, "dominated", "Dominated", units, marker, False))
+    if predicted:
+        marker = {
+            "color": PAPER,
+            "size": 8,
+            "symbol": "circle-open",
+            "line": {"width": 1.5, "color": PURPLE},
+        }
+        figure.add_trace(points_trace(predicted, "predicted", "Predicted", units, marker, False))
+    if len(front) > 1:
+        figure.add_trace(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "showlegend": False,
+                "x": [p.time_to_solution_s / units.s for p in front],
+                "y": [p.energy_to_solution_kJ / units.kJ for p in front],
+                "line": {"shape": "hv", "color": BLUE, "width": 1.5},
+                "hoverinfo": "skip",
+            }
+        )
+    for source, name, symbol in (
+        ("measured", "front", "circle"),
+        ("predicted", "front, predicted", "circle-open"),
+    ):
+        some = [p for p in front if p.source == source]
+        if some:
+            marker = {"color": BLUE, "size": 9, "symbol": symbol}
+            figure.add_trace(points_trace(some, name, "On the front", units, marker))
+    if result.baseline is not None:
+        marker = {"color": ORANGE, "size": 11, "symbol": "diamond"}
+        figure.add_trace(points_trace([result.baseline], "baseline", "Baseline", units, marker))
+    if result.best is not None:
+        marker = {
+            "color": "rgba(0,0,0,0)",
+            "size": 19,
+            "symbol": "circle",
+            "line": {"width": 2.5, "color": GREEN},
+        }
+        figure.add_trace(points_trace([result.best], "chosen", "Chosen", units, marker, False))
+    _add_constraints(figure, result, units, x_axis, y_axis)
+    return figure
+
+
+def _add_constraints(
+    figure: go.Figure, result: Result, units: Units, x_axis: Axis, y_axis: Axis
+) -> None:
+    """Lines of what was asked, each with its label; one outside the view is only said."""
+    line = {"color": MUTED, "width": 1.5, "dash": "dash"}
+    small = {"size": 12, "color": MUTED}
+    outside = []
+    budget = result.constraints.get("budget_kJ")
+    if budget:
+        value = budget / units.kJ
+        text = f"budget {units.energy_text(budget)}"
+        if y_axis.holds(value):
+            figure.add_shape(
+                type="line", xref="x domain", x0=0, x1=1, yref="y", y0=value, y1=value, line=line
+            )
+            figure.add_annotation(
+                text=text,
+                xref="x domain",
+                x=1,
+                xanchor="right",
+                yref="y",
+                y=y_axis.at(value),
+                yanchor="bottom",
+                showarrow=False,
+                font=small,
+            )
+        else:
+            outside.append(text)
+    deadline = result.constraints.get("deadline_s")
+    if deadline:
+        value = deadline / units.s
+        text = f"deadline {units.time_text(deadline)}"
+        if x_axis.holds(value):
+            figure.add_shape(
+                type="line", yref="y domain", y0=0, y1=1, xref="x", x0=value, x1=value, line=line
+            )
+            figure.add_annotation(
+                text=text,
+                yref="y domain",
+                y=1,
+                yanchor="top",
+                xref="x",
+                x=x_axis.at(value),
+                xanchor="right",
+                textangle=-90,
+                showarrow=False,
+                font=small,
+            )
+        else:
+            outside.append(text)
+    cap = result.constraints.get("power_cap_W")
+    if cap:
+        # Average power is energy over time, so a cap is a line through the origin: E = cap x t.
+        times = [x_axis.low + (x_axis.high - x_axis.low) * i / 60 for i in range(61)]
+        energies = [cap * t * units.s / 1000 / units.kJ for t in times]
+        if any(y_axis.holds(e) for e in energies):
+            figure.add_trace(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": f"power cap {number(cap)} W",
+                    "x": times,
+                    "y": energies,
+                    "line": {**line, "dash": "dot"},
+                    "hoverinfo": "skip",
+                }
+            )
+        else:
+            outside.append(f"power cap {number(cap)} W")
+    if outside:
+        figure.add_annotation(
+            text="outside this view: " + ", ".join(outside),
+            xref="x domain",
+            x=1,
+            xanchor="right",
+            yref="y domain",
+            y=1,
+            yanchor="top",
+            showarrow=False,
+            font=small,
+        )
+
+
+def hypervolume_figure(result: Result) -> go.Figure | None:
+    """The front's hypervolume, as a share of its last value, against the joules spent probing."""
+    pairs = [(e, v) for e, v in result.progress if math.isfinite(e) and math.isfinite(v)]
+    if len(pairs) < 2 or max(v for _, v in pairs) <= 0:
+        return None
+    units = Units.for_values([e for e, _ in pairs], [])
+    final = pairs[-1][1] or max(v for _, v in pairs)
+    figure = empty_figure(
+        f"Energy spent probing ({units.energy}{', estimated' if is_estimated(result) else ''})",
+        "Hypervolume of the front (% of the last)",
+        {"rangemode": "tozero"},
+        {"rangemode": "tozero"},
+    )
+    figure.add_trace(
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": [0.0, *(e / units.kJ for e, _ in pairs)],
+            "y": [0.0, *(100 * v / final for _, v in pairs)],
+            "line": {"shape": "hv", "color": BLUE, "width": 2},
+            "marker": {"size": 5, "color": BLUE},
+            "hovertext": [
+                "before the first probe",
+                *(
+                    f"after probe {i}: {units.energy_text(e)}{label(is_estimated(result))}, "
+                    f"{percent(v / final)}"
+                    for i, (e, v) in enumerate(pairs, 1)
+                ),
+            ],
+            "hoverinfo": "text",
+            "showlegend": False,
+        }
+    )
+    return figure
+
+
+def surrogate_figure(result: Result, what: Literal["time", "power"]) -> go.Figure | None:
+    """Left-out measurements as the surrogates predicted them, with the line of equality."""
+    loo = result.leave_one_out
+    if loo is None or not loo.pairs:
+        return None
+    column = 0 if what == "time" else 2
+    measured = [pair[column] for pair in loo.pairs]
+    predicted = [pair[column + 1] for pair in loo.pairs]
+    unit, title = ("s", "step time") if what == "time" else ("W", "power")
+    said = label(what == "power" and is_estimated(result))
+    note = ", estimated" if said else ""
+    axis = Axis([*measured, *predicted])
+    figure = empty_figure(
+        f"Measured {title} ({unit}{note})", f"Predicted {title} ({unit}{note})", axis.layout(), {}
+    )
+    figure.update_layout(yaxis=axis.layout())
+    ends = [axis.low or min(measured) / 2, axis.high]
+    figure.add_trace(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": ends,
+            "y": ends,
+            "line": {"color": MUTED, "width": 1, "dash": "dash"},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    )
+    figure.add_trace(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": measured,
+            "y": predicted,
+            "marker": {"color": BLUE, "size": 8, "opacity": 0.8},
+            "hovertext": [
+                f"measured {number(m)} {unit}{said}<br>predicted {number(p)} {unit}{said}<br>"
+                f"error {percent(p / m - 1) if m else 'unknown'}"
+                for m, p in zip(measured, predicted, strict=True)
+            ],
+            "hoverinfo": "text",
+            "showlegend": False,
+        }
+    )
+    return figure
+
+
+def _live_curves(result: Result, knob: str) -> list[list[Point]]:
+    """Points that differ in `knob` alone, by its value; only where two values were visited."""
+    curves: dict[tuple[Settings, Settings], list[Point]] = {}
+    for point in result.points:
+        live = point.configuration.live
+        if isinstance(live.get(knob), int):
+            rest = Settings({k: v for k, v in live.items() if k != knob})
+            curves.setdefault((point.configuration.launch, rest), []).append(point)
+    several = [points for points in curves.values() if len(points) > 1]
+    return [sorted(points, key=lambda p: p.configuration.live[knob]) for points in several]
+
+
+def live_figure(result: Result, most: int = 6) -> go.Figure | None:
+    """Energy against the live knob that varied (the clock first), one curve a launch setting.
+
+    Only the `most` curves with the least energy are drawn; None where no live knob varied.
+    """
+    names = sorted(
+        {name for p in result.points for name in p.configuration.live},
+        key=lambda name: (name != "clock_MHz", name),
+    )
+    curves: list[list[Point]] = []
+    knob = ""
+    for knob in names:
+        curves = _live_curves(result, knob)
+        if curves:
+            break
+    if not curves:
+        return None
+    curves = sorted(curves, key=lambda c: min(p.energy_to_solution_kJ for p in c))[:most]
+    varying = [
+        name for name in varying_knobs(p.configuration for c in curves for p in c) if name != knob
+    ]
+    units = units_of(result)
+    drawn = [p for c in curves for p in c]
+    y_axis = Axis(
+        (p.energy_to_solution_kJ / units.kJ for p in drawn),
+        (e / units.kJ for p in drawn for e in p.energy_interval_kJ),
+    )
+    figure = empty_figure(
+        html.escape(_AXIS_NAMES.get(knob, knob)),
+        f"Energy to solution ({units.energy}{', estimated' if is_estimated(result) else ''})",
+        {},
+        y_axis.layout(),
+    )
+    for curve, colour, symbol in zip(curves, SERIES, SYMBOLS, strict=False):
+        least = min(curve, key=lambda p: p.energy_to_solution_kJ)
+        name = " ".join(knobs(curve[0].configuration, varying)) or "one launch setting"
+        marker = {
+            "color": colour,
+            "symbol": symbol,
+            "size": [12 if p is least else 7 for p in curve],
+        }
+        trace = points_trace(curve, html.escape(name), "At this setting", units, marker)
+        del trace["error_x"]
+        trace.update(
+            mode="lines+markers",
+            x=[p.configuration.live[knob] for p in curve],
+            line={"color": colour, "width": 1.5},
+        )
+        figure.add_trace(trace)
+    return figure
+
+
+def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Figure | None:
+    """What each probe cost, in order. With `records` each bar names its probe and failed ones
+    stand out; without, the bars are the differences of `result.progress`."""
+    if records:
+        costs = [record.energy_J / 1000 for record in records]
+        failed = [not record.ok for record in records]
+        texts = [
+            f"<b>{html.escape(r.request.probe_id)}</b>, {html.escape(r.request.purpose)}"
+            f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.kind)}<br>"
+            f"{wrapped(r.request.launch.key)}<br>launch {number(r.launch_s)} s, "
+            f"in all {number(r.wall_s)} s, {len(r.measurements)} windows"
+            for r in records
+        ]
+    else:
+        totals = [0.0, *(energy for energy, _ in result.progress)]
+        costs = [b - a for a, b in itertools.pairwise(totals)]
+        failed = [False] * len(costs)
+        texts = [f"<b>probe {i}</b>" for i in range(1, len(costs) + 1)]
+    if not costs or max(costs) <= 0:
+        return None
+    units = Units.for_values(costs, [])
+    estimated = any(r.meter.estimated for r in records) if records else is_estimated(result)
+    figure = empty_figure(
+        "Probe, in the order of finishing",
+        f"Energy of the probe ({units.energy}{', estimated' if estimated else ''})",
+        {"showgrid": False, **({"dtick": 1} if len(costs) <= 20 else {})},
+        {"rangemode": "tozero"},
+    )
+    figure.update_layout(bargap=0.25, barmode="overlay")
+    for is_failed, name, colour, pattern in (
+        (False, "completed", BLUE, ""),
+        (True, "failed", ORANGE, "/"),
+    ):
+        chosen = [i for i, bad in enumerate(failed) if bad == is_failed]
+        if chosen:
+            figure.add_trace(
+                {
+                    "type": "bar",
+                    "name": name,
+                    "x": [i + 1 for i in chosen],
+                    "y": [costs[i] / units.kJ for i in chosen],
+                    "marker": {"color": colour, "pattern": {"shape": pattern}},
+                    "hovertext": [
+                        f"{texts[i]}<br>{units.energy_text(costs[i])}{label(estimated)}"
+                        for i in chosen
+                    ],
+                    "hoverinfo": "text",
+                    "showlegend": any(failed),
+                }
+            )
+    return figure
+
+
+def figures(result: Result, records: Sequence[ProbeRecord] = ()) -> dict[str, go.Figure]:
+    """Every figure that has something to draw, by name, in the order of reading."""
+    drawn = {
+        "front": front_figure(result),
+        "live": live_figure(result),
+        "hypervolume": hypervolume_figure(result),
+        "probes": probes_figure(result, records),
+        "surrogate-time": surrogate_figure(result, "time"),
+        "surrogate-power": surrogate_figure(result, "power"),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}

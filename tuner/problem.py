@@ -1,0 +1,376 @@
+"""What a study searches: the candidates, how much work is the solution, and what is known before.
+
+A problem is built from a job, a cluster and a space; from one group of a recorded table; or from a
+trace. The driver, the sampler and the result see only the problem, so a replayed study is the same
+study. `asked` is what study.toml keeps of it, and what a resumed study is compared with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from search_spaces.cluster import Cluster, Device, load_cluster
+from search_spaces.configuration import Configuration
+from search_spaces.errors import InputError, InvalidConfiguration, InvalidValue
+from search_spaces.job import TrainingJob, load_job
+from search_spaces.rules import broken_rules, unrunnable
+from search_spaces.space import Candidates, default_configuration, load_space
+from tuner.acquisition import ProbeCost
+from tuner.runs import RunFolder, plain
+from workload.table import RecordedTable, TableGroup, load_table
+
+if TYPE_CHECKING:
+    from models.analytic import Prior
+    from workload.probe import Runner
+
+__all__ = [
+    "Problem",
+    "known_cluster",
+    "known_job",
+    "problem_of_job",
+    "problem_of_run",
+    "recorded_problem",
+    "versions",
+]
+
+#: What probing is taken to cost before a probe has told: a launch of this project's own program on
+#: a CPU machine, a settle and a window (`workload.probe.WindowPolicy`).
+REAL_COST = ProbeCost(launch_s=5.0, launch_power=0.7, settle_s=1.0, window_s=5.0, min_steps=3)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One search.
+
+    Attributes:
+        name: what is tuned, for people and as the stem of a run's name.
+        candidates: every configuration that may be probed.
+        steps: optimizer steps (or units of work) that make the solution.
+        baseline: what the user would run today; None where nothing tells.
+        cost: what probing is taken to cost before it is known.
+        asked: what identifies it: sections "job", "cluster", "space" or "recorded".
+        job, cluster: None for a recorded table.
+        unit_of_work: what one step is.
+        notes: what was assumed, one sentence each.
+    """
+
+    name: str
+    candidates: Candidates
+    steps: int
+    baseline: Configuration | None
+    cost: ProbeCost
+    asked: Mapping[str, Any]
+    job: TrainingJob | None = None
+    cluster: Cluster | None = None
+    unit_of_work: str = "optimizer step"
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def prior(self) -> Prior | None:
+        """The analytic model of this job on this cluster; None where there is neither."""
+        if self.job is None or self.cluster is None:
+            return None
+        from models.analytic import AnalyticModel
+
+        return AnalyticModel(self.job, self.cluster)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Job, cluster, space and versions, for the report's last page."""
+        return {
+            **{name: dict(section) for name, section in self.asked.items()},
+            "unit_of_work": self.unit_of_work,
+            "candidates": len(self.candidates),
+            "versions": versions(),
+        }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what made the result; "absent" where a package is not installed."""
+    import platform
+    from importlib import metadata
+
+    def version(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return "absent"
+
+    names = ("joulefront", "optuna", "scikit-learn", "ray", "torch", "deepspeed", "transformers")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def _check_steps(steps: int | None) -> None:
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise InvalidValue("steps", steps, "an integer of at least 1")
+
+
+def _digest(candidates: Candidates) -> str:
+    keys = "\n".join(sorted(configuration.key for configuration in candidates.configurations))
+    return hashlib.sha256(keys.encode()).hexdigest()[:16]
+
+
+def _space_section(name: str, candidates: Candidates) -> dict[str, Any]:
+    return {"name": name, "configurations": len(candidates), "digest": _digest(candidates)}
+
+
+def _job_section(job: TrainingJob) -> dict[str, Any]:
+    # The model as one JSON text: Hugging Face configs hold nulls, which TOML cannot say.
+    return {**job.to_json(), "model": json.dumps(dict(job.model), sort_keys=True)}
+
+
+def problem_of_job(
+    job: TrainingJob | str | Path | None = None,
+    cluster: Cluster | str = "auto",
+    space: str = "default",
+    *,
+    baseline: Configuration | None = None,
+) -> Problem:
+    """A job on a cluster.
+
+    Args:
+        job: a job, a shipped job's name, or the path of a job file; None is the default job.
+        cluster: a cluster, a name or path, or "auto" for this machine.
+        space: a search space's name or path.
+        baseline: what the user runs today; else the space's default configuration.
+
+    Raises:
+        InputError: any of them is not what it should be, or nothing can run.
+    """
+    if not isinstance(job, TrainingJob):
+        job = load_job(job)
+    if not isinstance(cluster, Cluster):
+        if cluster == "auto":
+            from workload.machine import detect_cluster
+
+            cluster = detect_cluster()
+        else:
+            cluster = load_cluster(cluster)
+    if baseline is None:
+        baseline = default_configuration(job, cluster)
+    elif broken := broken_rules(baseline, job, cluster):
+        raise InvalidConfiguration(baseline.key, broken)
+    valid = load_space(space).candidates(job, cluster)
+    able = [configuration for configuration in valid if not unrunnable(configuration)]
+    if not able:
+        raise InputError(
+            f"of space {space!r} nothing can be run yet: "
+            + "; ".join(unrunnable(valid.configurations[0]))
+        )
+    candidates = valid if len(able) == len(valid) else Candidates.from_configurations(able)
+    notes = []
+    if len(able) < len(valid):
+        notes.append(
+            f"{len(valid) - len(able)} of {len(valid)} configurations of space {space!r} are left "
+            "out: the built-in training program cannot run them yet"
+        )
+    if baseline in candidates:  # under the name that the candidates give it
+        baseline = candidates[candidates.index_of(baseline)]
+    else:
+        candidates = Candidates.from_configurations([baseline, *candidates])
+    return Problem(
+        name=job.name,
+        candidates=candidates,
+        steps=job.steps,
+        baseline=baseline,
+        cost=REAL_COST,
+        asked=plain(
+            {
+                "job": _job_section(job),
+                "cluster": asdict(cluster),
+                "space": _space_section(str(space), candidates),
+            }
+        ),
+        job=job,
+        cluster=cluster,
+        notes=tuple(notes),
+    )
+
+
+def _rank(value: Any) -> tuple[int, float]:
+    """Sorts numbers by size and below everything that is none."""
+    if isinstance(value, tuple):
+        return (0, sum(value) / len(value))
+    number = isinstance(value, int | float)
+    return (0, float(value)) if number else (1, 0.0)
+
+
+def _table_baseline(table: RecordedTable, group: TableGroup) -> Configuration:
+    """What the table names as its baseline; else its first launch, left at full clock and power.
+
+    A device that nobody tuned runs at its highest clock and power limit, so among the first row's
+    launch the highest live setting is taken. No measured value is looked at.
+    """
+    configurations = [point.configuration for point in group.points]
+    for configuration in configurations:
+        if table.baseline and all(
+            configuration.get(name) == value for name, value in table.baseline.items()
+        ):
+            return configuration
+    first = [c for c in configurations if c.launch == configurations[0].launch]
+    return max(first, key=lambda c: [_rank(value) for value in c.live.values()])
+
+
+def _table_problem(folder: Path, group: str | None, steps: int | None) -> tuple[Problem, Runner]:
+    from workload.replay import TableRunner
+
+    table = load_table(folder)
+    runner = TableRunner(table, group)
+    candidates = Candidates.from_configurations(p.configuration for p in runner.group.points)
+    problem = Problem(
+        name=table.name,
+        candidates=candidates,
+        steps=steps or 1,
+        baseline=_table_baseline(table, runner.group),
+        cost=ProbeCost(**asdict(table.cost)),
+        asked=plain(
+            {
+                "recorded": {
+                    "table": table.name,
+                    "path": str(folder.resolve()),
+                    "group": runner.group.name,
+                    "steps": steps or 1,
+                    "unit_of_work": table.unit_of_work,
+                },
+                "space": _space_section("recorded table", candidates),
+            }
+        ),
+        unit_of_work=table.unit_of_work,
+        notes=table.notes,
+    )
+    return problem, runner
+
+
+def _trace_problem(path: Path, steps: int | None) -> tuple[Problem, Runner]:
+    from workload.replay import TraceRunner
+
+    runner = TraceRunner(path)
+    folder = RunFolder(runner.path.parent.parent)
+    known = folder.read_asked() or {}
+    job, cluster = known_job(known), known_cluster(known)
+    launch_s = sorted(record.launch_s for record in runner.records)[len(runner.records) // 2]
+    baselines = [r for r in runner.records if r.request.purpose == "baseline"]
+    first = (baselines or list(runner.records))[0]
+    candidates = Candidates.from_configurations(runner.configurations)
+    steps = steps or (job.steps if job else 1)
+    recorded = {"trace": str(runner.path.resolve()), "steps": steps}
+    problem = Problem(
+        name=job.name if job else runner.path.stem,
+        candidates=candidates,
+        steps=steps,
+        baseline=first.request.configurations()[0],
+        cost=replace(REAL_COST, launch_s=launch_s),
+        asked=plain(
+            {
+                **{key: known[key] for key in ("job", "cluster") if key in known},
+                "recorded": recorded,
+                "space": _space_section("recorded trace", candidates),
+            }
+        ),
+        job=job,
+        cluster=cluster,
+        notes=runner.notes,
+    )
+    return problem, runner
+
+
+def recorded_problem(
+    path: str | Path, *, group: str | None = None, steps: int | None = None, seed: int = 0
+) -> tuple[Problem, Runner]:
+    """A recorded table's group or a trace, as a problem and the runner that answers it.
+
+    Args:
+        path: a folder with table.toml, a run folder, or a trace.
+        group: which search problem of a table.
+        steps: units of work that make the solution; a run's own job, or 1, when not given.
+        seed: of the draws among repeats.
+
+    Raises:
+        InputError: it is none of these, or is malformed.
+    """
+    path = Path(path)
+    _check_steps(steps)
+    table = path if path.is_dir() else path.parent
+    if (table / "table.toml").is_file() and path.suffix != ".jsonl":
+        problem, runner = _table_problem(table, group, steps)
+    elif path.is_file() or (path / "trace" / "probes.jsonl").is_file():
+        if group is not None:
+            raise InputError(f"{path} is a trace; only a recorded table has groups")
+        problem, runner = _trace_problem(path, steps)
+    else:
+        raise InputError(
+            f"{path} is nothing to replay; it must be a folder with table.toml and table.csv, "
+            "a run folder, or a trace (probes.jsonl)"
+        )
+    runner.seed = seed  # type: ignore[attr-defined]
+    return problem, runner
+
+
+def known_job(known: Mapping[str, Any]) -> TrainingJob | None:
+    """The job that study.toml or a result's `about` tells of; None where it tells of none.
+
+    Raises:
+        InputError: its section is no job.
+    """
+    section = known.get("job")
+    if not isinstance(section, Mapping):
+        return None
+    try:
+        return TrainingJob.from_json({**section, "model": json.loads(section["model"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the [job] of study.toml is not a job: {error}") from error
+
+
+def known_cluster(known: Mapping[str, Any]) -> Cluster | None:
+    """The cluster that study.toml or a result's `about` tells of; None where it tells of none.
+
+    Raises:
+        InputError: its section is no cluster.
+    """
+    section = known.get("cluster")
+    if not isinstance(section, Mapping):
+        return None
+
+    def build(cls: type, data: Mapping[str, Any]) -> Any:
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+
+    try:
+        cluster: Cluster = build(Cluster, {**section, "device": build(Device, section["device"])})
+        return cluster
+    except (KeyError, TypeError) as error:
+        raise InputError(f"the [cluster] of study.toml is not a cluster: {error}") from error
+
+
+_known_job, _known_cluster = known_job, known_cluster  # names that tuner.launch_files imports
+
+
+def problem_of_run(
+    folder: RunFolder, configurations: tuple[Configuration, ...], known: Mapping[str, Any]
+) -> Problem:
+    """The problem of a run that stands, from its study.toml; the candidates are those it visited.
+
+    Raises:
+        InputError: study.toml does not tell what was asked.
+    """
+    job, cluster = known_job(known), known_cluster(known)
+    recorded = known.get("recorded", {})
+    steps = recorded.get("steps") or (job.steps if job else None)
+    if steps is None:
+        raise InputError(f"{folder.asked} names neither a job nor a recording")
+    return Problem(
+        name=job.name if job else str(recorded.get("table", folder.name)),
+        candidates=Candidates.from_configurations(configurations),
+        steps=int(steps),
+        baseline=None,
+        cost=REAL_COST,
+        asked={k: known[k] for k in ("job", "cluster", "recorded", "space") if k in known},
+        job=job,
+        cluster=cluster,
+        unit_of_work=str(recorded.get("unit_of_work", "optimizer step")),
+    )

@@ -1,0 +1,368 @@
+"""The loop of a study: measure the baseline, then plan, submit, wait, record, tell, until enough.
+
+Every finished record goes to the trace first and to the study second. A probe that is expected to
+cost more than is left is not started, and a share of each limit is kept to measure the front again
+once the search is over. Nothing that goes wrong with a probe ends the loop; an interrupt ends it,
+and what was told stays told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from search_spaces.configuration import Configuration
+from search_spaces.errors import InputError
+from tuner.answer import front_of, measured_points, spent_kJ
+from tuner.decide import Constraints, decide
+from tuner.executors import Executor
+from tuner.problem import Problem
+from tuner.progress import Progress
+from tuner.result import Point
+from tuner.sampler import CandidateSampler, ProbePlan
+from tuner.settings import SearchSettings
+from tuner.study import StudyBook
+from tuner.wording import label, number, percent, varying_knobs
+from workload.probe import ProbeRecord, ProbeRequest
+from workload.trace import TraceWriter
+
+__all__ = ["Search"]
+
+#: Windows after which a configuration of the front has been measured often enough.
+ENOUGH_WINDOWS = 3
+#: A baseline that was cancelled is tried so often.
+BASELINE_TRIES = 2
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A probe that runs.
+
+    Attributes:
+        request: what was asked.
+        cost_kJ: what it is expected to use; 0 where nothing is known yet.
+        planned_kJ: the sampler's own prediction; NaN where it made none.
+    """
+
+    request: ProbeRequest
+    cost_kJ: float
+    planned_kJ: float
+
+
+class Search:
+    """One session of a study.
+
+    Args:
+        problem: what is searched.
+        executor: runs the probes.
+        sampler: plans them.
+        book: the study.
+        writer: the trace.
+        settings: what may be spent.
+        constraints: what the user asked; the choice under them is measured again first.
+        records: probes of earlier sessions; the list is appended to.
+        first_number: number of the next probe.
+        spent_s: seconds of earlier sessions.
+        notify: told of everything that happens.
+    """
+
+    def __init__(
+        self,
+        *,
+        problem: Problem,
+        executor: Executor,
+        sampler: CandidateSampler,
+        book: StudyBook,
+        writer: TraceWriter,
+        settings: SearchSettings,
+        constraints: Constraints,
+        records: list[ProbeRecord],
+        first_number: int = 0,
+        spent_s: float = 0.0,
+        notify: Callable[[Progress], None] = lambda event: None,
+    ) -> None:
+        self.records = records
+        self._problem, self._executor, self._sampler = problem, executor, sampler
+        self._book, self._writer = book, writer
+        self._settings, self._constraints, self._notify = settings, constraints, notify
+        self._number, self._spent_s = first_number, spent_s
+        self._began_s = executor.now_s()
+        self._flying: dict[str, _Flight] = {}
+        self._ratios: list[float] = []  # what probes used over what the sampler predicted
+        self._stopped = ""
+        self._varying = varying_knobs(problem.candidates.configurations)
+
+    # -- what is used and what is left -----------------------------------------------------------
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of this session and the earlier ones, on the executor's clock."""
+        return self._spent_s + self._executor.now_s() - self._began_s
+
+    @property
+    def _probes(self) -> int:
+        """Probes made and in flight. What was cancelled was no probe."""
+        done = sum(r.failure is None or r.failure.kind != "cancelled" for r in self.records)
+        return done + len(self._flying)
+
+    @property
+    def _enough_launches(self) -> bool:
+        """Whether the least number of distinct launches is measured."""
+        launches = {r.request.launch for r in self.records if r.measurements}
+        every = len(self._problem.candidates.launches)
+        return len(launches) >= min(self._settings.min_probes, every)
+
+    def _limit(self, cost_kJ: float, keep: bool) -> str:
+        """Why a probe of this expected cost may not start; empty where it may.
+
+        Args:
+            cost_kJ: expected joules; 0 where unknown.
+            keep: leave the share that is kept for measuring the front again.
+        """
+        settings = self._settings
+        again = [record for record in self.records if record.request.purpose == "remeasure"]
+        if settings.max_probes is not None:
+            kept = max(0, settings.reserved_probes - len(again)) if keep else 0
+            if self._probes >= settings.max_probes - kept:
+                return f"the {settings.max_probes} probes that it may make are made"
+        if settings.probe_budget_kJ is not None:
+            reserved = math.fsum(flight.cost_kJ for flight in self._flying.values())
+            left = settings.probe_budget_kJ - spent_kJ(self.records) - reserved
+            kept_kJ = settings.remeasure_share * settings.probe_budget_kJ - spent_kJ(again)
+            if left <= 0 or cost_kJ > left - (max(0.0, kept_kJ) if keep else 0.0):
+                estimated = label(self._executor.meter.estimated)
+                return (
+                    f"the next probe would take about {number(cost_kJ)} kJ and {number(left)} kJ "
+                    f"of the probe budget of {number(settings.probe_budget_kJ)} kJ are left"
+                    f"{estimated}"
+                )
+        if settings.search_s is not None:
+            last = [record.wall_s for record in self.records if record.ok]
+            expected = statistics.median(last) if last else 0.0
+            # The least number of launches comes before measuring any of them again.
+            kept_s = settings.remeasure_share * settings.search_s
+            kept_s = max(0.0, kept_s - math.fsum(record.wall_s for record in again))
+            if not (keep and self._enough_launches):
+                kept_s = 0.0
+            if self.elapsed_s + expected > settings.search_s - kept_s:
+                return f"its {number(settings.search_s)} s are over"
+        return ""
+
+    def _expected_kJ(self, configurations: Sequence[Configuration], planned_kJ: float) -> float:
+        """What a probe is expected to use, kilojoules.
+
+        From an earlier probe of the same launch where there is one; else the sampler's prediction
+        times what such predictions were off so far; else what probes used so far a setting
+        visited; before any probe, the analytic model; 0 where there is none.
+        """
+        count = len(configurations)
+        same = [
+            record
+            for record in self.records
+            if record.request.launch == configurations[0].launch and record.measurements
+        ]
+        known = same or [record for record in self.records if record.measurements]
+        if not same and math.isfinite(planned_kJ):
+            return planned_kJ * (statistics.median(self._ratios) if self._ratios else 1.0)
+        if known:
+            each = [
+                (record.energy_J - sum(m.energy_J for m in record.measurements))
+                + count * statistics.fmean(m.energy_J for m in record.measurements)
+                for record in known
+            ]
+            return statistics.median(each) / 1000
+        if self._problem.prior is None:
+            return 0.0
+        said = self._problem.prior.predict(list(configurations))
+        cost = self._problem.cost
+        visits = cost.visit_J(said.power_W, said.step_time_s)
+        return float(cost.launch_J(said.power_W)[0] + visits.sum()) / 1000
+
+    def _time_limit_s(self) -> float:
+        """Five times the longest good probe, at least a minute, at most what the settings say."""
+        walls = [record.wall_s for record in self.records if record.ok]
+        if len(walls) < 2:
+            return self._settings.time_limit_s
+        return min(self._settings.time_limit_s, max(60.0, 5 * max(walls)))
+
+    # -- what to run next ------------------------------------------------------------------------
+
+    def _next(self) -> tuple[ProbeRequest, float, str] | None:
+        """The next probe, its planned kilojoules and why; None to wait, or to end when idle."""
+        if self._baseline_due():
+            baseline = self._problem.baseline
+            assert baseline is not None
+            if not self._limit(self._expected_kJ([baseline], math.nan), keep=False):
+                return self._request([baseline], "baseline"), math.nan, "the baseline"
+        if not self._stopped:
+            plan = self._planned()
+            if plan is not None:
+                request = self._request(plan.configurations, "search")
+                return request, plan.cost_J / 1000, _why(plan)
+        if self._flying or not self._stopped:
+            return None  # what is in flight may change the front
+        again = self._again()
+        if again:
+            return self._request(again, "remeasure"), math.nan, "the front, measured again"
+        return None
+
+    def _request(self, configurations: Sequence[Configuration], purpose: str) -> ProbeRequest:
+        return ProbeRequest(
+            probe_id=f"p{self._number:04d}",
+            launch=configurations[0].launch,
+            live=tuple(configuration.live for configuration in configurations),
+            window=self._settings.window,
+            time_limit_s=self._time_limit_s(),
+            purpose=purpose,
+        )
+
+    def _baseline_due(self) -> bool:
+        if self._problem.baseline is None:
+            return False
+        tried = [record for record in self.records if record.request.purpose == "baseline"]
+        flying = any(f.request.purpose == "baseline" for f in self._flying.values())
+        settled = any(
+            record.measurements or (record.failure and record.failure.kind != "cancelled")
+            for record in tried
+        )
+        return not (flying or settled or len(tried) >= BASELINE_TRIES)
+
+    def _planned(self) -> ProbePlan | None:
+        """The sampler's next probe, if it is worth it and affordable; sets `_stopped` if not."""
+        keep = any(record.measurements for record in self.records)
+        reason = self._limit(0.0, keep=keep)
+        if reason:
+            self._stopped = f"The search ended because {reason}."
+            return None
+        plan = self._sampler.plan(self._book.study)
+        if plan is None:
+            if not self._flying:
+                self._stopped = "The search ended because every candidate was tried."
+            return None
+        if self._enough_launches and plan.expected_gain < self._settings.least_gain:
+            if not self._flying:
+                self._stopped = (
+                    "The search ended because nothing left is worth its joules: the best probe is "
+                    f"expected to add {percent(plan.expected_gain)} to the front's hypervolume."
+                )
+            return None
+        cost_kJ = self._expected_kJ(plan.configurations, plan.cost_J / 1000)
+        reason = self._limit(cost_kJ, keep=keep)
+        if reason:
+            self._stopped = f"The search ended because {reason}."
+            return None
+        return plan
+
+    def _again(self) -> list[Configuration]:
+        """Settings of one launch to measure again: the choice first, then the least measured."""
+        made = [record for record in self.records if record.request.purpose == "remeasure"]
+        share = self._settings.remeasure_share
+        allowed = self._settings.reserved_probes or max(1, round(share * len(self.records)))
+        if len(made) >= allowed:
+            return []
+        points = measured_points(self.records, self._problem.steps)
+        front = front_of(points)
+        best, _ = decide(points, front, self._constraints)
+        failed = {record.request.launch for record in made if not record.ok}
+        wanted = [p for p in front if p.windows < ENOUGH_WINDOWS]
+        if best is not None and best.windows < ENOUGH_WINDOWS and best not in wanted:
+            wanted.append(best)
+        wanted = [p for p in wanted if p.configuration.launch not in failed]
+        if not wanted:
+            return []
+        first = min(wanted, key=lambda p: (p.windows, p is not best))
+        launch = first.configuration.launch
+        together = [p.configuration for p in wanted if p.configuration.launch == launch]
+        together = together[: self._sampler.max_live]
+        if first.configuration not in together:
+            together[-1] = first.configuration
+        if self._limit(self._expected_kJ(together, math.nan), keep=False):
+            return []
+        return together
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Run to the end; returns why it ended, as a sentence.
+
+        Raises:
+            KeyboardInterrupt: after what was in flight is marked interrupted.
+            InputError: the disk or the storage failed; the trace holds every finished probe.
+        """
+        try:
+            while True:
+                self._fill()
+                if not self._flying:
+                    return self._stopped
+                record = self._executor.wait()
+                if record is not None:
+                    self._finish(record)
+        except BaseException:
+            self._executor.close()
+            with contextlib.suppress(InputError):  # a storage that is gone cannot be told either
+                self._book.interrupt("the driver was stopped")
+            raise
+
+    def _fill(self) -> None:
+        while self._executor.in_flight < max(1, self._executor.capacity):
+            step = self._next()
+            if step is None:
+                return
+            request, planned_kJ, why = step
+            cost_kJ = self._expected_kJ(request.configurations(), planned_kJ)
+            self._number += 1
+            self._flying[request.probe_id] = _Flight(request, cost_kJ, planned_kJ)
+            self._say("started", why, request=request)
+            self._book.ask(request)
+            self._executor.submit(request)
+
+    def _finish(self, record: ProbeRecord) -> None:
+        flight = self._flying.get(record.request.probe_id)
+        if flight is None:
+            return
+        self._writer.append(record)
+        self.records.append(record)
+        self._book.tell(record)
+        del self._flying[record.request.probe_id]
+        if record.ok and flight.planned_kJ > 0:
+            self._ratios.append(record.energy_J / 1000 / flight.planned_kJ)
+        front = front_of(measured_points(self.records, self._problem.steps))
+        self._say("finished", record=record, front=front)
+
+    def note(self, sentence: str) -> None:
+        """Tell whoever listens."""
+        self._notify(Progress("note", self._executor.meter, message=sentence))
+
+    def _say(
+        self,
+        kind: str,
+        message: str = "",
+        *,
+        request: ProbeRequest | None = None,
+        record: ProbeRecord | None = None,
+        front: tuple[Point, ...] = (),
+    ) -> None:
+        self._notify(
+            Progress(
+                kind,  # type: ignore[arg-type]
+                self._executor.meter,
+                message=message,
+                request=request,
+                record=record,
+                front=front,
+                spent_kJ=spent_kJ(self.records),
+                probe_budget_kJ=self._settings.probe_budget_kJ,
+                probes=len(self.records),
+                max_probes=self._settings.max_probes,
+                varying=self._varying,
+            )
+        )
+
+
+def _why(plan: ProbePlan) -> str:
+    if math.isfinite(plan.expected_gain):
+        return f"{plan.reason}: {percent(plan.expected_gain)} of the front's hypervolume"
+    return plan.reason

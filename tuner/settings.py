@@ -1,0 +1,82 @@
+"""How a search is run: what it may spend, when it stops, how long it measures.
+
+With nothing said, a search makes at most `DEFAULT_PROBES` probes and starts none after
+`DEFAULT_SEARCH_S` seconds, which on a machine without a GPU is a few minutes; as soon as the user
+gives a limit of their own, theirs alone holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from search_spaces.errors import InvalidValue
+from workload.probe import WindowPolicy
+
+__all__ = ["SearchSettings", "check_positive"]
+
+DEFAULT_PROBES = 14
+DEFAULT_SEARCH_S = 240.0
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raise InvalidValue unless `value` is None or a finite number above zero."""
+    if value is None:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise InvalidValue(name, value, "a number greater than 0")
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What a search may spend and when it stops.
+
+    Attributes:
+        probe_budget_kJ: energy that all probes together may use; None is no limit.
+        max_probes: probes, the baseline and the failed ones included; None is no limit.
+        search_s: no probe starts after this many seconds, and none that is expected to end later.
+        min_probes: launches before "nothing is worth its joules" may end the search.
+        least_gain: the search ends when the best probe is expected to add less than this share to
+            the front's hypervolume.
+        remeasure_share: share of every limit that is kept to measure the front again.
+        window: how long each live setting is measured.
+        time_limit_s: a probe is killed after this; a shorter limit is set once some have ended.
+        seed: of everything random.
+    """
+
+    probe_budget_kJ: float | None = None
+    max_probes: int | None = None
+    search_s: float | None = None
+    min_probes: int = 8
+    least_gain: float = 0.005
+    remeasure_share: float = 0.15
+    window: WindowPolicy = field(default_factory=WindowPolicy)
+    time_limit_s: float = 300.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("probe_budget_kJ", "search_s", "time_limit_s"):
+            check_positive(name, getattr(self, name))
+        if self.max_probes is not None and (
+            not isinstance(self.max_probes, int)
+            or isinstance(self.max_probes, bool)
+            or self.max_probes < 1
+        ):
+            raise InvalidValue("max_probes", self.max_probes, "an integer of at least 1")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise InvalidValue("seed", self.seed, "an integer of at least 0")
+
+    @property
+    def reserved_probes(self) -> int:
+        """How many of `max_probes` are kept for measuring the front again."""
+        if self.max_probes is None or self.max_probes < 3:
+            return 0
+        return max(1, round(self.remeasure_share * self.max_probes))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "window": asdict(self.window),
+        }

@@ -1,0 +1,387 @@
+"""The Optuna study: one trial a measurement, two objectives, and resume.
+
+The trace is the truth and the study its index: a record is on disk in the trace before the study
+is told of it, and opening a study brings the two together again. What the trace holds and the
+study was never told is told; what a dead driver left running becomes a failed trial that may be
+asked again. The study lives in a journal beside the trace, or behind a storage URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from search_spaces.configuration import Configuration
+from search_spaces.errors import InputError
+from tuner.decide import Constraints
+from tuner.sampler import CandidateSampler
+from workload.probe import Measurement, ProbeRecord, ProbeRequest
+from workload.trace import repair_torn_tail
+
+__all__ = ["METRICS", "StudyBook", "open_storage"]
+
+#: The objectives, in their order; both are minimised.
+METRICS = ("energy_to_solution_kJ", "time_to_solution_s")
+#: A storage that has not answered after this many seconds is said not to answer.
+STORAGE_TIMEOUT_S = 8.0
+#: `failure` of a trial whose driver died or was stopped: it says nothing of the configuration, and
+#: the sampler may propose it again.
+INTERRUPTED = "cancelled"
+
+Opened = TypeVar("Opened")
+
+
+def _within(timeout_s: float, what: str, call: Callable[[], Opened]) -> Opened:
+    """The result of `call`, or one sentence when it fails or takes too long."""
+    answer: list[Opened] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            answer.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True, name="open storage")
+    thread.start()
+    thread.join(timeout_s)
+    if answer:
+        return answer[0]
+    if not errors:
+        raise InputError(f"{what} did not answer within {timeout_s:g} s; is it up and reachable?")
+    error = errors[0]
+    if isinstance(error, InputError):
+        raise error
+    if isinstance(error, ImportError):
+        raise InputError(
+            f"{what} needs a driver that is not installed ({getattr(error, 'name', None) or error})"
+        ) from error
+    reason = " ".join(str(error).split()) or type(error).__name__
+    raise InputError(f"{what} cannot be opened: {reason[:200]}") from error
+
+
+def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
+    """The study's storage.
+
+    Args:
+        url: a database, as SQLAlchemy names it ("sqlite:///study.db", "postgresql://host/name");
+            None for the journal.
+        journal: the journal's file; a torn last line is put aside first.
+
+    Raises:
+        InputError: the URL is malformed, its driver is not installed, or it does not answer within
+            STORAGE_TIMEOUT_S seconds; or the journal cannot be read.
+    """
+    if url is None:
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        def open_journal() -> optuna.storages.BaseStorage:
+            journal.parent.mkdir(parents=True, exist_ok=True)
+            repair_torn_tail(journal)
+            return JournalStorage(JournalFileBackend(str(journal)))
+
+        # An abandoned lock of a killed writer is broken only after Optuna's grace of 30 s.
+        return _within(45.0, f"the journal {journal}", open_journal)
+
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise InputError(
+            f"storage {url!r} is not a URL; it must be like sqlite:///study.db or "
+            "postgresql://user@host/name"
+        ) from error
+    shown = parsed.render_as_string(hide_password=True)
+
+    def open_database() -> optuna.storages.BaseStorage:
+        return optuna.storages.RDBStorage(url)
+
+    return _within(STORAGE_TIMEOUT_S, f"storage {shown!r}", open_database)
+
+
+@contextlib.contextmanager
+def _storage_trouble(where: str) -> Iterator[None]:
+    """A storage that stops answering in the middle, as one sentence."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError, OSError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise InputError(
+            f"{where} stopped answering ({reason[:160]}); every finished probe is in the trace, "
+            "so the same command goes on from here once it answers"
+        ) from error
+
+
+def _set_constraints(trial: Trial, values: Mapping[str, float]) -> None:
+    """Record constraint values (0 or less is feasible), each by its name.
+
+    optuna-dashboard 0.21 reads only the list that Optuna 4 wrote under the system attribute
+    "constraints"; it is written as well, and Optuna reads it back as keys "0", "1", ... of the
+    same sign. This is the one place that knows.
+    """
+    if not values:
+        return
+    for name, value in values.items():
+        trial.set_constraint(name, value)
+    trial.storage.set_trial_system_attr(trial._trial_id, "constraints", list(values.values()))
+
+
+def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, Any]:
+    """A measurement as flat attributes: numbers become sortable columns of the dashboard."""
+    relative = {
+        "step_time_rse": measurement.step_time_se_s / measurement.step_time_s,
+        "power_rse": measurement.power_se_W / measurement.power_W,
+    }
+    attrs: dict[str, Any] = {
+        "step_time_s": measurement.step_time_s,
+        "power_W": measurement.power_W,
+        **relative,
+        "steps": measurement.steps,
+        "window_s": measurement.window_s,
+        "window_J": measurement.energy_J,
+        "probe_kJ": record.energy_J / 1000,
+        "temperature_C": measurement.temperature_C,
+        "peak_memory_GB": (measurement.peak_memory_bytes or math.nan) / 1e9,
+        "scope": record.meter.scope,
+        "meter": record.meter.name,
+        "estimated": record.meter.estimated,
+        **{f"delivered_{name}": value for name, value in measurement.delivered.items()},
+    }
+    if measurement.flags:
+        attrs["flags"] = "; ".join(measurement.flags)
+    return {
+        name: value
+        for name, value in attrs.items()
+        if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    }
+
+
+class StudyBook:
+    """The study of one run: asks and tells whole probes, and resumes.
+
+    Args:
+        name: the study's name in its storage.
+        storage: from `open_storage`.
+        sampler: the study's sampler.
+        steps: optimizer steps that make the solution.
+        constraints: what the user asked; written on each trial.
+        driver: identity of this run's folder. Several drivers may share a storage; each resumes
+            only its own trials.
+        identity: digest of what is searched; a study of the same name about something else is
+            refused.
+
+    Raises:
+        InputError: the storage holds a study of that name that is not this one.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        storage: optuna.storages.BaseStorage,
+        sampler: CandidateSampler,
+        steps: int,
+        constraints: Constraints,
+        driver: str,
+        identity: str,
+    ) -> None:
+        self._sampler, self._steps, self._constraints = sampler, steps, constraints
+        self._driver = driver
+        self._where = f"the storage of study {name!r}"
+        self._open: dict[str, dict[Configuration, Trial]] = {}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with _storage_trouble(self._where):
+            self.study = optuna.create_study(
+                storage=storage,
+                study_name=name,
+                directions=["minimize", "minimize"],
+                sampler=sampler,
+                load_if_exists=True,
+            )
+            if len(self.study.directions) != 2 or (
+                self.study.user_attrs.get("identity", identity) != identity
+            ):
+                raise InputError(
+                    f"the storage already holds a study {name!r} about another job, cluster or "
+                    "space; give another name"
+                )
+            self.study.set_user_attr("identity", identity)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                self.study.set_metric_names(list(METRICS))
+
+    def ask(self, request: ProbeRequest) -> None:
+        """Make one running trial a configuration of the probe; the sampler sees them as pending."""
+        with _storage_trouble(self._where):
+            self._open[request.probe_id] = {
+                configuration: self._ask(request, configuration)
+                for configuration in request.configurations()
+            }
+
+    def _ask(self, request: ProbeRequest, configuration: Configuration) -> Trial:
+        attrs = {
+            "configuration": configuration.key,
+            "probe_id": request.probe_id,
+            "purpose": request.purpose,
+            "driver": self._driver,
+        }
+        params = self._sampler.params_of(configuration)
+        distributions = self._sampler.distributions()
+        running = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=params,
+            distributions={name: distributions[name] for name in params},
+            user_attrs=attrs,
+        )
+        # NOTE: not enqueue_trial() and ask(): of two drivers on one storage each could pop what
+        # the other queued, and a crash between the two calls would leave a trial waiting.
+        study_id = self.study._study_id
+        number = self.study._storage.create_new_trial(study_id, template_trial=running)
+        return Trial(self.study, number)
+
+    def tell(self, record: ProbeRecord) -> None:
+        """Finish the probe's trials: measured ones complete, the others fail.
+
+        Call it only after the record is in the trace.
+        """
+        trials = self._open.pop(record.request.probe_id)
+        measured = {m.live: m for m in record.measurements}
+        with _storage_trouble(self._where):
+            for configuration, trial in trials.items():
+                self._tell(record, measured.get(configuration.live), trial)
+
+    def _tell(self, record: ProbeRecord, measurement: Measurement | None, trial: Trial) -> None:
+        if measurement is None:
+            failure = record.failure
+            self._fail(
+                trial,
+                failure.kind if failure else "crash",
+                failure.message if failure else "the probe ended without this measurement",
+            )
+            return
+        for name, value in _measured_attrs(record, measurement).items():
+            trial.set_user_attr(name, value)
+        energy_kJ = measurement.energy_per_step_J * self._steps / 1000
+        time_s = measurement.step_time_s * self._steps
+        excess = self._constraints.excess(energy_kJ, time_s, measurement.power_W)
+        _set_constraints(trial, excess)
+        self.study.tell(trial, [energy_kJ, time_s])
+
+    def _fail(self, trial: Trial, kind: str, message: str) -> None:
+        trial.set_user_attr("failure", kind)
+        trial.set_user_attr("failure_message", message[:500])
+        self.study.tell(trial, state=TrialState.FAIL)
+
+    def interrupt(self, why: str) -> None:
+        """Fail every trial that this driver has open; they may be asked again."""
+        with _storage_trouble(self._where):
+            for trials in self._open.values():
+                for trial in trials.values():
+                    self._fail(trial, INTERRUPTED, f"interrupted: {why}")
+        self._open.clear()
+
+    def _mine(self) -> list[FrozenTrial]:
+        return [
+            trial
+            for trial in self.study.get_trials(deepcopy=False)
+            if trial.user_attrs.get("driver") == self._driver
+        ]
+
+    def reconcile(self, records: Sequence[ProbeRecord]) -> tuple[str, ...]:
+        """Bring the study to what the trace says, after whatever ended the driver before.
+
+        Args:
+            records: the trace.
+
+        Returns:
+            What was mended, one sentence each.
+        """
+        told = failed = 0
+        with _storage_trouble(self._where):
+            trials = self._newest()
+            for record in records:
+                for configuration in record.request.configurations():
+                    place = (record.request.probe_id, configuration.key)
+                    told += self._tell_again(record, configuration, trials.pop(place, None))
+            for trial in trials.values():
+                if trial.state == TrialState.RUNNING:
+                    failed += 1
+                    self._fail(
+                        Trial(self.study, trial._trial_id),
+                        INTERRUPTED,
+                        "interrupted: its driver ended before the probe did",
+                    )
+        notes = []
+        if told:
+            notes.append(f"{told} measurement{'s' * (told != 1)} of the trace told to the study")
+        if failed:
+            notes.append(
+                f"{failed} trial{'s' * (failed != 1)} that an earlier driver left running "
+                "marked interrupted"
+            )
+        return tuple(notes)
+
+    def _newest(self) -> dict[tuple[str, str], FrozenTrial]:
+        """This driver's trials by probe and configuration; of several the one that says most."""
+        worth = {TrialState.COMPLETE: 2, TrialState.RUNNING: 1}
+        trials = sorted(self._mine(), key=lambda trial: worth.get(trial.state, 0))
+        return {
+            (trial.user_attrs["probe_id"], trial.user_attrs["configuration"]): trial
+            for trial in trials
+        }
+
+    def _tell_again(
+        self, record: ProbeRecord, configuration: Configuration, known: FrozenTrial | None
+    ) -> bool:
+        """Tell one configuration of a record if the study was not; whether it was needed."""
+        measurement = {m.live: m for m in record.measurements}.get(configuration.live)
+        if known is not None and known.state == TrialState.RUNNING:
+            trial = Trial(self.study, known._trial_id)
+        elif known is None or (
+            known.state == TrialState.FAIL
+            and known.user_attrs.get("failure") == INTERRUPTED
+            and measurement is not None
+        ):
+            trial = self._ask(record.request, configuration)
+        else:
+            return False
+        self._tell(record, measurement, trial)
+        return True
+
+    def set_user_attrs(self, attrs: Mapping[str, Any]) -> None:
+        """Attributes of the study itself, for the dashboard."""
+        with _storage_trouble(self._where):
+            for name, value in attrs.items():
+                self.study.set_user_attr(name, value)
+
+
+def new_driver_id() -> str:
+    """Identity of a run folder among those that share a storage."""
+    return uuid.uuid4().hex[:12]
+
+
+def next_probe_number(records: Iterable[ProbeRecord], study: optuna.Study, driver: str) -> int:
+    """The first number that no probe of this run bears, in the trace or among its trials."""
+    names = [record.request.probe_id for record in records]
+    names += [
+        trial.user_attrs.get("probe_id", "")
+        for trial in study.get_trials(deepcopy=False)
+        if trial.user_attrs.get("driver") == driver
+    ]
+    numbers = [int(name[1:]) for name in names if name[:1] == "p" and name[1:].isdigit()]
+    return max(numbers, default=-1) + 1

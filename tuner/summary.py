@@ -1,0 +1,193 @@
+"""The answer as plain text: the front as a table and as a small plot, the choice, what it cost.
+
+Aligned columns and characters that every terminal and log file shows; no colour. What nobody
+metered is followed by "(estimated)", as everywhere (`tuner.wording`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tuner.result import Point, Result
+from tuner.wording import (
+    Units,
+    comparison,
+    is_estimated,
+    knobs,
+    label,
+    number,
+    payback,
+    percent,
+    units_of,
+    varying_knobs,
+)
+from workload.probe import ProbeRecord
+
+__all__ = ["front_lines", "plot_lines", "record_lines", "summary_lines"]
+
+_WIDTH, _HEIGHT = 60, 12
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns aligned to the right, the last one to the left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return [
+        "  ".join(
+            [*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def front_lines(
+    points: Sequence[Point], names: Sequence[str] | None = None, *, intervals: bool = False
+) -> list[str]:
+    """Points as aligned columns: time, energy (labelled where estimated), power, knobs.
+
+    Args:
+        points: in the order in which they are shown.
+        names: the knobs to show; those that vary over the points when not given.
+        intervals: also show 90 % intervals, windows and the probability of being non-dominated.
+    """
+    if not points:
+        return ["nothing measured"]
+    if names is None:
+        names = varying_knobs(point.configuration for point in points)
+    units = Units.for_values(
+        (p.energy_to_solution_kJ for p in points), (p.time_to_solution_s for p in points)
+    )
+    estimated = label(any(point.meter.estimated for point in points))
+    more = ["90 %", "90 %", "windows", "on front"] if intervals else []
+    heads = ["time to solution", f"energy to solution{estimated}", f"power{estimated}"]
+    if intervals:
+        heads = [heads[0], more[0], heads[1], more[1], heads[2], *more[2:]]
+    rows = [[*heads, ""]]
+    for p in points:
+        row = [
+            units.time_text(p.time_to_solution_s),
+            units.energy_text(p.energy_to_solution_kJ),
+            f"{number(p.power_W)} W",
+        ]
+        if intervals:
+            row.insert(1, units.interval_text(p.time_interval_s, units.s))
+            row.insert(3, units.interval_text(p.energy_interval_kJ, units.kJ))
+            row += [str(p.windows), percent(p.p_nondominated)]
+        rows.append([*row, " ".join(knobs(p.configuration, names)) or p.configuration.key])
+    return _table(rows)
+
+
+def plot_lines(result: Result) -> list[str]:
+    """Energy against time on logarithmic axes: o front, . dominated, B baseline, X the choice.
+
+    The axes span front, baseline and choice; dominated points beyond them are not drawn.
+    """
+    shown = [*result.front, *(p for p in (result.baseline, result.best) if p is not None)]
+    if len({point.configuration for point in shown}) < 2:
+        return []
+    x = [math.log(point.time_to_solution_s) for point in shown]
+    y = [math.log(point.energy_to_solution_kJ) for point in shown]
+    span_x, span_y = max(x) - min(x) or 1.0, max(y) - min(y) or 1.0
+    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    front = {point.configuration for point in result.front}
+    marks = [(point, "o" if point.configuration in front else ".") for point in result.points]
+    marks.sort(key=lambda mark: mark[1] == "o")  # what matters more is drawn later
+    marks += [(p, mark) for p, mark in ((result.baseline, "B"), (result.best, "X")) if p]
+    for point, mark in marks:
+        column = (math.log(point.time_to_solution_s) - min(x)) / span_x * (_WIDTH - 1)
+        row = (max(y) - math.log(point.energy_to_solution_kJ)) / span_y * (_HEIGHT - 1)
+        if -0.5 <= column < _WIDTH - 0.5 and -0.5 <= row < _HEIGHT - 0.5:
+            grid[round(row)][round(column)] = mark
+    units = units_of(result)
+    top = units.energy_text(math.exp(max(y)))
+    bottom = units.energy_text(math.exp(min(y)))
+    width = max(len(top), len(bottom))
+    sides = [top, *[""] * (_HEIGHT - 2), bottom]
+    lines = [f"{sides[i]:>{width}} |{''.join(row).rstrip()}" for i, row in enumerate(grid)]
+    left, right = units.time_text(math.exp(min(x))), units.time_text(math.exp(max(x)))
+    lines.append(f"{'':>{width}} +{'-' * _WIDTH}")
+    lines.append(f"{'':>{width}}  {left}{right:>{_WIDTH - len(left)}}")
+    estimated = label(is_estimated(result))
+    lines.append(
+        f"{'':>{width}}  energy{estimated} over time to solution, log axes: "
+        "o front  . dominated  B baseline  X choice"
+    )
+    return lines
+
+
+def summary_lines(result: Result) -> list[str]:
+    """What `tuner optimize` ends with."""
+    units = units_of(result)
+    estimated = label(is_estimated(result))
+    names = varying_knobs(point.configuration for point in result.points)
+    lines = [result.stopped, ""]
+    lines.append(
+        f"Front of {result.name}: {len(result.front)} of {len(result.points)} measured "
+        f"configurations, {result.steps:,} x {result.about.get('unit_of_work', 'step')}"
+    )
+    lines += front_lines(result.front, names, intervals=True)
+    lines += ["", *plot_lines(result)]
+    if result.baseline is not None:
+        lines += [
+            "",
+            "Baseline: "
+            f"{units.energy_text(result.baseline.energy_to_solution_kJ)}{estimated} and "
+            f"{units.time_text(result.baseline.time_to_solution_s)} with "
+            + (" ".join(knobs(result.baseline.configuration, names)) or "default"),
+        ]
+    lines += ["", f"Choice: {result.choice.sentence}"]
+    if comparison(result, units):
+        lines.append(comparison(result, units))
+    spent = result.spent
+    failed = f", {spent.failed} failed" if spent.failed else ""
+    lines.append(
+        f"Spent: {number(spent.energy_kJ)} kJ{estimated} and {number(spent.time_s)} s in "
+        f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"
+    )
+    if result.leave_one_out is not None:
+        loo = result.leave_one_out
+        lines.append(
+            f"Surrogates, leave-one-out: median error {percent(loo.time_error)} of step time and "
+            f"{percent(loo.power_error)} of power."
+        )
+    for record in result.failures:
+        assert record.failure is not None
+        lines.append(
+            f"Failed: {record.request.probe_id} {record.request.launch.key}: "
+            f"{record.failure.kind.replace('_', ' ')}: {record.failure.message}"
+        )
+    if result.report_path is not None:
+        lines.append(f"Report: {result.report_path}")
+    return lines
+
+
+def record_lines(record: ProbeRecord) -> list[str]:
+    """One probe's record for people: what was asked, measured, and what it cost."""
+    estimated = label(record.meter.estimated)
+    lines = [f"probe {record.request.launch.key}"]
+    for m in record.measurements:
+        error = m.step_time_se_s / m.step_time_s
+        lines += [
+            f"  live            {m.live.key if m.live else 'left to the device'}",
+            f"  step time       {number(m.step_time_s)} s"
+            + (f" +- {percent(error)}" if math.isfinite(error) else ""),
+            f"  power           {number(m.power_W)} W{estimated}",
+            f"  energy a step   {number(m.energy_per_step_J)} J{estimated}",
+            f"  window          {m.steps} steps in {number(m.window_s)} s",
+        ]
+        if m.delivered:
+            pairs = ", ".join(f"{name} {number(value)}" for name, value in m.delivered.items())
+            lines.append(f"  delivered       {pairs}")
+        if m.peak_memory_bytes is not None:
+            lines.append(f"  peak memory     {number(m.peak_memory_bytes / 1e9)} GB, fullest rank")
+        lines += [f"  note            {flag}" for flag in m.flags]
+    lines += [
+        f"meter {record.meter.name}: {record.meter.scope} scope, {record.meter.source}{estimated}",
+        f"cost {number(record.energy_J)} J{estimated} and {number(record.wall_s)} s, of which the "
+        f"launch {number(record.launch_s)} s",
+    ]
+    if record.failure is not None:
+        kind = record.failure.kind.replace("_", " ")
+        lines.append(f"failed: {kind}: {record.failure.message}")
+        lines += [f"  | {line}" for line in record.failure.log_tail.splitlines()]
+    return lines

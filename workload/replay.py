@@ -1,0 +1,208 @@
+"""Runners that answer from what was recorded instead of starting processes.
+
+`TraceRunner` answers from a trace of this project's own recorder, `TableRunner` from a recorded
+table. Whoever calls them cannot tell them from the real runner: they return records with windows,
+spreads and costs, and a configuration that was never recorded is a refused probe. A visit's draw
+depends only on the seed, the configuration and the probe's name, so a resumed study sees what an
+uninterrupted one would have seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+from search_spaces.configuration import Configuration, Settings
+from search_spaces.errors import InputError
+from workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from workload.table import RecordedTable, TableGroup, TablePoint
+from workload.trace import read_trace
+
+__all__ = ["TableRunner", "TraceRunner"]
+
+
+def _draws(seed: int, configuration: Configuration, probe_id: str) -> np.random.Generator:
+    """Random numbers of one visit, the same in whatever order the visits come."""
+    text = f"{seed}\n{configuration.key}\n{probe_id}".encode()
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
+
+
+def _never_recorded(missing: list[Settings], launch: Settings, where: str) -> Failure:
+    return Failure(
+        "refused",
+        f"{where} never recorded {launch.key}"
+        + (" at " + "; ".join(live.key for live in missing) if any(missing) else ""),
+    )
+
+
+class TableRunner:
+    """Answers from one group of a recorded table.
+
+    A visit draws from the point's repeats where there are several, else from its standard
+    deviations, else from the table's [noise], else it returns the recorded mean. Seconds and
+    joules of a record follow the table's [cost].
+
+    Args:
+        table: the table.
+        group: a group's name; not needed where there is only one.
+        seed: of the draws.
+    """
+
+    def __init__(self, table: RecordedTable, group: str | None = None, *, seed: int = 0) -> None:
+        self.table = table
+        self.group: TableGroup = table.group(group)
+        self.seed = seed
+        self.meter = MeterInfo("table", table.scope, f"recorded table {table.name}")
+        self._points = {point.configuration: point for point in self.group.points}
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        cost = self.table.cost
+        visited: list[TablePoint] = []
+        missing: list[Settings] = []
+        for configuration in request.configurations():
+            point = self._points.get(configuration)
+            if point is None:
+                missing.append(configuration.live)
+            else:
+                visited.append(point)
+        measurements = tuple(
+            # Its window opens after the launch, the settings before it and its own settling.
+            self._measure(point, request.probe_id, cost.wall_s(before) + cost.settle_s)
+            for before, point in enumerate(visited)
+        )
+        where = f"table {self.table.name!r}, {self.group.name},"
+        return ProbeRecord(
+            request=request,
+            measurements=measurements,
+            meter=self.meter,
+            failure=_never_recorded(missing, request.launch, where) if missing else None,
+            launch_s=cost.launch_s if visited else 0.0,
+            wall_s=cost.wall_s(len(visited)) if visited else 0.0,
+            energy_J=cost.energy_J(point.power_W for point in visited),
+            host="replay",
+            environment={"table": self.table.name, "group": self.group.name},
+        )
+
+    def _measure(self, point: TablePoint, probe_id: str, started_s: float) -> Measurement:
+        draw = _draws(self.seed, point.configuration, probe_id)
+        time_s, power_W, time_sd, power_sd = point.time_s, point.power_W, math.nan, math.nan
+        if len(point.repeats) > 1:
+            time_s, power_W = point.repeats[int(draw.integers(len(point.repeats)))]
+            time_sd = statistics.stdev(time for time, _ in point.repeats)
+            power_sd = statistics.stdev(power for _, power in point.repeats)
+        else:
+            noise = self.table.noise
+            time_sd = noise.time_cv * time_s if point.time_sd_s is None else point.time_sd_s
+            power_sd = noise.power_cv * power_W if point.power_sd_W is None else point.power_sd_W
+            # A spread beyond the mean itself would draw a negative time; half the mean is a floor.
+            time_s = max(time_s + time_sd * draw.standard_normal(), time_s / 2)
+            power_W = max(power_W + power_sd * draw.standard_normal(), power_W / 2)
+        window_s = self.table.cost.window_s
+        steps = max(1, int(window_s / time_s))
+        return Measurement(
+            live=point.configuration.live,
+            steps=steps,
+            window_s=window_s,
+            step_time_s=time_s,
+            step_time_se_s=time_sd or math.nan,  # a table that tells no spread is not exact
+            energy_J=power_W * window_s,
+            power_W=power_W,
+            power_se_W=power_sd or math.nan,
+            started_s=started_s,
+        )
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class TraceRunner:
+    """Answers from a trace.
+
+    A configuration that was measured several times gives one of those measurements, drawn. A
+    launch that only ever failed fails again in the same way. Cost: the launch's own part is what
+    its record spent outside the windows; each visited setting adds its share of the rest.
+
+    Args:
+        path: the trace, or a run folder that holds one.
+        seed: of the draws.
+
+    Raises:
+        InputError: the trace cannot be read, is empty, or mixes two scopes of energy.
+    """
+
+    def __init__(self, path: str | Path, *, seed: int = 0) -> None:
+        path = Path(path)
+        self.path = path / "trace" / "probes.jsonl" if path.is_dir() else path
+        contents = read_trace(self.path)
+        self.records, self.notes, self.seed = contents.records, contents.notes, seed
+        if not self.records:
+            raise InputError(f"the trace {self.path} holds no whole record; nothing to replay")
+        scopes = sorted({record.meter.scope for record in self.records})
+        if len(scopes) > 1:
+            raise InputError(
+                f"the trace {self.path} mixes the scopes {', '.join(scopes)}; "
+                "a front charges one scope, so replay one of them"
+            )
+        self.meter = self.records[0].meter
+        self._windows: dict[Configuration, list[tuple[Measurement, ProbeRecord]]] = {}
+        self._failed: dict[Settings, ProbeRecord] = {}
+        for record in self.records:
+            launch = record.request.launch
+            for measurement in record.measurements:
+                key = Configuration(launch, measurement.live)
+                self._windows.setdefault(key, []).append((measurement, record))
+            if record.failure is not None and record.failure.kind != "cancelled":
+                self._failed.setdefault(launch, record)
+
+    @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """Every configuration that was asked for, measured or not, in the order of the trace."""
+        asked = (c for record in self.records for c in record.request.configurations())
+        return tuple(dict.fromkeys(asked))
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        drawn: list[tuple[Measurement, ProbeRecord]] = []
+        missing: list[Settings] = []
+        for configuration in request.configurations():
+            windows = self._windows.get(configuration)
+            if windows:
+                draw = _draws(self.seed, configuration, request.probe_id)
+                drawn.append(windows[int(draw.integers(len(windows)))])
+            else:
+                missing.append(configuration.live)
+        failed = self._failed.get(request.launch)
+        failure: Failure | None = None
+        if missing:
+            failure = failed.failure if failed is not None else None
+            failure = failure or _never_recorded(missing, request.launch, f"the trace {self.path}")
+        origin = drawn[0][1] if drawn else failed
+        if origin is None:
+            return ProbeRecord(request, (), self.meter, failure, host="replay")
+        if drawn:
+            windows_J = math.fsum(m.energy_J for m in origin.measurements)
+            launch_J = max(origin.energy_J - windows_J, 0.0)
+            energy_J = launch_J + math.fsum(measurement.energy_J for measurement, _ in drawn)
+            wall_s = origin.launch_s + math.fsum(
+                max(record.wall_s - record.launch_s, 0.0) / len(record.measurements)
+                for _, record in drawn
+            )
+        else:
+            energy_J, wall_s = origin.energy_J, origin.wall_s
+        return ProbeRecord(
+            request=request,
+            measurements=tuple(measurement for measurement, _ in drawn),
+            meter=origin.meter,
+            failure=failure,
+            launch_s=origin.launch_s,
+            wall_s=wall_s,
+            energy_J=energy_J,
+            host="replay",
+            environment=origin.environment,
+        )
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,403 @@
+"""A recorded table: a finite list of configurations with measured time and power, from anyone.
+
+A folder holds `table.csv` and `table.toml`; the toml says which columns are knobs, which are
+measurements, how the rows fall into groups (each one search problem), how noisy a repeated window
+is and what probing would have cost. Nothing here knows any table, workload or column by name.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from search_spaces.configuration import Configuration, Settings
+from search_spaces.errors import InputError, UnknownName
+from workload.probe import Scope
+
+__all__ = ["RecordedTable", "TableCost", "TableGroup", "TableNoise", "TablePoint", "load_table"]
+
+
+@dataclass(frozen=True)
+class TableCost:
+    """What probing one point would have cost.
+
+    Attributes:
+        launch_s: from request to first measured step, seconds.
+        launch_power: power meanwhile, as a share of the point's own.
+        settle_s: run at each live setting before its window, seconds.
+        window_s: length of each window, seconds.
+    """
+
+    launch_s: float = 30.0
+    launch_power: float = 0.5
+    settle_s: float = 2.0
+    window_s: float = 5.0
+
+    def wall_s(self, settings: int) -> float:
+        """Seconds of one launch that visits that many live settings."""
+        return self.launch_s + settings * (self.settle_s + self.window_s)
+
+    def energy_J(self, powers_W: Iterable[float]) -> float:
+        """Joules of one launch that visits points of these powers, in this order.
+
+        launch_s x launch_power x P(first) + sum over visited (settle_s + window_s) x P: the launch
+        happens at the first setting visited.
+        """
+        powers = list(powers_W)
+        launch = self.launch_s * self.launch_power * powers[0] if powers else 0.0
+        return launch + (self.settle_s + self.window_s) * math.fsum(powers)
+
+
+@dataclass(frozen=True)
+class TableNoise:
+    """Relative standard deviation of a repeated window, where the table has no repeats."""
+
+    time_cv: float = 0.0
+    power_cv: float = 0.0
+
+
+@dataclass(frozen=True)
+class TablePoint:
+    """One configuration as recorded.
+
+    Attributes:
+        configuration: its knobs.
+        time_s: mean time of one unit of work, seconds.
+        power_W: mean power, watts.
+        repeats: (time s, power W) of each repeat; empty where the table has none.
+        time_sd_s: standard deviation of a repeated window's time; None where unknown.
+        power_sd_W: the same of its power.
+        lines: the lines of table.csv that it comes from.
+    """
+
+    configuration: Configuration
+    time_s: float
+    power_W: float
+    repeats: tuple[tuple[float, float], ...] = ()
+    time_sd_s: float | None = None
+    power_sd_W: float | None = None
+    lines: tuple[int, ...] = ()
+
+    @property
+    def energy_J(self) -> float:
+        """Energy of one unit of work, joules."""
+        return self.time_s * self.power_W
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """One search problem of a table.
+
+    Attributes:
+        name: the values of the grouping columns, joined; the table's name where there are none.
+        values: grouping column -> value.
+        points: its configurations, each once, in the order of the file.
+    """
+
+    name: str
+    values: Mapping[str, str]
+    points: tuple[TablePoint, ...]
+
+
+@dataclass(frozen=True)
+class RecordedTable:
+    """A recorded table.
+
+    Attributes:
+        name: what it is called.
+        folder: where it stands.
+        groups: its search problems.
+        launch_knobs, live_knobs: which columns are which.
+        scope: what its energy is charged to.
+        cost: what probing would have cost.
+        noise: spread to draw from where it has neither repeats nor deviations.
+        unit_of_work: what one "step" of it is.
+        baseline: knob values of the setting in use today, where the table says so.
+        notes: what was assumed, one sentence each.
+    """
+
+    name: str
+    folder: Path
+    groups: tuple[TableGroup, ...]
+    launch_knobs: tuple[str, ...]
+    live_knobs: tuple[str, ...]
+    scope: Scope
+    cost: TableCost
+    noise: TableNoise
+    unit_of_work: str = "step"
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def group(self, name: str | None = None) -> TableGroup:
+        """A group by name or by a part of it that only one bears; the only one when unnamed.
+
+        Raises:
+            UnknownName: none, or several; the error lists them.
+        """
+        if name is None and len(self.groups) == 1:
+            return self.groups[0]
+        names = [group.name for group in self.groups]
+        if name is None:
+            raise InputError(
+                f"table {self.name!r} holds {len(names)} groups; name one of: " + "; ".join(names)
+            )
+        hits = [group for group in self.groups if group.name == name]
+        hits = hits or [group for group in self.groups if name in group.name]
+        if len(hits) != 1:
+            raise UnknownName(f"group of table {self.name}", name, names)
+        return hits[0]
+
+
+_LISTS = ("group_by", "launch_knobs", "live_knobs", "ignore")
+_REPEATS = ("time_repeats_s", "energy_repeats_J", "power_repeats_W")
+_COLUMNS = ("time_s", "power_W", "energy_J", "time_sd_s", "energy_sd_J", "power_sd_W")
+_TEXTS = ("name", "source", "license", "what", "unit_of_work", "energy_scope")
+_TABLES = ("cost", "noise", "baseline")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """table.toml, checked: which column is what."""
+
+    where: str
+    lists: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, str]
+    texts: Mapping[str, str]
+    cost: TableCost
+    noise: TableNoise
+    baseline: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def _read_layout(path: Path) -> _Layout:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    lists: dict[str, tuple[str, ...]] = {}
+    for key in (*_LISTS, *_REPEATS):
+        value = data.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise InputError(f"{key} in {path} is {value!r}; it must be a list of column names")
+        lists[key] = tuple(value)
+    texts: dict[str, str] = {}
+    columns: dict[str, str] = {}
+    for keys, into in ((_TEXTS, texts), (_COLUMNS, columns)):
+        for key in keys:
+            if key in data:
+                if not isinstance(data[key], str):
+                    raise InputError(f"{key} in {path} is {data[key]!r}; it must be a text")
+                into[key] = data[key]
+    knobs = lists["launch_knobs"] + lists["live_knobs"]
+    if not knobs:
+        raise InputError(f"{path} names no knob; it must give launch_knobs or live_knobs")
+    if len(set(knobs)) != len(knobs):
+        raise InputError(f"{path} names a knob twice; each column is launch or live, once")
+    if "time_s" not in columns or not {"power_W", "energy_J"} & set(columns):
+        raise InputError(f"{path} must name the columns time_s and power_W or energy_J")
+    scope = texts.setdefault("energy_scope", "gpu")
+    if scope not in get_args(Scope):
+        raise InputError(
+            f"energy_scope in {path} is {scope!r}; it must be one of {', '.join(get_args(Scope))}"
+        )
+    notes = [
+        f"{path.name}: the key {key!r} is not read"
+        for key in data
+        if key not in {*_LISTS, *_REPEATS, *_COLUMNS, *_TEXTS, *_TABLES}
+    ]
+    if "cost" not in data:
+        notes.append(f"{path.name} has no [cost]; {TableCost()} is assumed")
+    baseline = data.get("baseline", {})
+    if not isinstance(baseline, dict) or not set(baseline) <= set(knobs):
+        raise InputError(f"[baseline] in {path} must give values for knobs: {', '.join(knobs)}")
+    return _Layout(
+        where=str(path),
+        lists=lists,
+        columns=columns,
+        texts=texts,
+        cost=_figures(TableCost, data.get("cost", {}), f"[cost] in {path}"),
+        noise=_figures(TableNoise, data.get("noise", {}), f"[noise] in {path}"),
+        baseline=baseline,
+        notes=tuple(notes),
+    )
+
+
+def _figures(cls: type, data: Any, what: str) -> Any:
+    """Build a dataclass of non-negative figures from a toml table."""
+    fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    if not isinstance(data, dict):
+        raise InputError(f"{what} is {data!r}; it must be a table of {', '.join(fields)}")
+    for key, value in data.items():
+        if key not in fields:
+            raise UnknownName(f"key of {what}", key, fields)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not math.isfinite(value) or value < 0:
+            raise InputError(f"{key} of {what} is {value!r}; it must be a number of at least 0")
+    return cls(**{key: float(value) for key, value in data.items()})
+
+
+def _value(text: str) -> int | float | str:
+    """A CSV value: a number where it reads as a finite one, else the text."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if math.isfinite(number):
+            return number
+    return text
+
+
+def _positive(row: Mapping[str, str], column: str, where: str, *, zero: bool = False) -> float:
+    try:
+        number = float(row[column])
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise InputError(
+            f"{where}: {column} is {row[column]!r}; it must be a {'' if zero else 'positive '}"
+            f"number{' of at least 0' if zero else ''}"
+        )
+    return number
+
+
+def _read_rows(path: Path, layout: _Layout) -> list[tuple[int, dict[str, str]]]:
+    """(line number, column -> text) of each row."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, [])
+            rows = [(reader.line_num, row) for row in reader if row]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not a CSV table: {error}") from error
+    wanted = [
+        *(name for key in (*_LISTS[:3], *_REPEATS) for name in layout.lists[key]),
+        *layout.columns.values(),
+    ]
+    missing = [name for name in dict.fromkeys(wanted) if name not in header]
+    if missing:
+        raise InputError(
+            f"{path} has no column {missing[0]!r}, which {layout.where} names; "
+            f"it has {', '.join(header) or 'none'}"
+        )
+    if len(set(header)) != len(header):
+        raise InputError(f"{path} names a column twice in its first line")
+    for number, row in rows:
+        if len(row) != len(header):
+            raise InputError(
+                f"{path} line {number} has {len(row)} values; its first line names {len(header)}"
+            )
+    if not rows:
+        raise InputError(f"{path} has no rows; it must hold at least one configuration")
+    return [(number, dict(zip(header, row, strict=True))) for number, row in rows]
+
+
+def _point(row: Mapping[str, str], line: int, layout: _Layout, path: Path) -> TablePoint:
+    where, columns = f"{path} line {line}", layout.columns
+    time_s = _positive(row, columns["time_s"], where)
+    if "power_W" in columns:
+        power_W = _positive(row, columns["power_W"], where)
+    else:
+        power_W = _positive(row, columns["energy_J"], where) / time_s
+
+    def many(key: str) -> list[float]:
+        return [_positive(row, name, where) for name in layout.lists[key]]
+
+    times, energies, powers = (many(key) for key in _REPEATS)
+    if energies and not powers and times and len(energies) == len(times):
+        powers = [energy / time for energy, time in zip(energies, times, strict=True)]
+    count = max(len(times), len(powers))
+    if (times and len(times) != count) or (powers and len(powers) != count):
+        raise InputError(f"{layout.where} must name as many time repeats as energy repeats")
+    repeats = tuple(zip(times or [time_s] * count, powers or [power_W] * count, strict=True))
+
+    def spread(key: str) -> float | None:
+        return _positive(row, columns[key], where, zero=True) if key in columns else None
+
+    time_sd_s, power_sd_W, energy_sd_J = (
+        spread(key) for key in ("time_sd_s", "power_sd_W", "energy_sd_J")
+    )
+    if power_sd_W is None and energy_sd_J is not None:
+        # E = P t: with t quiet beside E, the relative spreads of E and t bound that of P.
+        energy_cv = energy_sd_J / (time_s * power_W)
+        power_sd_W = power_W * math.sqrt(max(energy_cv**2 - ((time_sd_s or 0) / time_s) ** 2, 0))
+    launch, live = (
+        # An empty cell is a knob left alone, which is what an unnamed knob means.
+        Settings(
+            {name: _value(row[name].strip()) for name in layout.lists[key] if row[name].strip()}
+        )
+        for key in ("launch_knobs", "live_knobs")
+    )
+    return TablePoint(
+        Configuration(launch, live), time_s, power_W, repeats, time_sd_s, power_sd_W, (line,)
+    )
+
+
+def _merged(points: list[TablePoint]) -> TablePoint:
+    """Rows of one configuration as one point: further rows are further repeats."""
+    if len(points) == 1:
+        return points[0]
+    repeats = tuple(
+        pair for point in points for pair in (point.repeats or ((point.time_s, point.power_W),))
+    )
+    return TablePoint(
+        points[0].configuration,
+        statistics.fmean(time for time, _ in repeats),
+        statistics.fmean(power for _, power in repeats),
+        repeats,
+        lines=tuple(line for point in points for line in point.lines),
+    )
+
+
+def load_table(folder: str | Path) -> RecordedTable:
+    """Read a recorded table.
+
+    Args:
+        folder: holds table.csv and table.toml (or the path of either).
+
+    Raises:
+        InputError: a file is missing or malformed; one sentence that names the line or the key.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        folder = folder.parent
+    layout = _read_layout(folder / "table.toml")
+    path = folder / "table.csv"
+    name = layout.texts.get("name", folder.name)
+    grouped: dict[tuple[str, ...], dict[Configuration, list[TablePoint]]] = {}
+    for line, row in _read_rows(path, layout):
+        group = tuple(row[column] for column in layout.lists["group_by"])
+        point = _point(row, line, layout, path)
+        grouped.setdefault(group, {}).setdefault(point.configuration, []).append(point)
+    groups = tuple(
+        TableGroup(
+            name=", ".join(values) or name,
+            values=dict(zip(layout.lists["group_by"], values, strict=True)),
+            points=tuple(_merged(same) for same in by_configuration.values()),
+        )
+        for values, by_configuration in grouped.items()
+    )
+    scope: Any = layout.texts["energy_scope"]
+    return RecordedTable(
+        name=name,
+        folder=folder,
+        groups=groups,
+        launch_knobs=layout.lists["launch_knobs"],
+        live_knobs=layout.lists["live_knobs"],
+        scope=scope,
+        cost=layout.cost,
+        noise=layout.noise,
+        unit_of_work=layout.texts.get("unit_of_work", "step"),
+        baseline=layout.baseline,
+        notes=layout.notes,
+    )

@@ -1,0 +1,260 @@
+"""The trace: an append-only file of probe records, one JSON line a probe.
+
+The log is the state: resume, replay and report all read it. A record is on disk (fsynced) before
+anyone is told of it, so a crash can cost at most the probe that was running. A line that a crash
+cut short is put aside on reopening, never overwritten; a line broken anywhere else is an error,
+because then somebody edited the file and guessing would be worse than asking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from search_spaces.errors import InputError
+from workload.meters.base import PowerSample
+from workload.probe import ProbeRecord
+
+__all__ = [
+    "TraceContents",
+    "TraceWriter",
+    "read_power_samples",
+    "read_trace",
+    "repair_torn_tail",
+    "write_power_samples",
+]
+
+
+@dataclass(frozen=True)
+class TraceContents:
+    """What a trace holds.
+
+    Attributes:
+        records: the probes, in the order in which they ended.
+        notes: what was recovered and how, one sentence each; empty for a sound file.
+    """
+
+    records: tuple[ProbeRecord, ...]
+    notes: tuple[str, ...] = ()
+
+
+def _strict(value: Any) -> Any:
+    """The same value with NaN and infinities as None, tuples as lists: what JSON can say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _strict(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(part) for part in value]
+    return value
+
+
+def _torn_tail(data: bytes) -> int | None:
+    """Offset at which a torn last line begins; None where the file ends soundly.
+
+    A last line is torn when it is not a JSON object. One that only lacks its newline is whole.
+    """
+    end = len(data.rstrip(b"\n"))
+    start = data.rfind(b"\n", 0, end) + 1
+    if end <= start:
+        return None
+    try:
+        whole = isinstance(json.loads(data[start:end]), dict)
+    except ValueError:
+        whole = False
+    return None if whole else start
+
+
+def repair_torn_tail(path: Path) -> tuple[str, ...]:
+    """Make a file of JSON lines whole again after a crash, before it is appended to.
+
+    A torn last line is moved to `<path>.torn` (appended there, so nothing is lost); one that only
+    lacks its newline gets it. Returns what was done, as sentences. A missing file is whole.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    if not path.exists():
+        return ()
+    data = path.read_bytes()
+    start = _torn_tail(data)
+    notes: tuple[str, ...] = ()
+    if start is None and (not data or data.endswith(b"\n")):
+        return notes
+    with path.open("r+b") as file:
+        if start is not None:
+            torn = path.with_name(path.name + ".torn")
+            with torn.open("ab") as aside:
+                aside.write(data[start:].rstrip(b"\n") + b"\n")
+                aside.flush()
+                os.fsync(aside.fileno())
+            file.truncate(start)
+            notes = (f"the torn last line of {path} was moved to {torn.name}",)
+        else:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return notes
+
+
+class TraceWriter:
+    """Appends probe records to a trace; usable as a context manager.
+
+    Opening repairs what a crash left (`repair_torn_tail`).
+
+    Args:
+        path: the trace, e.g. runs/NAME/trace/probes.jsonl; its folder is made.
+
+    Attributes:
+        notes: what was repaired, one sentence each.
+
+    Raises:
+        InputError: the file cannot be opened for writing.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.notes = repair_torn_tail(self.path)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            os.fsync(folder)  # the file's name must outlive a crash, too
+            os.close(folder)
+        except OSError as error:
+            raise InputError(f"cannot write the trace {self.path}: {error.strerror}") from error
+
+    def append(self, record: ProbeRecord) -> None:
+        """Write one record as one line and wait until it is on disk.
+
+        Raises:
+            InputError: the disk refused; the trace is left as it was before.
+        """
+        line = json.dumps(_strict(record.to_json()), default=str, separators=(",", ":"))
+        data = memoryview((line + "\n").encode())
+        size = os.fstat(self._fd).st_size
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+            os.fsync(self._fd)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, size)
+            raise InputError(f"cannot write the trace {self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_trace(path: str | Path) -> TraceContents:
+    """Read a trace without changing it. A truncated last line is dropped and said in the notes.
+
+    Raises:
+        InputError: the file cannot be read; a line before the last is broken; a record's schema is
+            newer than this release reads. The sentence names the line.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the trace {path}: {error.strerror}") from error
+    notes: list[str] = []
+    start = _torn_tail(data)
+    if start is not None:
+        number = data.count(b"\n", 0, start) + 1
+        notes.append(
+            f"{path}: line {number}, the last, was truncated and is left out; "
+            "the records before it are whole"
+        )
+        data = data[:start]
+    records = []
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{path} line {number} is not JSON: {error}") from error
+        if not isinstance(entry, dict):
+            raise InputError(f"{path} line {number} is not a probe record but {type(entry)}")
+        try:
+            records.append(ProbeRecord.from_json(entry))
+        except InputError as error:
+            raise InputError(f"{path} line {number}: {error}") from error
+    return TraceContents(tuple(records), tuple(notes))
+
+
+def write_power_samples(
+    run_dir: str | Path, probe_id: str, samples: Iterable[PowerSample], *, since_s: float = 0.0
+) -> Path | None:
+    """Write a probe's power timeline as `<run_dir>/trace/power/<probe_id>.csv.gz`.
+
+    Columns: time_s, power_W, then whatever else the samples told.
+
+    Args:
+        run_dir: the study's folder.
+        probe_id: names the file.
+        samples: the timeline.
+        since_s: the probe's start on the samples' clock; times are written from there, seconds.
+
+    Returns:
+        The path, or None where there was no sample.
+    """
+    rows = list(samples)
+    if not rows:
+        return None
+    more = sorted({name for sample in rows for name in sample.extra})
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["time_s", "power_W", *more])
+    for row in rows:
+        extra = [f"{row.extra[name]:g}" if name in row.extra else "" for name in more]
+        table.writerow([f"{row.time_s - since_s:.4f}", f"{row.power_W:.3f}", *extra])
+    path = Path(run_dir) / "trace" / "power" / f"{probe_id}.csv.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+    return path
+
+
+def read_power_samples(path: str | Path) -> list[PowerSample]:
+    """Read what `write_power_samples` wrote.
+
+    Raises:
+        InputError: the file is missing or is no such table.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            return [
+                PowerSample(
+                    time_s=float(row.pop("time_s")),
+                    power_W=float(row.pop("power_W")),
+                    extra={name: float(value) for name, value in row.items() if value},
+                )
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, EOFError, KeyError, ValueError) as error:
+        raise InputError(f"cannot read the power samples {path}: {error}") from error
