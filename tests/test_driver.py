@@ -193,7 +193,7 @@ def test_the_number_of_probes_is_respected(options, count):
 def test_no_probe_starts_after_the_time_is_over(options):
     result = optimize(ModelRunner(), options, search_s=80.0)
     assert 30 < result.spent.time_s <= 80.0
-    assert "80 s" in result.stopped
+    assert "its 80 s are over" in result.stopped
 
 
 def test_with_no_limit_named_it_visits_eight_to_fourteen_launches(options):
@@ -288,14 +288,14 @@ def test_a_runner_that_raises_is_a_failed_probe(options):
 
 def test_a_probe_that_measured_a_part_keeps_it(table, options, tmp_path):
     # A table that lacks some settings of a launch refuses those and measures the others.
-    from tuner.driver import _run
+    from tuner.driver import run_study
     from tuner.problem import recorded_problem
     from tuner.runs import RunFolder
     from tuner.settings import SearchSettings
 
     problem, runner = recorded_problem(table)
     runner._points = {c: p for c, p in runner._points.items() if c.live["speed"] != 3}
-    result = _run(
+    result = run_study(
         problem,
         lambda run, say: InlineExecutor(runner),
         constraints=Constraints(),
@@ -486,3 +486,17 @@ def test_the_report_and_the_launch_files_are_written(options):
     assert result.report_path == result.run_dir / "report.html"
     assert result.report_path.is_file()
     assert (result.run_dir / "best" / "ds_config.json").is_file()
+
+
+def test_without_a_compiler_offload_is_left_out_and_said(monkeypatch, tmp_path):
+    from search_spaces.cluster import load_cluster
+    from tuner.problem import problem_of_job
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr("workload.machine.detect_cluster", lambda: load_cluster("cpu-2"))
+    offloads = {c.get("optimizer_offload") for c in problem_of_job().candidates}
+    assert offloads == {"none", "cpu"}
+    monkeypatch.setattr("workload.ranks.shutil.which", lambda name: None)
+    problem = problem_of_job()
+    assert {c.get("optimizer_offload") for c in problem.candidates} == {"none"}
+    assert any("no C++ compiler" in note for note in problem.notes)

@@ -8,26 +8,7 @@ Importing this costs next to nothing: Optuna, scikit-learn and Ray are imported 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tuner.driver import load_result, optimize, replay
-    from tuner.result import Result
+from tuner.api import load_result, optimize, replay
+from tuner.result import Result
 
 __all__ = ["Result", "load_result", "optimize", "replay"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("load_result", "optimize", "replay"):
-        from tuner import driver
-
-        return getattr(driver, name)
-    if name == "Result":
-        from tuner.result import Result
-
-        return Result
-    raise AttributeError(f"module 'tuner' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

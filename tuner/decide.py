@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tuner.pareto import knee
 from tuner.result import Choice, Point
 from tuner.settings import check_positive
-from tuner.wording import Units, label, number
+from tuner.wording import Units, knobs, label, number
 
 __all__ = ["Constraints", "decide"]
 
@@ -94,7 +94,7 @@ def decide(
     def needs(point: Point) -> str:
         energy = units.energy_text(point.energy_to_solution_kJ) + label(point.meter.estimated)
         return (
-            f"{point.configuration.key} needs {energy} and "
+            f"{' '.join(knobs(point.configuration))} needs {energy} and "
             f"{units.time_text(point.time_to_solution_s)} at "
             f"{number(point.power_W)} W{label(point.meter.estimated)}"
         )

@@ -36,17 +36,17 @@ def launch_of(result: Result) -> Launch:
     Raises:
         InputError: nothing was chosen, or the study was of a recorded table, which has no job.
     """
-    from tuner.problem import _known_cluster, _known_job
+    from tuner.problem import known_cluster, known_job
 
     if result.best is None:
         raise InputError(f"study {result.name!r} chose no configuration, so nothing can be started")
-    job = _known_job(result.about)
+    job = known_job(result.about)
     if job is None:
         raise InputError(
             f"study {result.name!r} names no training job (a recorded table has none), so there "
             "are no files to start it"
         )
-    return result.best.configuration, job, _known_cluster(result.about)
+    return result.best.configuration, job, known_cluster(result.about)
 
 
 def write_launch_files(

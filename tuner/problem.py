@@ -23,6 +23,7 @@ from search_spaces.rules import broken_rules, unrunnable
 from search_spaces.space import Candidates, default_configuration, load_space
 from tuner.acquisition import ProbeCost
 from tuner.runs import RunFolder, plain
+from workload.ranks import cannot_build
 from workload.table import RecordedTable, TableGroup, load_table
 
 if TYPE_CHECKING:
@@ -145,8 +146,9 @@ def problem_of_job(
     """
     if not isinstance(job, TrainingJob):
         job = load_job(job)
+    here = cluster == "auto"
     if not isinstance(cluster, Cluster):
-        if cluster == "auto":
+        if here:
             from workload.machine import detect_cluster
 
             cluster = detect_cluster()
@@ -170,6 +172,11 @@ def problem_of_job(
             f"{len(valid) - len(able)} of {len(valid)} configurations of space {space!r} are left "
             "out: the built-in training program cannot run them yet"
         )
+    if here and (why := cannot_build("cpu_adam")):
+        kept = [c for c in candidates if c.get("optimizer_offload") != "cpu"]
+        if len(kept) < len(candidates):
+            notes.append(f"optimizer_offload=cpu is left out: {why}")
+            candidates = Candidates.from_configurations(kept)
     if baseline in candidates:  # under the name that the candidates give it
         baseline = candidates[candidates.index_of(baseline)]
     else:
@@ -347,7 +354,6 @@ def known_cluster(known: Mapping[str, Any]) -> Cluster | None:
         raise InputError(f"the [cluster] of study.toml is not a cluster: {error}") from error
 
 
-_known_job, _known_cluster = known_job, known_cluster  # names that tuner.launch_files imports
 
 
 def problem_of_run(

@@ -197,7 +197,11 @@ def varying_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:
 
 
 def knobs(configuration: Configuration, names: Iterable[str] | None = None) -> tuple[str, ...]:
-    """The configuration's knobs as texts: those of `names`, or all that it sets."""
+    """The configuration's knobs as texts: those of `names`, or all that it sets, standard first."""
     if names is None:
-        names = [*configuration.launch, *configuration.live]
+        order = list(KNOBS)
+        names = sorted(
+            [*configuration.launch, *configuration.live],
+            key=lambda n: (order.index(n) if n in order else len(order), n),
+        )
     return tuple(knob_text(name, configuration.get(name)) for name in names)

@@ -30,6 +30,7 @@ __all__ = [
     "RankServer",
     "RankSpec",
     "ServerError",
+    "cannot_build",
     "control_socket",
     "extensions_dir",
 ]
@@ -68,6 +69,19 @@ def extensions_dir() -> str:
         return chosen
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return str(Path(cache) / "joulefront" / "torch_extensions")
+
+
+def cannot_build(op: str) -> str:
+    """Why a DeepSpeed op ("cpu_adam") cannot be had here, as a phrase; empty where it can.
+
+    It can where it was compiled before, or where there is a C++ compiler to do it.
+    """
+    if any(Path(extensions_dir(), op).glob(f"{op}*.so")):
+        return ""
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) or shutil.which("g++"):
+        return ""
+    return f"DeepSpeed's {op} must be compiled, and there is no C++ compiler ({compiler} or g++)"
 
 
 @dataclass(frozen=True)
@@ -139,6 +153,10 @@ class RankServer:
     ) -> None:
         self._python, self._optional = python, (*PRELOAD_OPTIONAL, *optional)
         self._env = {**os.environ, **(env or {})}
+        # Compiling an op needs ninja, which pip puts beside the interpreter.
+        self._env["PATH"] = os.pathsep.join(
+            [str(Path(python).parent), self._env.get("PATH", os.defpath)]
+        )
         # A forked rank inherits the pools its parent had; keep the parent without any.
         self._env |= {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": extensions_dir()}
         # nvmlDeviceGetCount instead of cudaGetDeviceCount: the latter would start the CUDA driver

@@ -56,7 +56,9 @@ class TableRunner:
         self.table = table
         self.group: TableGroup = table.group(group)
         self.seed = seed
-        self.meter = MeterInfo("table", table.scope, f"recorded table {table.name}")
+        self.meter = MeterInfo(
+            "table", table.scope, f"recorded table {table.name}", estimated=table.estimated
+        )
         self._points = {point.configuration: point for point in self.group.points}
 
     def run(self, request: ProbeRequest) -> ProbeRecord:

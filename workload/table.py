@@ -118,6 +118,7 @@ class RecordedTable:
         cost: what probing would have cost.
         noise: spread to draw from where it has neither repeats nor deviations.
         unit_of_work: what one "step" of it is.
+        estimated: whether nobody metered the energy (`estimated = true` in the toml).
         baseline: knob values of the setting in use today, where the table says so.
         notes: what was assumed, one sentence each.
     """
@@ -131,6 +132,7 @@ class RecordedTable:
     cost: TableCost
     noise: TableNoise
     unit_of_work: str = "step"
+    estimated: bool = False
     baseline: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -172,6 +174,7 @@ class _Layout:
     cost: TableCost
     noise: TableNoise
     baseline: Mapping[str, Any]
+    estimated: bool
     notes: tuple[str, ...]
 
 
@@ -211,8 +214,11 @@ def _read_layout(path: Path) -> _Layout:
     notes = [
         f"{path.name}: the key {key!r} is not read"
         for key in data
-        if key not in {*_LISTS, *_REPEATS, *_COLUMNS, *_TEXTS, *_TABLES}
+        if key not in {*_LISTS, *_REPEATS, *_COLUMNS, *_TEXTS, *_TABLES, "estimated"}
     ]
+    estimated = data.get("estimated", False)
+    if not isinstance(estimated, bool):
+        raise InputError(f"estimated in {path} is {estimated!r}; it must be true or false")
     if "cost" not in data:
         notes.append(f"{path.name} has no [cost]; {TableCost()} is assumed")
     baseline = data.get("baseline", {})
@@ -226,6 +232,7 @@ def _read_layout(path: Path) -> _Layout:
         cost=_figures(TableCost, data.get("cost", {}), f"[cost] in {path}"),
         noise=_figures(TableNoise, data.get("noise", {}), f"[noise] in {path}"),
         baseline=baseline,
+        estimated=estimated,
         notes=tuple(notes),
     )
 
@@ -322,7 +329,10 @@ def _point(row: Mapping[str, str], line: int, layout: _Layout, path: Path) -> Ta
     repeats = tuple(zip(times or [time_s] * count, powers or [power_W] * count, strict=True))
 
     def spread(key: str) -> float | None:
-        return _positive(row, columns[key], where, zero=True) if key in columns else None
+        # An empty cell: measured once, so nothing is known of the spread.
+        if key not in columns or not row[columns[key]].strip():
+            return None
+        return _positive(row, columns[key], where, zero=True)
 
     time_sd_s, power_sd_W, energy_sd_J = (
         spread(key) for key in ("time_sd_s", "power_sd_W", "energy_sd_J")
@@ -398,6 +408,7 @@ def load_table(folder: str | Path) -> RecordedTable:
         cost=layout.cost,
         noise=layout.noise,
         unit_of_work=layout.texts.get("unit_of_work", "step"),
+        estimated=layout.estimated,
         baseline=layout.baseline,
         notes=layout.notes,
     )
