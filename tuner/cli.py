@@ -76,7 +76,7 @@ def _choices(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _optimize(args: argparse.Namespace) -> int:
-    from tuner.driver import optimize
+    from tuner.api import optimize
     from tuner.summary import summary_lines
 
     result = optimize(
@@ -92,7 +92,7 @@ def _optimize(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from tuner.driver import replay
+    from tuner.api import replay
     from tuner.summary import summary_lines
 
     result = replay(
@@ -161,8 +161,52 @@ def _probe(args: argparse.Namespace) -> int:
     return OK if record.ok else FAILED
 
 
+def _record(args: argparse.Namespace) -> int:
+    """Measure a space into a recorded table; needs neither Ray nor Optuna."""
+    from contextlib import closing
+
+    from search_spaces.cluster import load_cluster
+    from search_spaces.job import load_job
+    from search_spaces.rules import unrunnable
+    from search_spaces.space import Candidates, load_space
+    from workload.agent import LocalRunner
+    from workload.machine import detect_cluster
+    from workload.record import record_space
+
+    job = load_job(args.job)
+    cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
+    valid = load_space(args.space).candidates(job, cluster)
+    able = [configuration for configuration in valid if not unrunnable(configuration)]
+    if not able:
+        raise InputError(f"of space {args.space!r} nothing can be run yet")
+
+    def say(sentence: str) -> None:
+        if not args.quiet:
+            print(sentence, file=sys.stderr, flush=True)
+
+    with closing(LocalRunner(job, cluster, run_dir=args.out, say=say)) as runner:
+        done = record_space(
+            runner,
+            Candidates.from_configurations(able),
+            args.out,
+            workload=job.name,
+            hardware=f"{cluster.devices} x {cluster.device.name}",
+            sample=args.sample,
+            seed=args.seed,
+            say=say,
+        )
+    failed = sum(not record.ok for record in done.records)
+    lines = [
+        f"{done.rows} rows in {done.folder}/table.csv, from {len(done.records)} probes, "
+        f"{failed} of them failed"
+    ]
+    answer = {"folder": str(done.folder), "rows": done.rows, "probes": len(done.records)}
+    _answer(args, {**answer, "failed": failed}, lines)
+    return OK
+
+
 def _front(args: argparse.Namespace) -> int:
-    from tuner.driver import load_result
+    from tuner.api import load_result
     from tuner.summary import summary_lines
 
     result = load_result(args.run, runs_dir=args.runs_dir)
@@ -171,7 +215,7 @@ def _front(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from tuner.driver import load_result
+    from tuner.api import load_result
     from tuner.report import write_report
     from tuner.runs import find_run
     from workload.trace import read_trace
@@ -197,7 +241,7 @@ def _dashboard(args: argparse.Namespace) -> int:
 
 
 def _apply(args: argparse.Namespace) -> int:
-    from tuner.driver import load_result
+    from tuner.api import load_result
     from tuner.launch_files import write_launch_files
     from tuner.runs import find_run
 
@@ -328,6 +372,15 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--time-limit-s", type=float, default=300.0, metavar="X", help="killed then")
     probe.add_argument("--runs-dir", default="runs", metavar="DIR", help="where its folder is made")
     probe.add_argument("--quiet", action="store_true", help="no progress")
+
+    record = command("record", _record, "measure a space, or part of it, into a recorded table")
+    record.add_argument("job", nargs="?", metavar="JOB", help="a job file or a name")
+    record.add_argument("--cluster", default="auto", metavar="NAME", help="auto, name or file")
+    record.add_argument("--space", default="default", metavar="NAME", help="name or file")
+    record.add_argument("--sample", type=int, metavar="N", help="so many launches, at random")
+    record.add_argument("--seed", type=int, default=0, metavar="N", help="of the draw and order")
+    record.add_argument("--out", required=True, metavar="DIR", help="the table's folder")
+    record.add_argument("--quiet", action="store_true", help="no progress")
 
     of_run("front", _front, "the front of a run and the choice on it")
     out = of_run("report", _report, "write a run's report")

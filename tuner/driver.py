@@ -1,8 +1,9 @@
-"""`optimize` and `replay`: from what a user asks to the answer, through one run folder.
+"""One session of a study, from its run folder to its answer.
 
-Both build a problem, open the run folder (lock, study.toml, trace, study), let `tuner.search` run,
-and answer from the trace. They differ only in who answers the probes. A run folder can be opened
-again: the same question goes on where it stopped, another one is refused in a sentence.
+Opens the run folder (lock, study.toml, trace, study), lets `tuner.search` run, and answers from the
+trace. Who answers the probes, real processes or a recording, is the executor's business. A run
+folder can be opened again: the same question goes on where it stopped, another one is refused in a
+sentence.
 """
 
 from __future__ import annotations
@@ -16,25 +17,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from search_spaces.cluster import Cluster
-from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError, UnknownName
-from search_spaces.job import TrainingJob
 from tuner.answer import build_result
 from tuner.decide import Constraints
 from tuner.executors import Executor, InlineExecutor, SimulatedExecutor
-from tuner.problem import Problem, problem_of_job, problem_of_run, recorded_problem, versions
+from tuner.problem import Problem, versions
 from tuner.progress import Progress
 from tuner.result import Result
-from tuner.runs import RunFolder, find_run, plain
+from tuner.runs import RunFolder, plain
 from tuner.sampler import CandidateSampler
 from tuner.search import Search
-from tuner.settings import DEFAULT_PROBES, DEFAULT_SEARCH_S, SearchSettings
+from tuner.settings import SearchSettings
 from tuner.study import StudyBook, new_driver_id, next_probe_number, open_storage
-from workload.probe import ProbeRecord, WindowPolicy
+from workload.probe import ProbeRecord
 from workload.trace import TraceWriter, read_trace
 
-__all__ = ["Interrupted", "load_result", "optimize", "replay"]
+__all__ = ["Interrupted", "check_executor", "limits_of", "new_name", "real_executor", "run_study"]
 
 EXECUTORS = ("ray", "inline", "simulated")
 Notify = Callable[[Progress], None]
@@ -53,177 +51,12 @@ class Interrupted(KeyboardInterrupt):
         self.run = run
 
 
-def optimize(
-    job: TrainingJob | str | Path | None = None,
-    *,
-    cluster: Cluster | str = "auto",
-    space: str = "default",
-    budget_kJ: float | None = None,
-    deadline_s: float | None = None,
-    power_cap_W: float | None = None,
-    probe_budget_kJ: float | None = None,
-    max_probes: int | None = None,
-    search_s: float | None = None,
-    storage: str | None = None,
-    name: str | None = None,
-    executor: str | Executor | None = None,
-    runs_dir: str | Path = "runs",
-    seed: int = 0,
-    window: WindowPolicy | None = None,
-    baseline: Configuration | None = None,
-    report: bool = True,
-    on_progress: Notify | None = None,
-) -> Result:
-    """Tune a training job for energy and time on this machine or cluster.
-
-    Args:
-        job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
-        cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        space: the search space's name or path.
-        budget_kJ: energy the *training job* may use; `best` is the fastest that fits.
-        deadline_s: time the training job may take; `best` is the least energy in time.
-        power_cap_W: bound on the job's average power.
-        probe_budget_kJ: energy the *search* may use.
-        max_probes: probes it may make.
-        search_s: no probe starts after this many seconds, and none that is expected to end later;
-            importing and building what the probes need comes before. With none of these three, a
-            search makes at most 14 probes in 240 s.
-        storage: URL of the study's database; a journal in the run folder when not given.
-        name: the run's name. The name of a run that stands goes on where it stopped.
-        executor: "ray", "inline", "simulated" or an `Executor`; Ray where it is installed when not
-            given, else inline.
-        runs_dir: where run folders are.
-        seed: of everything random.
-        window: how long each setting is measured.
-        baseline: what the user runs today; a plain data-parallel configuration when not given.
-        report: write report.html and the launch files at the end.
-        on_progress: called with each `Progress`.
-
-    Returns:
-        The front, the choice, and what was spent.
-
-    Raises:
-        InputError: the input is wrong; one sentence.
-        Interrupted: a KeyboardInterrupt came; the run folder holds everything told.
-    """
-    _check_executor(executor)
-    constraints = Constraints(budget_kJ, deadline_s, power_cap_W)
-    settings = _settings(probe_budget_kJ, max_probes, search_s, seed, window, defaults=True)
-    problem = problem_of_job(job, cluster, space, baseline=baseline)
-    return _run(
-        problem,
-        lambda run, say: _real_executor(executor, problem, run, say),
-        constraints=constraints,
-        settings=settings,
-        storage=storage,
-        run=RunFolder.named(runs_dir, name or _new_name(problem.name, runs_dir)),
-        report=report,
-        notify=on_progress,
-    )
-
-
-def replay(
-    path: str | Path,
-    *,
-    group: str | None = None,
-    steps: int | None = None,
-    in_flight: int = 1,
-    budget_kJ: float | None = None,
-    deadline_s: float | None = None,
-    power_cap_W: float | None = None,
-    probe_budget_kJ: float | None = None,
-    max_probes: int | None = None,
-    search_s: float | None = None,
-    storage: str | None = None,
-    name: str | None = None,
-    runs_dir: str | Path = "runs",
-    seed: int = 0,
-    report: bool = True,
-    on_progress: Notify | None = None,
-) -> Result:
-    """The same study, answered from a trace or a recorded table instead of processes.
-
-    Args:
-        path: a recorded table's folder, a run folder, or a trace.
-        group: which search problem of a table that holds several.
-        steps: units of work that make the solution; a run's own job, or 1, when not given.
-        in_flight: how many probes run together on simulated time.
-
-    The other arguments are those of `optimize`; `search_s` is on simulated time, and without it
-    and the other limits the search ends when nothing left is worth its joules.
-
-    Raises:
-        InputError: the input is wrong; one sentence.
-    """
-    constraints = Constraints(budget_kJ, deadline_s, power_cap_W)
-    settings = _settings(probe_budget_kJ, max_probes, search_s, seed, None, defaults=False)
-    problem, runner = recorded_problem(path, group=group, steps=steps, seed=seed)
-    executor = SimulatedExecutor(runner, capacity=in_flight)
-    return _run(
-        problem,
-        lambda run, say: executor,
-        constraints=constraints,
-        settings=settings,
-        storage=storage,
-        run=RunFolder.named(runs_dir, name or _new_name(f"replay-{problem.name}", runs_dir)),
-        report=report,
-        notify=on_progress,
-    )
-
-
-def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Result:
-    """The answer of a run that stands, from its folder alone; of the latest when unnamed.
-
-    Raises:
-        InputError: there is no such run, or its files cannot be read.
-    """
-    folder = find_run(run, runs_dir)
-    known = folder.read_asked()
-    assert known is not None
-    records = read_trace(folder.trace).records if folder.trace.exists() else ()
-    asked = [c for record in records for c in record.request.configurations()]
-    problem = problem_of_run(folder, tuple(dict.fromkeys(asked)), known)
-    ended = known.get("ended", {})
-    result = build_result(
-        problem,
-        records,
-        Constraints(**known.get("constraints", {})),
-        name=folder.name,
-        run_dir=folder.path,
-        stopped=str(ended.get("stopped", "The search has not ended.")),
-        time_s=float(ended.get("time_s", sum(record.wall_s for record in records))),
-        limits=_limits(known.get("settings", {})),
-        seed=int(known.get("settings", {}).get("seed", 0)),
-    )
-    return replace(result, report_path=folder.report) if folder.report.exists() else result
-
-
-def _settings(
-    probe_budget_kJ: float | None,
-    max_probes: int | None,
-    search_s: float | None,
-    seed: int,
-    window: WindowPolicy | None,
-    *,
-    defaults: bool,
-) -> SearchSettings:
-    if defaults and probe_budget_kJ is None and max_probes is None and search_s is None:
-        max_probes, search_s = DEFAULT_PROBES, DEFAULT_SEARCH_S
-    return SearchSettings(
-        probe_budget_kJ=probe_budget_kJ,
-        max_probes=max_probes,
-        search_s=search_s,
-        seed=seed,
-        window=window or WindowPolicy(),
-    )
-
-
-def _limits(settings: Mapping[str, Any]) -> dict[str, float]:
+def limits_of(settings: Mapping[str, Any]) -> dict[str, float]:
     names = ("probe_budget_kJ", "max_probes", "search_s")
     return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
-def _new_name(stem: str, runs_dir: str | Path) -> str:
+def new_name(stem: str, runs_dir: str | Path) -> str:
     """A name that no run bears: the stem and the time."""
     tidy = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:60] or "study"
     name = first = f"{tidy}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -233,7 +66,7 @@ def _new_name(stem: str, runs_dir: str | Path) -> str:
     return name
 
 
-def _check_executor(asked: str | Executor | None) -> None:
+def check_executor(asked: str | Executor | None) -> None:
     """Refuse a name that no executor bears, before anything is touched."""
     if isinstance(asked, str) and asked not in EXECUTORS:
         raise UnknownName("executor", asked, EXECUTORS)
@@ -243,7 +76,7 @@ def _check_executor(asked: str | Executor | None) -> None:
         )
 
 
-def _real_executor(
+def real_executor(
     asked: str | Executor | None, problem: Problem, run: RunFolder, say: Callable[[str], None]
 ) -> Executor:
     """The executor that was asked for; Ray by default where it is installed."""
@@ -333,7 +166,7 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
             )
 
 
-def _run(
+def run_study(
     problem: Problem,
     make_executor: MakeExecutor,
     *,
@@ -417,7 +250,7 @@ def _run(
             run_dir=run.path,
             stopped=stopped,
             time_s=search.elapsed_s,
-            limits=_limits(settings.to_json()),
+            limits=limits_of(settings.to_json()),
             seed=settings.seed,
         )
         return _show(result, records, book, run) if report else result
