@@ -423,7 +423,6 @@ def test_clocks_are_swept_inside_a_launch_where_they_can_be_set(options):
         {"cluster": "no-such-cluster"},
         {"space": "no-such-space"},
         {"executor": "cloud"},
-        {"executor": "simulated"},
         {"max_probes": 0},
         {"max_probes": 2.5},
         {"seed": -1},

@@ -1,10 +1,12 @@
 """From a problem and the records of its probes to the answer.
 
 A measured configuration's step time and power are the means of its windows, weighted by their
-errors, in logarithms. A window's error is what it states of itself and the fitted spread between
-windows together; where the surrogates, who also know the neighbours, put the error of that mean
-lower, theirs is taken: sqrt(posterior variance + (posterior mean - measured mean)^2), which is the
-mean-squared error of the measured figure if the surrogates are right. Intervals are 90 %.
+errors, in logarithms. A window's error is what it states of itself, the fitted spread between
+windows, and what launches of one and the same configuration were seen to differ by beyond both: a
+machine that others use too is noisier than any window of it can tell. Where the surrogates, who
+also know the neighbours, put the error of that mean lower, theirs is taken, but never below the
+seen difference of launches: sqrt(posterior variance + (posterior mean - measured mean)^2), which is
+the mean-squared error of the measured figure if the surrogates are right. Intervals are 90 %.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student_t
 
 from models.features import FeatureMap
 from models.surrogate import POWER_NOISE, TIME_NOISE, Z90, Surrogates
@@ -82,6 +85,38 @@ class _Estimate:
     log_time_se: np.ndarray
     log_power: np.ndarray
     log_power_se: np.ndarray
+    log_time_floor: np.ndarray
+    log_power_floor: np.ndarray
+
+
+def _launch_spread(
+    rows: Sequence[Sequence[int]], log: np.ndarray, variance: np.ndarray
+) -> tuple[float, float]:
+    """How far windows of one configuration differ beyond what they state, pooled over all.
+
+    The excess of the pooled variance about each configuration's mean over the stated variance
+    (the moment estimator of a random effect, DerSimonian and Laird 1986, with equal weights), and
+    by how much a 90 % interval must be wider because few repeats tell it: Student's t with as many
+    degrees of freedom as there are repeats, over the normal's.
+
+    Args:
+        rows: the windows of each configuration.
+        log: (windows,), logarithms of the figure.
+        variance: (windows,), what each window states.
+
+    Returns:
+        The excess variance, and the factor on standard errors that it enters; (0, 1) where nothing
+        was repeated or nothing is in excess.
+    """
+    repeated = [list(mine) for mine in rows if len(mine) > 1]
+    freedom = sum(len(mine) - 1 for mine in repeated)
+    if not freedom:
+        return 0.0, 1.0
+    seen = sum(float(np.sum((log[mine] - log[mine].mean()) ** 2)) for mine in repeated) / freedom
+    stated = float(np.mean(np.concatenate([variance[mine] for mine in repeated])))
+    if seen <= stated:
+        return 0.0, 1.0
+    return seen - stated, float(student_t.ppf(0.95, freedom)) / Z90
 
 
 def _weighted(log: np.ndarray, variance: np.ndarray) -> tuple[float, float]:
@@ -99,11 +134,26 @@ def _estimate(windows: _Windows, noise: tuple[float, float]) -> _Estimate:
         (windows.step_time_s, windows.power_W), stated, noise, strict=True
     ):
         log, variance = np.log(values), np.nan_to_num(errors) ** 2 + floor**2
-        pairs = [_weighted(log[mine], variance[mine]) for mine in rows.values()]
-        figures.append(np.array(pairs).reshape(-1, 2))
+        excess, wider = _launch_spread(list(rows.values()), log, variance)
+        figures.append(
+            np.array(
+                [
+                    (mean, wider * error, wider * math.sqrt(excess / len(mine)))
+                    for mine in rows.values()
+                    for mean, error in [_weighted(log[mine], variance[mine] + excess)]
+                ]
+            ).reshape(-1, 3)
+        )
     time, power = figures
     return _Estimate(
-        list(rows), list(rows.values()), time[:, 0], time[:, 1], power[:, 0], power[:, 1]
+        list(rows),
+        list(rows.values()),
+        log_time=time[:, 0],
+        log_time_se=time[:, 1],
+        log_power=power[:, 0],
+        log_power_se=power[:, 1],
+        log_time_floor=time[:, 2],
+        log_power_floor=power[:, 2],
     )
 
 
@@ -114,8 +164,8 @@ def _sharpened(estimate: _Estimate, surrogates: Surrogates) -> _Estimate:
     power = np.hypot(said.log_power_std, said.log_power - estimate.log_power)
     return replace(
         estimate,
-        log_time_se=np.minimum(estimate.log_time_se, time),
-        log_power_se=np.minimum(estimate.log_power_se, power),
+        log_time_se=np.minimum(estimate.log_time_se, np.maximum(time, estimate.log_time_floor)),
+        log_power_se=np.minimum(estimate.log_power_se, np.maximum(power, estimate.log_power_floor)),
     )
 
 
