@@ -95,3 +95,52 @@ def test_a_cluster_without_the_devices_is_one_sentence(
 ) -> None:
     with pytest.raises(InputError, match="no node of the Ray cluster has 8 GPUs"):
         RayExecutor(load_job(), load_cluster("h200-8"), run_dir=tmp_path)
+
+
+def test_two_nodes_run_two_probes_at_once(tmp_path: Path) -> None:
+    """Ray with two nodes of one core each, on this machine: two probes in flight, one a node."""
+    import subprocess
+    import sys
+    import textwrap
+
+    script = tmp_path / "two_nodes.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os
+            os.environ["RAY_worker_niceness"] = "0"
+            import ray
+            from dataclasses import replace
+            from ray.cluster_utils import Cluster as RayCluster
+            from search_spaces.configuration import Settings
+            from search_spaces.job import load_job
+            from tuner.ray_executor import RayExecutor
+            from workload.machine import detect_cluster
+            from workload.probe import ProbeRequest, WindowPolicy
+
+            nodes = RayCluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
+            nodes.add_node(num_cpus=1)
+            cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
+            executor = RayExecutor(
+                load_job(), cluster, run_dir={str(tmp_path)!r}, address=nodes.address)
+            executor.prepare()
+            assert executor.capacity == 2, executor.capacity
+            window = WindowPolicy(min_s=3.0, max_s=4.0)
+            for name in ("a", "b"):
+                launch = Settings(data_parallel=1, micro_batch=4)
+                executor.submit(ProbeRequest(name, launch, window=window))
+            assert executor.in_flight == 2
+            records = [executor.wait(), executor.wait()]
+            assert all(r.ok for r in records), [r.failure for r in records]
+            assert {{r.request.probe_id for r in records}} == {{"a", "b"}}
+            executor.close()
+            ray.shutdown()
+            nodes.shutdown()
+            print("two probes, two nodes")
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert "two probes, two nodes" in done.stdout, done.stderr[-3000:]

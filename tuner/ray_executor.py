@@ -111,6 +111,11 @@ class RayExecutor:
             InputError: a node lacks a framework or cannot build an op.
         """
         self._ops = tuple(ops)
+        what = "".join(f" and loading {op}" for op in ops)
+        self._say(
+            f"importing torch, deepspeed and transformers{what}, once for all probes (an op is "
+            "compiled once a machine, up to a minute)"
+        )
         for sentence in self._ray.get([a.prepare.remote(self._ops) for a in self._agents.values()]):
             if sentence:
                 raise InputError(sentence)
@@ -279,8 +284,8 @@ class _NodeAgent:
 
         try:
             self._runner.prepare(ops)
-        except ServerError as error:
-            return f"the node cannot prepare for training: {str(error).splitlines()[0]}"
+        except (InputError, ServerError) as error:
+            return f"a node cannot prepare for training: {str(error).splitlines()[0]}"
         return ""
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from search_spaces.errors import InputError
+
 __all__ = [
     "Event",
     "RankGroup",
@@ -55,7 +57,15 @@ PRELOAD_OPTIONAL = (
 
 
 class ServerError(RuntimeError):
-    """The fork server could not start, import or build; the message says what it printed."""
+    """The fork server could not start, import or build.
+
+    Attributes:
+        detail: what it printed, or its traceback.
+    """
+
+    def __init__(self, sentence: str, detail: str = "") -> None:
+        super().__init__(sentence)
+        self.detail = detail
 
 
 def extensions_dir() -> str:
@@ -183,7 +193,8 @@ class RankServer:
         """Start the fork server and import; does nothing when it already runs.
 
         Raises:
-            ServerError: it could not; the message holds what it printed.
+            InputError: the interpreter lacks torch or DeepSpeed.
+            ServerError: it could not for another reason.
         """
         if self.alive:
             return
@@ -208,10 +219,18 @@ class RankServer:
         finally:
             theirs.close()
         self._socket, self._buffer, self._ops = ours, b"", set()
-        self._ask(
-            {"op": "prepare", "imports": list(PRELOAD), "optional": list(self._optional)},
-            timeout_s=300,
-        )
+        try:
+            self._ask(
+                {"op": "prepare", "imports": list(PRELOAD), "optional": list(self._optional)},
+                timeout_s=300,
+            )
+        except ServerError as error:
+            if str(error).startswith("ModuleNotFoundError"):
+                missing = str(error).partition(": ")[2]
+                raise InputError(
+                    f"{self._python} cannot train ({missing}); install joulefront[train] there"
+                ) from error
+            raise
         self.ready_s = time.monotonic() - began
 
     def load_ops(self, ops: Sequence[str]) -> float:
@@ -277,7 +296,7 @@ class RankServer:
         except (TimeoutError, BlockingIOError):
             return answers
         if not chunk:
-            raise ServerError(f"the fork server ended: {self._said()}")
+            raise ServerError("the fork server ended", self._said())
         self._buffer += chunk
         while b"\n" in self._buffer:
             line, self._buffer = self._buffer.split(b"\n", 1)
@@ -294,12 +313,12 @@ class RankServer:
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
-            raise ServerError(f"the fork server ended: {self._said()}") from error
+            raise ServerError("the fork server ended", self._said()) from error
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for answer in self._pump(deadline - time.monotonic()):
                 if "error" in answer:
-                    raise ServerError(f"{answer['error']}\n{answer.get('traceback', '')}")
+                    raise ServerError(answer["error"], answer.get("traceback", ""))
                 return answer
         raise ServerError(f"the fork server did not answer {request['op']!r} in {timeout_s:.0f} s")
 
