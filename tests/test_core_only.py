@@ -1,0 +1,47 @@
+"""The core plans, replays and reports without torch, DeepSpeed, Ray or transformers installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+MISSING = ("torch", "deepspeed", "ray", "transformers", "optuna_dashboard")
+SHIPPED = Path(__file__).parent / "data" / "cpu-tiny-gpt"
+
+CORE = """
+import sys
+class Without:  # what is left out is not to be found, as where it is not installed
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        left_out = name.partition(".")[0] in {missing!r}
+        return None if left_out else self.finder.find_spec(name, path, target)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+from tuner.cli import main
+code = main(["replay", {table!r}, "--runs-dir", {runs!r}, "--max-probes", "6", "--quiet"])
+assert code == 0, code
+for command in ("front", "report", "apply"):
+    assert main([command, "--runs-dir", {runs!r}]) == {{"apply": 2}}.get(command, 0), command
+for command in ("jobs", "clusters", "spaces", "doctor"):
+    assert main([command]) == 0, command
+"""
+
+
+def test_replay_front_and_report_need_only_the_core(tmp_path: Path) -> None:
+    code = CORE.format(table=str(SHIPPED), runs=str(tmp_path), missing=MISSING)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Front of" in done.stdout
+    assert (next(tmp_path.iterdir()) / "report.html").stat().st_size > 100_000
+
+
+def test_importing_tuner_imports_nothing_heavy() -> None:
+    heavy = "torch deepspeed ray optuna sklearn scipy plotly transformers".split()
+    code = f"import sys, tuner, tuner.cli; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
