@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from models.kernel import LAUNCH, LIVE, MIXED
 from search_spaces.configuration import Configuration
 from search_spaces.knobs import KNOBS, Value
 
@@ -139,6 +140,7 @@ class FeatureMap:
             self._prior_low = self._prior_log.min(axis=0)
             self._prior_span = np.ptp(self._prior_log, axis=0)
         self._matrix = self._compute(configurations, self._prior_log)
+        self._kinds = self._kinds_of_columns(configurations)
 
     @property
     def matrix(self) -> np.ndarray:
@@ -148,6 +150,22 @@ class FeatureMap:
     @property
     def dimension(self) -> int:
         return int(self._matrix.shape[1])
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """Of each column, whether it tells of the launch, of the live setting or of both (what
+        `models.kernel` keeps apart); shape (dimension,)."""
+        return self._kinds
+
+    def _kinds_of_columns(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        _, live = knob_names(configurations)
+        first = configurations[:1]
+        kinds = [
+            LIVE if name in live else LAUNCH
+            for name, column in self._columns
+            for _ in range(column([c.get(name) for c in first]).shape[1])
+        ]
+        return np.array(kinds + [MIXED] * (self.dimension - len(kinds)), dtype=int)
 
     @property
     def has_prior(self) -> bool:

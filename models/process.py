@@ -1,26 +1,23 @@
 """One Gaussian process that grows: exact, cheap to extend, cheap to ask again.
 
-    y(x) = offset + f(x) + noise,   f ~ GP(0, amplitude^2 Matern-5/2 with one length a column)
+    y(x) = offset + f(x) + noise,   f ~ GP(0, k) with the kernel of `models.kernel`
 
-scikit-learn gives the kernel and its marginal likelihood; what it lacks is done here: a maximum a
-posteriori fit, rows appended to the Cholesky factor instead of refactoring it, rows that are only
-believed (pending measurements), and a list of watched points whose posterior is kept up to date at
-O(rows x watched) a new row. The hyperparameters are fitted anew only when the data have grown by a
-fifth, on at most `FIT_ROWS` rows.
+The hyperparameters are fitted by maximum a posteriori. Rows are appended to the Cholesky factor
+instead of refactoring it, rows may be only believed (pending measurements), and a list of watched
+points has its posterior kept up to date at O(rows x watched) a new row. The hyperparameters are
+fitted anew only when the data have grown by a fifth, on at most `FIT_ROWS` rows.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
+
+from models.kernel import LAUNCH, LIVE, MIXED, OWN, AdditiveKernel, Likelihood
 
 __all__ = ["Process"]
 
@@ -33,7 +30,7 @@ REFIT_GROWTH = 1.2
 #: Length scales are log-normal with median exp(sqrt(2)) sqrt(d) and log-sd sqrt(3): smooth unless
 #: the data say otherwise, whatever the dimension d (Hvarfner et al. 2024, "Vanilla Bayesian
 #: optimization performs great in high dimensions", arXiv 2402.02229, section 4).
-LENGTH_LOG_MEDIAN, LENGTH_LOG_SD = np.sqrt(2.0), np.sqrt(3.0)
+LENGTH_LOG_MEDIAN, LENGTH_LOG_SD = np.sqrt(2.0), 0.7
 #: Log-sd of the priors of the amplitude and of the noise (as standard deviations).
 AMPLITUDE_LOG_SD, NOISE_LOG_SD = 1.0, 0.7
 
@@ -42,32 +39,51 @@ class Process:
     """A Gaussian process over rows of features, exact in its data.
 
     Args:
-        dimension: columns of a row.
+        kinds: which kind of column each is (`models.kernel`): one a column of a row.
         noise: expected standard deviation of the noise (median of its prior; half of it is the
             floor).
         amplitude: expected standard deviation of f, used until there are data to judge it by.
+        own_level: whether the kernel gives each launch a level of its own.
         seed: for the choice of rows that the hyperparameters are fitted on.
     """
 
-    def __init__(self, *, dimension: int, noise: float, amplitude: float, seed: int = 0) -> None:
-        self.dimension = dimension
-        self._noise, self._amplitude = noise, amplitude
+    def __init__(
+        self,
+        *,
+        kinds: Sequence[int] | np.ndarray,
+        noise: float,
+        amplitude: float,
+        own_level: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.dimension = len(kinds)
+        self._kinds = np.asarray(kinds, dtype=int)
+        self._noise, self._amplitude, self._own_level = noise, amplitude, own_level
         self._seed = seed
-        self._amplitude2 = amplitude**2
-        self._lengths = self._default_lengths()
+        self._kernel = self._kernel_of(amplitude)
         self._white = noise**2
         self._fitted_at = 0
-        self._x = np.empty((0, dimension))
+        self._x = np.empty((0, self.dimension))
         self._y = np.empty(0)
         self._variance = np.empty(0)
-        self._watched = np.empty((0, dimension))
+        self._watched = np.empty((0, self.dimension))
         self._factor_all([], [], [])
 
     # -- hyperparameters ---------------------------------------------------------------------
 
-    def _default_lengths(self) -> np.ndarray:
+    def _scale_of_lengths(self) -> np.ndarray:
+        """sqrt(d) with d the columns of a column's own kind: distances grow so."""
+        counts = np.array([(self._kinds == kind).sum() for kind in (LAUNCH, LIVE, MIXED)])
+        if not AdditiveKernel.splits(self._kinds):
+            counts[:] = self.dimension
+        return np.asarray(np.sqrt(counts[self._kinds]))
+
+    def _kernel_of(self, amplitude: float) -> AdditiveKernel:
+        """The kernel before there are data to judge its parts by."""
         # The median of the prior is long (nearly linear functions); start from a shorter one.
-        return np.full(self.dimension, np.sqrt(self.dimension))
+        return AdditiveKernel.of(
+            self._kinds, amplitude, self._scale_of_lengths(), own_level=self._own_level
+        )
 
     @property
     def noise(self) -> float:
@@ -82,18 +98,15 @@ class Process:
     @property
     def offset_variance(self) -> float:
         """Of the constant: broad beside the function, so that the data set it."""
-        return float(9.0 * max(self._amplitude2, self._amplitude**2))
-
-    def _function_kernel(self) -> Kernel:
-        return ConstantKernel(self._amplitude2) * Matern(self._lengths, nu=2.5)
+        return float(9.0 * max(self._kernel.variance, self._amplitude**2))
 
     def _covariance(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
         """Of offset + f, without noise."""
-        return np.asarray(self._function_kernel()(a, b)) + self._offset2
+        return self._kernel(a, b) + self._offset2
 
     @property
     def _prior_variance(self) -> float:
-        return self._amplitude2 + self._offset2
+        return self._kernel.variance + self._offset2
 
     def _optimise(self) -> None:
         """Maximum a posteriori hyperparameters, warm-started, on at most `FIT_ROWS` rows."""
@@ -103,61 +116,51 @@ class Process:
             rows = np.random.default_rng(self._seed).choice(n, FIT_ROWS, replace=False)
         x, y, variance = self._x[rows], self._y[rows] - self._centre, self._variance[rows]
         spread = max(float(np.std(y)), 2 * self._noise, 1e-4)
-        d = self.dimension
+        fresh = self._kernel_of(spread)
+        likelihood = Likelihood(fresh, x, y, variance, constant=9.0 * spread**2)
+        here = likelihood.present
+        count, d = len(here), self.dimension
         floor = (0.5 * self._noise) ** 2
         prior_mean = np.concatenate(
             [
-                [2 * np.log(spread)],
-                np.full(d, LENGTH_LOG_MEDIAN + 0.5 * np.log(d)),
+                2 * np.log(fresh.amplitudes[here]),
+                LENGTH_LOG_MEDIAN + np.log(self._scale_of_lengths()),
                 [2 * np.log(self._noise)],
             ]
         )
         prior_sd = np.concatenate(
-            [[2 * AMPLITUDE_LOG_SD], np.full(d, LENGTH_LOG_SD), [2 * NOISE_LOG_SD]]
+            [np.full(count, 2 * AMPLITUDE_LOG_SD), np.full(d, LENGTH_LOG_SD), [2 * NOISE_LOG_SD]]
         )
-        warm = np.concatenate([[np.log(self._amplitude2)], np.log(self._lengths)])
-        starts = [np.append(warm, np.log(self._white))]
-        if self._fitted_at == 0:
-            starts = [
-                np.concatenate(
-                    [[2 * np.log(spread)], np.log(self._default_lengths()), [np.log(self._white)]]
-                )
+        spread_bounds = np.log([1e-4, 1e2]) + 2 * np.log(max(spread, OWN))
+        bounds = np.vstack(
+            [
+                np.tile(spread_bounds, (count, 1)),
+                np.tile(np.log([0.03, 300.0]), (d, 1)),
+                [np.log([floor, max(0.09, 100 * floor)])],
             ]
-
-        def best(
-            objective: Callable[..., Any], initial: np.ndarray, bounds: np.ndarray
-        ) -> tuple[np.ndarray, float]:
-            def penalised(theta: np.ndarray) -> tuple[float, np.ndarray]:
-                value, gradient = objective(theta, eval_gradient=True)
-                pull = (theta - prior_mean) / prior_sd
-                return value + 0.5 * float(pull @ pull), gradient + pull / prior_sd
-
-            results = [
-                minimize(
-                    penalised,
-                    np.clip(start, bounds[:, 0], bounds[:, 1]),
-                    jac=True,
-                    bounds=bounds,
-                    method="L-BFGS-B",
-                    options={"maxiter": 30},
-                )
-                for start in starts
-            ]
-            found = min(results, key=lambda result: float(result.fun))
-            return found.x, float(found.fun)
-
-        kernel = (
-            ConstantKernel(9.0 * spread**2, "fixed")
-            + ConstantKernel(spread**2, (1e-2 * spread**2, 1e2 * spread**2))
-            * Matern(np.ones(d), (0.03, 300.0), nu=2.5)
-            + WhiteKernel(self._noise**2, (floor, max(0.09, 100 * floor)))
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            fitted = GaussianProcessRegressor(kernel, alpha=variance + 1e-12, optimizer=best)
-            theta = fitted.fit(x, y).kernel_.theta
-        self._amplitude2, self._white = float(np.exp(theta[0])), float(np.exp(theta[-1]))
-        self._lengths = np.exp(theta[1:-1])
+        warm = fresh if self._fitted_at == 0 else self._kernel
+        start = np.concatenate(
+            [2 * np.log(warm.amplitudes[here]), np.log(warm.lengths), [np.log(self._white)]]
+        )
+
+        def penalised(theta: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = likelihood(theta)
+            pull = (theta - prior_mean) / prior_sd
+            return value + 0.5 * float(pull @ pull), gradient + pull / prior_sd
+
+        theta = minimize(
+            penalised,
+            np.clip(start, bounds[:, 0], bounds[:, 1]),
+            jac=True,
+            bounds=bounds,
+            method="L-BFGS-B",
+            options={"maxiter": 30},
+        ).x
+        amplitudes = np.zeros(4)
+        amplitudes[here] = np.exp(0.5 * theta[:count])
+        self._kernel = fresh.with_(amplitudes, np.exp(theta[count:-1]))
+        self._white = float(np.exp(theta[-1]))
         self._fitted_at = n
 
     # -- data --------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.features import FeatureMap
+from models.kernel import LAUNCH
 from models.leave_one_out import LeaveOneOut
 from models.process import Process
 from search_spaces.configuration import Configuration
@@ -76,12 +77,22 @@ class Posterior:
 class _Output:
     """One modelled figure: with the prior's mean and without, whichever predicts better."""
 
-    def __init__(self, features: FeatureMap, *, output: int, noise: float, seed: int) -> None:
+    def __init__(
+        self,
+        features: FeatureMap,
+        *,
+        output: int,
+        noise: float,
+        seed: int,
+        split: bool,
+        own_level: bool,
+    ) -> None:
         self._features, self._output = features, output
         kinds = [True, False] if features.has_prior else [False]
         self._variants = {
             with_prior: Process(
-                dimension=features.dimension,
+                kinds=features.kinds if split else np.full_like(features.kinds, LAUNCH),
+                own_level=own_level,
                 noise=noise,
                 amplitude=(AMPLITUDE_PRIOR if with_prior else AMPLITUDE_BLIND)[output],
                 seed=seed,
@@ -134,12 +145,17 @@ class Surrogates:
     Args:
         features: the candidates' features; with a prior, its prediction is the mean.
         seed: everything drawn is drawn from it.
+        split: keep launch and live columns apart in the kernel (`models.kernel`).
+        own_level: give each launch a level of its own there.
     """
 
-    def __init__(self, features: FeatureMap, *, seed: int = 0) -> None:
+    def __init__(
+        self, features: FeatureMap, *, seed: int = 0, split: bool = True, own_level: bool = True
+    ) -> None:
         self.features = features
-        self._time = _Output(features, output=0, noise=TIME_NOISE, seed=seed)
-        self._power = _Output(features, output=1, noise=POWER_NOISE, seed=seed)
+        kernel = {"split": split, "own_level": own_level}
+        self._time = _Output(features, output=0, noise=TIME_NOISE, seed=seed, **kernel)
+        self._power = _Output(features, output=1, noise=POWER_NOISE, seed=seed, **kernel)
         self._outputs = (self._time, self._power)
         self._y = np.empty((0, 2))
         self.watch(())

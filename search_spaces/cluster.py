@@ -85,7 +85,10 @@ class Cluster:
         network_Bps: between nodes, bytes per second per device.
         host_link_Bps: device to host memory, bytes per second per direction.
         host_memory_bytes: memory of one node.
+        host_memory_Bps: bandwidth of one node's host memory, bytes per second; 0 where unknown.
         host_W: what a node draws beside its devices (idle); 0 where only devices are charged.
+        supply_loss: what conversion and supply draw beside the devices, as a share of the devices'
+            power; 0 where only devices are charged.
         clock_control: whether clocks may be set; False makes the clock a fixed dimension.
         sources: where the figures come from.
     """
@@ -98,7 +101,9 @@ class Cluster:
     network_Bps: float = 0.0
     host_link_Bps: float = 0.0
     host_memory_bytes: int = 0
+    host_memory_Bps: float = 0.0
     host_W: float = 0.0
+    supply_loss: float = 0.0
     clock_control: bool = False
     sources: tuple[str, ...] = field(default=())
 
@@ -109,7 +114,8 @@ class Cluster:
                 raise InvalidValue(
                     f"{name} of cluster {self.name!r}", value, "an integer of at least 1"
                 )
-        for name in ("link_Bps", "network_Bps", "host_link_Bps", "host_memory_bytes", "host_W"):
+        amounts = ("link_Bps", "network_Bps", "host_link_Bps", "host_memory_bytes")
+        for name in (*amounts, "host_memory_Bps", "host_W", "supply_loss"):
             _check_amount(f"{name} of cluster {self.name!r}", getattr(self, name))
         if not isinstance(self.clock_control, bool):
             raise InvalidValue(

@@ -8,15 +8,16 @@ not listed still gets an answer from the standard keys, marked `exact = False`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
 from search_spaces.errors import InputError, InvalidValue
 from search_spaces.job import Precision, TrainingJob
 
-__all__ = ["ModelFacts", "facts_of", "flops_per_step", "model_state_bytes"]
+__all__ = ["UNKNOWN_MODEL", "ModelFacts", "facts_of", "flops_per_step", "model_state_bytes"]
 
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -121,6 +122,10 @@ class ModelFacts:
         active_parameters: those that one token uses (all of them in a dense model).
         matmul_parameters: those of `active_parameters` that multiply each token: no embedding
             table, position table, bias or norm, but the output projection, shared or not.
+        head_parameters: those of `matmul_parameters` that make the logits, and the projections of
+            a table that is narrower than the model.
+        block_parameters: those of all blocks together, every expert counted.
+        expert_parameters: those of `block_parameters` that expert parallelism spreads.
         largest_layer: parameters of the largest block or table (what ZeRO-3 gathers at once).
         exact: the family is known, and the count equals that of transformers' own model.
     """
@@ -142,6 +147,9 @@ class ModelFacts:
     parameters: int
     active_parameters: int
     matmul_parameters: int
+    head_parameters: int
+    block_parameters: int
+    expert_parameters: int
     largest_layer: int
     exact: bool
 
@@ -302,6 +310,7 @@ def _count(
     total_blocks = layers * (block_matrices + block_small)
     active_blocks, matmul_blocks = total_blocks, layers * block_matrices
     largest = block_matrices + block_small
+    expert_blocks = 0
     if experts:
         one_matrices, one_small = mlp(expert)
         router = hidden * experts
@@ -310,7 +319,8 @@ def _count(
         every = attention + small + router + shared_all
         sparse = _sparse_layers(config, layers) if model_type.endswith("_moe") else layers
         rest = (layers - sparse) * (block_matrices + block_small)
-        total_blocks = sparse * (every + experts * (one_matrices + one_small)) + rest
+        expert_blocks = sparse * experts * (one_matrices + one_small)
+        total_blocks = sparse * every + expert_blocks + rest
         active_blocks = sparse * (every + per_token * (one_matrices + one_small)) + rest
         matmul_blocks = (
             sparse * (attention + router + shared_all + per_token * one_matrices)
@@ -335,6 +345,9 @@ def _count(
         "parameters": total_blocks + outside,
         "active_parameters": active_blocks + outside,
         "matmul_parameters": matmul_blocks + table + projections,
+        "head_parameters": table + projections,
+        "block_parameters": total_blocks,
+        "expert_parameters": expert_blocks,
         "largest_layer": max(largest, table),
     }
 
@@ -383,13 +396,25 @@ def _flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
     return value
 
 
+#: A model of which nothing is known: no sizes, and as many layers as are asked for.
+_NOTHING: Any = {item.name: 0 for item in fields(ModelFacts)} | {
+    **{"model_type": "unknown", "layers": sys.maxsize, "positions": None},
+    **{"learned_positions": False, "gated": False, "tied": False, "exact": False},
+}
+UNKNOWN_MODEL = ModelFacts(**_NOTHING)
+
+
 @lru_cache(maxsize=64)
 def facts_of(job: TrainingJob) -> ModelFacts:
     """The facts of a job's model, read once a job.
 
+    Of a script whose model nobody told, `UNKNOWN_MODEL`: no rule on its sizes refuses anything.
+
     Raises:
         InputError: as `ModelFacts.from_config`.
     """
+    if not job.model:
+        return UNKNOWN_MODEL
     return ModelFacts.from_config(job.model)
 
 

@@ -1,0 +1,73 @@
+"""The analytic models held against what others published: how wrong are they, and where.
+
+Five comparisons, a table and a plot each: Sailor's measured plans on GH200, the study of multimodal
+training on JUPITER, the study of parallelism and clock on A100, and recorded tables over power
+limits and over plans. Each prints where it falls short, and why. What is not on this machine
+(`../shared`) is skipped and named; the table of the JUPITER study comes with the repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.against.clock_study import compare as compare_clock_study
+from benchmarks.against.comparison import Comparison
+from benchmarks.against.jupiter import compare as compare_jupiter
+from benchmarks.against.recorded import compare_perseus, compare_zeus
+from benchmarks.against.sailor import compare as compare_sailor
+from benchmarks.figures import arguments, publish
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+GH200_TABLE = REPOSITORY / "benchmarks" / "data" / "gh200_multimodal.csv"
+
+
+def comparisons(
+    shared: Path, *, fit: bool
+) -> list[tuple[str, Path | None, Callable[[], Comparison]]]:
+    """(name, the file it needs beside the repository, what makes it)."""
+    published, traces = shared / "published", shared / "traces"
+    return [
+        (
+            "sailor",
+            published / "sailor" / "plans.csv",
+            lambda: compare_sailor(shared, refit=fit),
+        ),
+        ("jupiter", None, lambda: compare_jupiter(GH200_TABLE)),
+        ("clock_study", None, compare_clock_study),
+        ("zeus", traces / "zeus-nsdi23" / "table.csv", lambda: compare_zeus(shared)),
+        ("perseus", traces / "perseus-a100" / "table.csv", lambda: compare_perseus(shared)),
+    ]
+
+
+def main() -> None:
+    parser = arguments("the analytic models against what was published")
+    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared")
+    parser.add_argument("--only", metavar="NAME", help="one comparison")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write a page for each plot here")
+    parser.add_argument("--fit", action="store_true", help="print what Sailor's plans fit to")
+    options = parser.parse_args()
+    known = comparisons(options.shared, fit=options.fit)
+    if options.only and options.only not in [name for name, _, _ in known]:
+        parser.error(f"--only takes one of {', '.join(name for name, _, _ in known)}")
+    figures = []
+    for name, needed, compare in known:
+        if options.only not in (None, name):
+            continue
+        if needed is not None and not needed.exists():
+            print(f"\n== {name}: skipped, {needed} is not here", flush=True)
+            continue
+        comparison = compare()
+        print(f"\n== {comparison.title}\n", flush=True)
+        print("\n".join(comparison.lines), flush=True)
+        figures += comparison.figures
+        if options.plots is not None and comparison.plot is not None:
+            options.plots.mkdir(parents=True, exist_ok=True)
+            page = options.plots / f"{comparison.name}.html"
+            comparison.plot.write_html(page, include_plotlyjs=True)
+            print(f"plot: {page}", flush=True)
+    publish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

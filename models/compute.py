@@ -1,0 +1,141 @@
+"""What one block and the head cost one rank for one micro-batch: arithmetic, memory, dispatch.
+
+A block is its matrix products (a roofline: the slower of arithmetic and memory), what streams
+through memory between them (norms, activations, and the attention scores where attention is not
+fused), and the operators that the host dispatches. Figures are of the forward pass; the backward
+pass is twice that, recomputation one more. Arrays have one entry a launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.constants import Constants
+from models.layout import Launches
+from search_spaces.cluster import Device
+from search_spaces.job import TrainingJob
+from search_spaces.model_facts import ModelFacts
+
+__all__ = ["Pass", "activation_bytes_per_token", "block_pass", "head_pass"]
+
+#: Matrix products of a block beside the MLP's: query-key-value (one fused or three small), scores,
+#: values, output.
+ATTENTION_PRODUCTS = 4
+#: Operators a matrix product drags along: bias, norm, activation, residual, reshape, cast.
+OPERATORS_A_PRODUCT = 3
+#: Bytes a score that attention without a fused kernel moves forward: written by the product, read
+#: and written by the masked softmax, read and written with a mask byte by dropout, read by the last
+#: product (2 + 4 + 5 + 2).
+SCORE_BYTES = 13.0
+#: Bytes a logit that the loss moves forward: written in 16 bits, turned to fp32 (2 + 4), read and
+#: written by the softmax (8), read for the loss.
+LOGIT_BYTES = 18.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The forward pass of one block or head, one micro-batch, one rank; arrays over launches.
+
+    Attributes:
+        arithmetic_s: matrix products at the highest clock, their fixed times included.
+        operand_s: the same products' traffic through memory.
+        stream_s: traffic of everything else.
+        operators: how many the host dispatches.
+    """
+
+    arithmetic_s: np.ndarray
+    operand_s: np.ndarray
+    stream_s: np.ndarray
+    operators: np.ndarray
+
+
+def _bandwidth(device: Device, constants: Constants) -> float:
+    return constants.memory_efficiency * device.memory_bandwidth_Bps
+
+
+def activation_bytes_per_token(facts: ModelFacts, t: np.ndarray, element: float) -> np.ndarray:
+    """Bytes of one token's activations in one block on one rank, attention scores apart.
+
+    Counted as Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), for any widths: attention
+    keeps its input, q, k, v and the product's input; the MLP its input and what stands between its
+    matrices; the norms their inputs; dropout a byte each. For a GPT that is 34 h in 16 bits, of
+    which 10 h are not split by tensor parallelism (their equation 2).
+    """
+    h, k = facts.hidden, max(facts.experts_per_token, 1)
+    q, kv = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+    dropout = 0.0 if facts.gated else 2.0 * h
+    whole = element * 4 * h + dropout
+    between = facts.intermediate * k * (4 if facts.gated else 2)
+    copies = element * k * h if facts.experts else 0.0
+    return np.asarray(whole + copies + element * (2 * q + 2 * kv + between) / t)
+
+
+def block_pass(
+    job: TrainingJob,
+    facts: ModelFacts,
+    device: Device,
+    constants: Constants,
+    launches: Launches,
+    *,
+    peak_flops: float,
+    element: float,
+    fused_attention: bool,
+) -> Pass:
+    """One block, forward. `element` is bytes an activation, `peak_flops` that of the precision."""
+    t, u, e, s = launches.t, launches.u, launches.e, job.sequence_length
+    tokens = launches.b * s / u
+    width = facts.heads * facts.head_dim
+    matrix = (facts.matmul_parameters - facts.head_parameters) / facts.layers / t
+    # Scores and values: 4 s (heads x head_dim) a token (ModelFacts.flops); not discounted for the
+    # causal mask, which plain kernels do not skip.
+    flops = tokens * (2 * matrix + 4 * s * width / t)
+    mlp = 3 if facts.gated else 2
+    local_experts = facts.experts / e if facts.experts else np.ones_like(e)
+    products = ATTENTION_PRODUCTS + mlp * local_experts
+    arithmetic = flops / (constants.matrix_efficiency * peak_flops) + products * constants.product_s
+    # Weights once a pass (every local expert's), inputs and outputs of each product.
+    plain = facts.block_parameters - facts.expert_parameters
+    weights = element * (plain + facts.expert_parameters / e) / facts.layers / t
+    operands = weights + 2 * tokens * element * (
+        facts.hidden + (2 * width + facts.intermediate * max(facts.experts_per_token, 1)) / t
+    )
+    streamed = 2 * tokens * activation_bytes_per_token(facts, t, element)
+    if not fused_attention:
+        streamed = streamed + SCORE_BYTES * element / 2 * tokens * s * facts.heads / t
+    bandwidth = _bandwidth(device, constants)
+    return Pass(
+        arithmetic_s=arithmetic,
+        operand_s=operands / bandwidth,
+        stream_s=streamed / bandwidth,
+        operators=products * OPERATORS_A_PRODUCT,
+    )
+
+
+def head_pass(
+    job: TrainingJob,
+    facts: ModelFacts,
+    device: Device,
+    constants: Constants,
+    launches: Launches,
+    *,
+    peak_flops: float,
+    element: float,
+) -> Pass:
+    """The output projection and the loss, forward."""
+    t = launches.t
+    tokens = launches.b * job.sequence_length / launches.u
+    bandwidth = _bandwidth(device, constants)
+    one = np.ones(len(launches))
+    return Pass(
+        arithmetic_s=tokens
+        * 2
+        * facts.head_parameters
+        / t
+        / (constants.matrix_efficiency * peak_flops)
+        + constants.product_s,
+        operand_s=element * (facts.head_parameters / t + tokens * facts.hidden) / bandwidth,
+        stream_s=LOGIT_BYTES * element / 2 * tokens * facts.vocab / t / bandwidth,
+        operators=2.0 * OPERATORS_A_PRODUCT * one,
+    )

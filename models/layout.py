@@ -1,0 +1,167 @@
+"""Configurations as arrays: what the analytic models read, once a launch and not once a point.
+
+Many configurations share a launch and differ only in a clock, so the launch knobs are read for the
+distinct launches, and each configuration points at its launch's row. That is what lets 100,000
+configurations be predicted in a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from search_spaces.configuration import Configuration, Settings
+from search_spaces.errors import InvalidValue
+from search_spaces.knobs import KNOBS
+
+__all__ = ["Launches", "Layout", "read_layout"]
+
+_DEGREES = {
+    "d": "data_parallel",
+    "t": "tensor_parallel",
+    "p": "pipeline_parallel",
+    "u": "sequence_parallel",
+    "e": "expert_parallel",
+    "b": "micro_batch",
+    "z": "zero_stage",
+}
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Launch knobs as arrays, one entry a launch.
+
+    Attributes:
+        d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
+        b: sequences of a micro-batch.
+        z: ZeRO stage.
+        m: micro-batches a replica takes each step.
+        recomputed: share of the blocks that are recomputed in the backward pass.
+        parameters_offloaded: ZeRO-3's parameters live on the host between uses.
+        offload, offload_async: the optimizer's states live on the host, synchronously or not.
+        activations, activations_async: kept activations go to the host, synchronously or not.
+    """
+
+    d: np.ndarray
+    t: np.ndarray
+    p: np.ndarray
+    u: np.ndarray
+    e: np.ndarray
+    b: np.ndarray
+    z: np.ndarray
+    m: np.ndarray
+    recomputed: np.ndarray
+    parameters_offloaded: np.ndarray
+    offload: np.ndarray
+    offload_async: np.ndarray
+    activations: np.ndarray
+    activations_async: np.ndarray
+
+    @property
+    def replicas(self) -> np.ndarray:
+        """Ranks that hold the same parameters before ZeRO shards: data x sequence parallel."""
+        return self.d * self.u
+
+    @property
+    def ranks(self) -> np.ndarray:
+        return self.d * self.t * self.p * self.u
+
+    def __len__(self) -> int:
+        return len(self.d)
+
+    def __getitem__(self, rows: Any) -> Launches:
+        return Launches(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Configurations as arrays.
+
+    Attributes:
+        launches: the distinct launches.
+        row: each configuration's launch, shape (n,).
+        clock_MHz, limit_W: live settings, NaN where the device is left alone; shape (n,). Where
+            there is one a stage, NaN, and the values stand in `stage_clocks_MHz` and
+            `stage_limits_W` by the configuration's number.
+    """
+
+    launches: Launches
+    row: np.ndarray
+    clock_MHz: np.ndarray
+    limit_W: np.ndarray
+    stage_clocks_MHz: dict[int, tuple[int, ...]]
+    stage_limits_W: dict[int, tuple[int, ...]]
+
+
+def _value(settings: Settings, name: str) -> object:
+    return settings.get(name, KNOBS[name].default if name in KNOBS else None)
+
+
+def _recomputed(settings: Settings) -> float:
+    """The share of the blocks that a launch recomputes: all, none, or one of every so many."""
+    mode = str(_value(settings, "activation_checkpointing"))
+    return 1.0 / int(mode.removeprefix("every_")) if mode.startswith("every_") else mode == "full"
+
+
+def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
+    degrees: dict[str, np.ndarray] = {}
+    for short, name in _DEGREES.items():
+        values = [_value(launch, name) for launch in launches]
+        for value in values:
+            if not isinstance(value, int):
+                raise InvalidValue(name, value, "an integer")
+        degrees[short] = np.array(values, dtype=float)
+
+    def holds(name: str, *values: str) -> np.ndarray:
+        return np.array([_value(launch, name) in values for launch in launches], dtype=bool)
+
+    return Launches(
+        **degrees,
+        m=np.maximum(1.0, np.round(global_batch / (degrees["b"] * degrees["d"]))),
+        recomputed=np.array([_recomputed(launch) for launch in launches], dtype=float),
+        parameters_offloaded=holds("parameter_offload", "cpu"),
+        offload=holds("optimizer_offload", "cpu", "async"),
+        offload_async=holds("optimizer_offload", "async"),
+        activations=holds("activation_offload", "sync", "async"),
+        activations_async=holds("activation_offload", "async"),
+    )
+
+
+def read_layout(configurations: Sequence[Configuration], global_batch: int) -> Layout:
+    """Read configurations into arrays.
+
+    Raises:
+        InvalidValue: a degree is not an integer.
+    """
+    seen: dict[Settings, int] = {}
+    row = np.empty(len(configurations), dtype=np.intp)
+    lives: dict[Settings, int] = {}
+    live_row = np.empty(len(configurations), dtype=np.intp)
+    for i, configuration in enumerate(configurations):
+        row[i] = seen.setdefault(configuration.launch, len(seen))
+        live_row[i] = lives.setdefault(configuration.live, len(lives))
+
+    def live(name: str) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
+        values = [settings.get(name) for settings in lives]
+        numbers = np.array(
+            [np.nan if v is None or isinstance(v, tuple) else v for v in values], dtype=float
+        )
+        staged = {i: v for i, v in enumerate(values) if isinstance(v, tuple)}
+        found = {}
+        if staged:
+            found = {i: staged[int(j)] for i, j in enumerate(live_row) if int(j) in staged}
+        return numbers[live_row] if len(numbers) else np.empty(0), found
+
+    clock, stage_clocks = live("clock_MHz")
+    limit, stage_limits = live("power_limit_W")
+    return Layout(
+        launches=_read_launches(list(seen), global_batch),
+        row=row,
+        clock_MHz=clock,
+        limit_W=limit,
+        stage_clocks_MHz=stage_clocks,
+        stage_limits_W=stage_limits,
+    )

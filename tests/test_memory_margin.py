@@ -1,0 +1,79 @@
+"""The margin of predicted memory: peaks and failures move it, and only as far as they tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from models.memory_margin import MEMORY_BIAS, MEMORY_SPREAD, MemoryMargin
+
+SIZES = np.array([40e9, 70e9, 79e9, 81e9, 90e9, 160e9])
+
+
+def margin() -> MemoryMargin:
+    return MemoryMargin(80e9)
+
+
+def test_before_any_probe_the_prediction_is_the_median() -> None:
+    fits = margin().probability_of_fitting(SIZES)
+    assert (np.diff(fits) < 0).all()
+    assert fits[0] > 0.99
+    assert fits[-1] < 0.01
+    assert margin().probability_of_fitting([80e9])[0] == pytest.approx(0.5, abs=1e-6)
+    assert margin().factor == pytest.approx((1.0, MEMORY_BIAS), rel=1e-3)
+
+
+def test_peaks_shift_it_by_what_they_were_off() -> None:
+    here = margin()
+    for predicted in (20e9, 40e9, 50e9):
+        here.measured(predicted, 1.2 * predicted)
+    centre, width = here.factor
+    # Normal prior and normal evidence: the conjugate posterior.
+    precision = 1 / MEMORY_BIAS**2 + 3 / MEMORY_SPREAD**2
+    assert centre == pytest.approx(np.exp(3 / MEMORY_SPREAD**2 * np.log(1.2) / precision), rel=1e-3)
+    assert width == pytest.approx(precision**-0.5, rel=1e-2)
+    assert here.probability_of_fitting([70e9])[0] < 0.3 < margin().probability_of_fitting([70e9])[0]
+
+
+def test_running_out_is_evidence_that_the_peak_was_above() -> None:
+    here = margin()
+    here.ran_out(70e9)
+    assert (here.probability_of_fitting(SIZES) < margin().probability_of_fitting(SIZES)).all()
+    assert here.factor[0] > np.exp(np.log(80 / 70) * 0.5)
+    surprised = margin()
+    surprised.ran_out(160e9)  # nobody thought it would fit: nothing is learned
+    assert surprised.factor[0] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_fitting_against_the_odds_is_evidence_too() -> None:
+    here = margin()
+    here.fitted(90e9)
+    assert here.factor[0] < 0.95
+    assert (here.probability_of_fitting(SIZES) > margin().probability_of_fitting(SIZES)).all()
+
+
+def test_its_probabilities_are_right() -> None:
+    """Of what it calls 70 to 90 %, 70 to 90 % fit (clusters drawn from its own assumptions)."""
+    rng = np.random.default_rng(0)
+    called, came = [], []
+    for _ in range(300):
+        bias = MEMORY_BIAS * rng.standard_normal()
+        predicted = rng.uniform(50e9, 110e9, 12)
+        true = predicted * np.exp(bias + MEMORY_SPREAD * rng.standard_normal(12))
+        here = margin()
+        for guess, peak in zip(predicted[:4], true[:4], strict=True):
+            if peak > 80e9:
+                here.ran_out(guess)
+            else:
+                here.measured(guess, peak)
+        called += list(here.probability_of_fitting(predicted[4:]))
+        came += list(true[4:] <= 80e9)
+    probability, fits = np.array(called), np.array(came)
+    for low, high in ((0.1, 0.4), (0.4, 0.7), (0.7, 0.95)):
+        inside = (probability > low) & (probability <= high)
+        assert fits[inside].mean() == pytest.approx(probability[inside].mean(), abs=0.08)
+
+
+def test_it_refuses_what_is_no_size() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        MemoryMargin(0)

@@ -1,0 +1,243 @@
+"""`tuner predict`: where the time, energy and memory of one configuration are predicted to go.
+
+Nothing is measured and nothing is started: the answer is the analytic models', with the error they
+had wherever they could be checked beside it. The probes of an earlier run correct it and give it an
+interval, on the same cluster or on a larger one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from search_spaces.cluster import Cluster
+from search_spaces.configuration import Configuration
+from search_spaces.errors import InputError, InvalidConfiguration, InvalidValue
+from search_spaces.job import TrainingJob
+from search_spaces.rules import broken_rules
+
+if TYPE_CHECKING:
+    from models.breakdown import Breakdown
+    from workload.probe import ProbeRecord
+
+__all__ = ["Forecast", "enlarged", "forecast", "forecast_lines", "stacked_bar"]
+
+#: One letter a part; a bar is as wide as this many characters.
+_LETTERS = "#=+*o~:.x%@&"
+_WIDTH = 60
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A prediction with its breakdown and what is known of its error.
+
+    Attributes:
+        job, cluster, configuration: what was asked.
+        breakdown: where time, energy and memory go.
+        known_error: what is known of the models' error here, a sentence each.
+        corrected: step time (s) and power (W) as probes correct them: median and 90 % interval;
+            empty where no run was named.
+        probes: how many windows corrected them.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    configuration: Configuration
+    breakdown: Breakdown
+    known_error: tuple[str, ...]
+    corrected: Mapping[str, tuple[float, float, float]]
+    probes: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the predicted peaks fit the device and its host."""
+        host = self.cluster.host_memory_bytes
+        return self.breakdown.memory_bytes <= self.cluster.device.memory_bytes and (
+            not host or self.breakdown.host_memory_bytes <= host
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        steps, parts = self.job.steps, asdict(self.breakdown)
+        return {
+            "predicted": True,
+            "job": self.job.name,
+            "cluster": self.cluster.name,
+            "configuration": self.configuration.to_json(),
+            **parts,
+            "power_W": self.breakdown.power_W,
+            "time_to_solution_s": steps * self.breakdown.step_time_s,
+            "energy_to_solution_J": steps * self.breakdown.energy_J,
+            "fits": self.fits,
+            "known_error": list(self.known_error),
+            "corrected": {name: list(values) for name, values in self.corrected.items()},
+            "probes": self.probes,
+        }
+
+
+def enlarged(cluster: Cluster, gpus: int) -> Cluster:
+    """The same kind of cluster with so many devices in all.
+
+    Raises:
+        InvalidValue: the nodes cannot be whole.
+    """
+    if gpus < 1 or (gpus > cluster.devices_per_node and gpus % cluster.devices_per_node):
+        raise InvalidValue(
+            "target_gpus", gpus, f"a multiple of the {cluster.devices_per_node} devices of a node"
+        )
+    return replace(cluster, nodes=-(-gpus // cluster.devices_per_node))
+
+
+def _corrected(
+    job: TrainingJob,
+    probed_on: Cluster,
+    records: Sequence[ProbeRecord],
+    configuration: Configuration,
+    breakdown: Breakdown,
+) -> tuple[dict[str, tuple[float, float, float]], int]:
+    """Step time and power corrected by probes, and by how many windows."""
+    from models.analytic import AnalyticModel
+    from models.scale_out import ScaleOut
+
+    windows = [
+        (Configuration(record.request.launch, measurement.live), measurement)
+        for record in records
+        for measurement in record.measurements
+    ]
+    if not windows:
+        raise InputError("the run that is to correct the prediction has measured nothing")
+    said = AnalyticModel(job, probed_on).predict([each for each, _ in windows])
+    gpus = [each.world_size for each, _ in windows]
+    found = {}
+    for name, predicted, measured, here in (
+        ("step_time_s", said.step_time_s, [m.step_time_s for _, m in windows], "step_time_s"),
+        ("power_W", said.power_W, [m.power_W for _, m in windows], "power_W"),
+    ):
+        line = ScaleOut(gpus, list(predicted), measured)
+        figure = line.correct([configuration.world_size], [getattr(breakdown, here)])
+        found[name] = (float(figure.median[0]), float(figure.low[0]), float(figure.high[0]))
+    return found, len(windows)
+
+
+def forecast(
+    job: TrainingJob,
+    cluster: Cluster,
+    configuration: Configuration,
+    *,
+    records: Sequence[ProbeRecord] = (),
+    probed_on: Cluster | None = None,
+) -> Forecast:
+    """Predict one configuration.
+
+    Args:
+        records: probes of the same job that correct the prediction.
+        probed_on: the cluster that they ran on; `cluster` when not given.
+
+    Raises:
+        InvalidConfiguration: it cannot train this job on this cluster; the error says why.
+        InputError: `records` hold no measurement.
+    """
+    from models.analytic import AnalyticModel
+    from models.known_error import known_error_lines
+
+    if phrases := broken_rules(configuration, job, cluster):
+        raise InvalidConfiguration(configuration.key, phrases)
+    breakdown = AnalyticModel(job, cluster).breakdown(configuration)
+    corrected: dict[str, tuple[float, float, float]] = {}
+    windows = 0
+    if records:
+        corrected, windows = _corrected(
+            job, probed_on or cluster, records, configuration, breakdown
+        )
+    return Forecast(
+        job=job,
+        cluster=cluster,
+        configuration=configuration,
+        breakdown=breakdown,
+        known_error=tuple(known_error_lines(cluster.device)),
+        corrected=corrected,
+        probes=windows,
+    )
+
+
+def stacked_bar(parts: Mapping[str, float], width: int = _WIDTH) -> tuple[str, dict[str, str]]:
+    """One line of letters whose lengths are the parts' shares, and each part's letter.
+
+    Shares are rounded so that the bar is exactly `width` long (largest remainders); a part too
+    small for one character has its letter in the legend only.
+    """
+    total = sum(parts.values())
+    letters = {name: _LETTERS[i % len(_LETTERS)] for i, name in enumerate(parts)}
+    exact = {name: width * value / total for name, value in parts.items()}
+    cells = {name: int(value) for name, value in exact.items()}
+    left = sorted(exact, key=lambda name: cells[name] - exact[name])
+    for name in left[: width - sum(cells.values())]:
+        cells[name] += 1
+    return "".join(letters[name] * cells[name] for name in parts), letters
+
+
+def _section(title: str, parts: Mapping[str, float], unit: str, scale: float = 1.0) -> list[str]:
+    bar, letters = stacked_bar(parts)
+    total = sum(parts.values())
+    wide = max(len(name) for name in parts)
+    return [
+        title,
+        f"  [{bar}]",
+        *(
+            f"  {letters[name]} {name:<{wide}} {value / scale:>10.4g} {unit}  {value / total:>6.1%}"
+            for name, value in parts.items()
+        ),
+    ]
+
+
+def _corrected_lines(said: Forecast) -> list[str]:
+    if not said.corrected:
+        return []
+    (t, t_low, t_high), (w, w_low, w_high) = (
+        said.corrected["step_time_s"],
+        said.corrected["power_W"],
+    )
+    return [
+        f"  corrected by {said.probes} measured windows: {t:.4g} s a step (90 %: {t_low:.4g} to "
+        f"{t_high:.4g}), {w:,.0f} W ({w_low:,.0f} to {w_high:,.0f})"
+    ]
+
+
+def forecast_lines(said: Forecast) -> list[str]:
+    """The forecast for people."""
+    b, cluster, job = said.breakdown, said.cluster, said.job
+    steps = job.steps
+    fits = "fits" if said.fits else "DOES NOT FIT"
+    host = (
+        f"; host {b.host_memory_bytes / 1e9:.1f} GB a node of {cluster.host_memory_bytes / 1e9:.1f}"
+        if b.host_memory_bytes
+        else ""
+    )
+    charged = (
+        "whole packages"
+        if cluster.device.type == "cpu"
+        else "the modules"
+        if cluster.host_W or cluster.supply_loss
+        else "the GPUs alone"
+    )
+    return [
+        f"Predicted, not measured: {job.name} on {cluster.name}",
+        f"  {said.configuration.key}",
+        f"  {b.step_time_s:.4g} s a step, {b.power_W:,.0f} W ({charged}), "
+        f"{b.energy_J:,.4g} J a step"
+        + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.type == "cuda" else ""),
+        f"  to the solution, {steps:,} steps: {steps * b.step_time_s / 3600:,.3g} h and "
+        f"{steps * b.energy_J / 1e3:,.4g} kJ",
+        f"  memory: {b.memory_bytes / 1e9:.1f} GB of {cluster.device.memory_bytes / 1e9:.1f} "
+        f"({fits}){host}",
+        *_corrected_lines(said),
+        "",
+        *_section("Where the time of a step goes (the busiest stage)", b.time_s, "s"),
+        "",
+        *_section("Where the energy of a step goes (the whole job)", b.joules, "J"),
+        "",
+        *_section("Where the memory goes (the fullest rank)", b.memory, "GB", 1e9),
+        "",
+        "Known error of such predictions",
+        *(f"  {sentence}" for sentence in said.known_error),
+    ]
