@@ -22,6 +22,7 @@ from search_spaces.space import Candidates
 from tuner.acquisition import ProbeCost
 from tuner.pareto import hypervolume, reference_point
 from tuner.sampler import CandidateSampler, ProbePlan
+from tuner.settings import SamplerDesign
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -126,7 +127,7 @@ def test_parameters_of_no_candidate_are_refused() -> None:
 
 
 def test_the_start_spreads_over_launches_and_then_the_surrogates_choose() -> None:
-    sampler = CandidateSampler(CANDIDATES, seed=0, start_launches=4)
+    sampler = CandidateSampler(CANDIDATES, seed=0, design=SamplerDesign(start_launches=4))
     study = study_of(sampler)
     start = [probe(sampler, study) for _ in range(4)]
     assert len({plan.launch for plan in start}) == 4
@@ -143,7 +144,7 @@ def test_the_start_spreads_over_launches_and_then_the_surrogates_choose() -> Non
 
 def test_nothing_is_proposed_twice_and_in_the_end_nothing_is_left() -> None:
     few = Candidates.from_configurations(CANDIDATES.configurations[:15])
-    sampler = CandidateSampler(few, seed=0, max_live=3)
+    sampler = CandidateSampler(few, seed=0, design=SamplerDesign(max_live=3))
     study = study_of(sampler)
     seen: list[Configuration] = []
     while (plan := sampler.plan(study)) is not None:
@@ -383,6 +384,7 @@ def recorded(folder: Path, group: Mapping[str, str]) -> tuple[Table, ProbeCost]:
     "group",
     [
         {"workload": "cifar100/shufflenetv2/adadelta", "hardware": "V100 (1 GPU)"},
+        {"workload": "librispeech/deepspeech2/adamw", "hardware": "V100 (1 GPU)"},
         {"workload": "librispeech/deepspeech2/adamw", "hardware": "Quadro RTX6000 (1 GPU)"},
     ],
 )

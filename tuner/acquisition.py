@@ -35,9 +35,11 @@ LAUNCHES_TRIED = 12
 #: Live settings of one launch that are looked at together, the best ones.
 LIVE_TRIED = 64
 #: A live setting is added while its own gain per joule is at least this share of the whole probe's:
-#: below 1 because what is left out today costs a launch of its own later, when launches bring less.
-#: On the 13 zeus-nsdi23 groups 0.25 needs 6 % fewer joules than 1 (4 seeds).
-RELAUNCH_SHARE = 0.25
+#: far below 1 because what is left out today costs a launch of its own later.
+RELAUNCH_SHARE = 0.1
+#: A setting is needed where it adds this share of the hypervolume; coming back for it is taken to
+#: cost so many launches (one is often come back to more than once). See `_finish`.
+NEEDED_GAIN, NEEDED_LAUNCHES = 0.005, 2.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ def choose_probe(
     max_live: int,
     draws: tuple[np.ndarray, np.ndarray],
     cost_weight: float = 1.0,
+    finish: bool = True,
+    fits: np.ndarray | None = None,
 ) -> Scored:
     """The probe with the most expected improvement per joule.
 
@@ -137,6 +141,8 @@ def choose_probe(
         max_live: live settings a probe at most.
         draws: `normal_draws` for single points (draws, 2, 1) and for sets (draws, 2, live).
         cost_weight: exponent of the cost in the score; 1 is per joule, 0 ignores cost.
+        finish: also visit what would have to be visited later anyhow (`_finish`).
+        fits: probability that each of `open_members` fits in memory; 1 where None.
 
     Returns:
         The probe; its gain is 0 where no draw of any candidate improves the front.
@@ -154,6 +160,8 @@ def choose_probe(
     log_t = posterior.log_time + single[:, 0] * posterior.log_time_std
     log_p = posterior.log_power + single[:, 1] * posterior.log_power_std
     gain = improvement(front, log_t + log_p, log_t, reference).mean(axis=0)
+    fits = np.ones(len(open_members)) if fits is None else fits
+    gain *= fits
     launch_J = cost.launch_J(posterior.power_W)
     visit_J = cost.visit_J(posterior.power_W, posterior.step_time_s)
     if not gain.any():
@@ -173,79 +181,118 @@ def choose_probe(
     _, first = np.unique(launches[order], return_index=True)
     tried = launches[order][np.sort(first)[:LAUNCHES_TRIED]]
 
-    best_probe: Scored | None = None
+    found: tuple[np.ndarray, _Sweep, float, float] | None = None
     best_rate = -1.0
     for launch in tried:
         rows = order[launches[order] == launch][:LIVE_TRIED]  # best single setting first
-        members = open_members[rows]
-        added, total = [0], float(gain[rows[0]])
-        joules = float(launch_J[rows[0]] + visit_J[rows[0]])
-        if len(rows) > 1 and max_live > 1:
-            log_t, log_p = surrogates.sample_watched(open_rows[rows], joint)
-            added, total, joules = _grow(
-                log_t + log_p,
-                log_t,
-                front,
-                reference,
-                launch_J[rows[0]],
-                visit_J[rows],
-                max_live,
-                cost_weight,
-            )
-        worth = total / joules**cost_weight
+        log_t, log_p = surrogates.sample_watched(open_rows[rows], joint)
+        sweep = _Sweep(log_t + log_p, log_t, front, reference)
+        total, joules = _grow(sweep, launch_J[rows[0]], visit_J[rows], max_live, cost_weight)
+        worth = total * fits[rows[0]] / joules**cost_weight
         if worth > best_rate:
-            best_rate = worth
-            best_probe = Scored(
-                tuple(int(members[i]) for i in added), total, joules, total / covered
-            )
-    assert best_probe is not None
-    return best_probe
+            best_rate, found = worth, (rows, sweep, total * float(fits[rows[0]]), joules)
+    assert found is not None
+    rows, sweep, total, joules = found
+    added = sweep.added
+    if finish:
+        elsewhere = launches != launches[rows[0]]
+        means = np.column_stack([posterior.log_energy, posterior.log_time])
+        front = np.vstack([front, means[elsewhere]])
+        front = front[nondominated(front[:, 0], front[:, 1])]
+        sweep = _Sweep(sweep.energy, sweep.time, front, reference, added)
+        joules += _finish(sweep, launch_J[rows[0]], visit_J[rows], max_live)
+        added = sweep.added
+    return Scored(
+        tuple(int(member) for member in open_members[rows[added]]), total, joules, total / covered
+    )
+
+
+class _Sweep:
+    """The settings of one launch that a probe is built of, and the fronts they are added to.
+
+    Args:
+        energy: joint draws of the settings' log energy, (draws, settings).
+        time: of log time.
+        front: (n, 2), what they must improve on, the same in every draw.
+        reference: (2,).
+        added: settings that the probe visits already.
+    """
+
+    def __init__(
+        self,
+        energy: np.ndarray,
+        time: np.ndarray,
+        front: np.ndarray,
+        reference: np.ndarray,
+        added: Sequence[int] = (),
+    ) -> None:
+        self.energy, self.time, self._reference = energy, time, reference
+        self._front_e, self._front_t = (
+            np.tile(front[:, axis], (len(energy), 1)) for axis in (0, 1)
+        )
+        self.hypervolume = hypervolume(front, reference)
+        self.added: list[int] = []
+        for setting in added:
+            self.add(setting)
+
+    def gains(self) -> np.ndarray:
+        """What each setting would add to the hypervolume in each draw, (draws, settings)."""
+        return joint_improvement(
+            self._front_e, self._front_t, self.energy, self.time, self._reference
+        )
+
+    def add(self, setting: int) -> None:
+        self.added.append(setting)
+        column = slice(setting, setting + 1)
+        self._front_e = np.hstack([self._front_e, self.energy[:, column]])
+        self._front_t = np.hstack([self._front_t, self.time[:, column]])
 
 
 def _grow(
-    energy: np.ndarray,
-    time: np.ndarray,
-    front: np.ndarray,
-    reference: np.ndarray,
-    launch_J: float,
-    visit_J: np.ndarray,
-    max_live: int,
-    cost_weight: float,
-) -> tuple[list[int], float, float]:
-    """Add live settings of one launch while each is worth its own joules.
+    sweep: _Sweep, launch_J: float, visit_J: np.ndarray, max_live: int, cost_weight: float
+) -> tuple[float, float]:
+    """Add settings while each is worth its own joules; returns their joint gain and the joules.
 
     Args:
-        energy: joint draws of log energy, (draws, settings).
-        time: of log time.
-        front: (n, 2).
-        reference: (2,).
+        sweep: against the front as it is measured; added to.
         launch_J: joules of the launch.
         visit_J: joules of each setting, (settings,).
         max_live: at most so many.
         cost_weight: exponent of the cost.
-
-    Returns:
-        Indices added in order, their joint gain, the probe's joules.
     """
-    draws = len(energy)
-    front_e, front_t = (np.tile(front[:, axis], (draws, 1)) for axis in (0, 1))
-    added: list[int] = []
     total, joules, rate = 0.0, float(launch_J), 0.0
-    while len(added) < min(max_live, energy.shape[1]):
-        gains = joint_improvement(front_e, front_t, energy, time, reference).mean(axis=0)
-        gains[added] = -1.0
+    while len(sweep.added) < min(max_live, len(visit_J)):
+        gains = sweep.gains().mean(axis=0)
         rates = (total + np.maximum(gains, 0.0)) / (joules + visit_J) ** cost_weight
-        rates[added] = -1.0
+        rates[sweep.added] = -1.0
         best = int(np.argmax(rates))
         worth = gains[best] / visit_J[best] ** cost_weight
-        if added and (gains[best] <= 0 or worth < RELAUNCH_SHARE * rate):
+        if sweep.added and (gains[best] <= 0 or worth < RELAUNCH_SHARE * rate):
             break
-        added.append(best)
-        total, joules = total + max(gains[best], 0.0), joules + visit_J[best]
+        sweep.add(best)
+        total, joules = total + max(float(gains[best]), 0.0), joules + float(visit_J[best])
         rate = max(rate, total / joules**cost_weight)
-        front_e = np.hstack([front_e, energy[:, best : best + 1]])
-        front_t = np.hstack([front_t, time[:, best : best + 1]])
-    return added, float(total), float(joules)
+    return total, joules
+
+
+def _finish(sweep: _Sweep, launch_J: float, visit_J: np.ndarray, max_live: int) -> float:
+    """Add the settings that would have to be visited later anyhow; returns their joules.
+
+    One that is left out and turns out to be needed costs a launch again, so it is visited now where
+    visit < P(needed) (NEEDED_LAUNCHES launch + visit). It is needed where it adds `NEEDED_GAIN` of
+    the hypervolume to the front that all the other launches are predicted to make.
+    """
+    least = NEEDED_GAIN * sweep.hypervolume
+    joules = 0.0
+    while len(sweep.added) < min(max_live, len(visit_J)):
+        needed = (sweep.gains() > least).mean(axis=0)
+        needed[sweep.added] = -1.0
+        best = int(np.argmax(needed))
+        if needed[best] * (NEEDED_LAUNCHES * launch_J + visit_J[best]) <= visit_J[best]:
+            break
+        sweep.add(best)
+        joules += float(visit_J[best])
+    return joules
 
 
 def farthest(

@@ -24,8 +24,10 @@ from optuna.distributions import (
 )
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
+from scipy.stats import norm
 
 from models.features import FeatureMap, varying_knobs
+from models.process import REFIT_GROWTH
 from models.surrogate import LeaveOneOut, Posterior, Surrogates
 from search_spaces.configuration import Configuration, Settings
 from search_spaces.errors import InvalidConfiguration, UnknownName
@@ -40,7 +42,8 @@ from tuner.acquisition import (
     normal_draws,
     search_reference,
 )
-from tuner.pareto import improvement
+from tuner.pareto import improvement, nondominated
+from tuner.settings import SamplerDesign
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -54,8 +57,11 @@ __all__ = ["CandidateSampler", "ProbePlan"]
 LAUNCH_FAILURES = frozenset({"refused", "out_of_memory", "crash", "hang", "time_limit"})
 #: Distinct launches that are measured before the surrogates choose, at most.
 START_LAUNCHES = 6
-#: Live settings a launch of the start visits, at most.
-START_LIVE = 3
+#: A measurement that is dominated by more than this (in log, on its better axis) is told as less
+#: exact: its standard error grows by this share of what lies beyond.
+FAR_FROM, FAR_NOISE = 0.1, 0.1
+#: Relative error that a prediction of memory is taken to have (its standard deviation in log).
+MEMORY_ERROR = 0.1
 #: measurements x candidates that are kept up to date at once (32 MB an output); beyond that only
 #: the launches that look best are.
 WATCHED_ENTRIES = 4_000_000
@@ -91,9 +97,10 @@ class ProbePlan:
 
 @dataclass(frozen=True)
 class _Told:
-    """One finished measurement: candidate and figures."""
+    """One finished measurement: candidate, what really ran, and figures."""
 
     candidate: int
+    ran: Configuration
     step_time_s: float
     power_W: float
     step_time_rse: float
@@ -127,10 +134,9 @@ class CandidateSampler(BaseSampler):
             those of a step, so it changes no choice.
         cost: what a probe costs; the defaults of `ProbeCost` where None.
         seed: every draw follows from it and from the order in which trials finish.
-        max_live: live settings that one probe visits at most.
-        start_launches: distinct launches measured before the surrogates choose; None lets the
-            number of launches decide (at most 6).
-        cost_weight: exponent of the predicted joules in the score: 1 is improvement per joule.
+        memory_bytes: what a device holds; with a prior, a launch that is unlikely to fit is worth
+            less. None where nothing is known.
+        design: the design choices, for leaving one out.
     """
 
     def __init__(
@@ -141,14 +147,13 @@ class CandidateSampler(BaseSampler):
         steps: int = 1,
         cost: ProbeCost | None = None,
         seed: int | None = None,
-        max_live: int = 4,
-        start_launches: int | None = None,
-        cost_weight: float = 1.0,
+        memory_bytes: float | None = None,
+        design: SamplerDesign | None = None,
     ) -> None:
         self.candidates = candidates
         self.cost = cost or ProbeCost()
         self.steps = steps
-        self.max_live, self.cost_weight = max_live, cost_weight
+        self.design = design or SamplerDesign()
         self._random = RandomSampler(seed=seed)
         self._seed = 0 if seed is None else seed
         self._rng = np.random.default_rng(seed)
@@ -179,18 +184,30 @@ class CandidateSampler(BaseSampler):
             params = self.params_of(configuration)
             self._of_params.setdefault(tuple(params[name] for name in self._knobs), i)
         self.features = FeatureMap(candidates, prior=prior)
-        self.surrogates = Surrogates(self.features, seed=self._seed)
+        self.surrogates = Surrogates(
+            self.features,
+            seed=self._seed,
+            split=self.design.split_kernel,
+            own_level=self.design.own_level,
+        )
+        self._fits = _probability_of_fitting(configurations, prior, memory_bytes)
         self._launch_rows = _launch_rows(candidates, self.features, self._members)
         self._start_pool = self._affordable_launches()
         n = len(self._members)
-        self._start = min(n, START_LAUNCHES, math.ceil(n**0.4))
-        if start_launches is not None:
-            self._start = min(n, start_launches)
+        self._start = min(START_LAUNCHES, math.floor(n**0.25 + 1e-9))
+        if self.design.start_launches is not None:
+            self._start = min(n, self.design.start_launches)
         self._draws = (
             normal_draws(SINGLE_DRAWS, 1, self._seed),
             normal_draws(JOINT_DRAWS, LIVE_TRIED, self._seed + 1),
         )
         self._watching: np.ndarray | None = None
+        self._far_told, self._far_base = np.empty(0), np.empty((0, 2))
+
+    @property
+    def max_live(self) -> int:
+        """Live settings that one probe visits at most."""
+        return self.design.max_live
 
     # -- names and numbers ---------------------------------------------------------------------
 
@@ -263,22 +280,50 @@ class CandidateSampler(BaseSampler):
             time, power = _figure(attrs.get("step_time_s")), _figure(attrs.get("power_W"))
             if time > 0 and power > 0:
                 rse = (_figure(attrs.get(f"{name}_rse")) for name in ("step_time", "power"))
-                seen.told.append(_Told(candidate, time, power, *rse))
+                # The models learn from what was delivered, which a request may not be.
+                asked = self._configurations[candidate]
+                live = attrs.get("delivered")
+                ran = asked if live is None else Configuration(asked.launch, Settings(live))
+                seen.told.append(_Told(candidate, ran, time, power, *rse))
         return seen
 
     def fit(self, study: Study) -> Surrogates:
         """The surrogates, fitted to what the study holds now (nothing pending believed)."""
         with self._lock:
             told = self._read(study).told
+            far = self._far(told)
             if self.surrogates.fit(
-                [self._configurations[t.candidate] for t in told],
+                [t.ran for t in told],
                 [t.step_time_s for t in told],
                 [t.power_W for t in told],
-                [t.step_time_rse for t in told],
-                [t.power_rse for t in told],
+                np.hypot(np.nan_to_num([t.step_time_rse for t in told]), far),
+                np.hypot(np.nan_to_num([t.power_rse for t in told]), far),
             ):
                 self._watching = None
             return self.surrogates
+
+    def _far(self, told: Sequence[_Told]) -> np.ndarray:
+        """Extra relative standard error of measurements that lie far behind the front, (n,).
+
+        What a wall is like far behind the front is of no use there, and a process that follows it
+        exactly takes the front's finer shape for noise. Told anew whenever the data have grown by
+        a fifth, with the hyperparameters.
+        """
+        n = len(told)
+        known = self._far_told
+        if n >= REFIT_GROWTH * len(self._far_base) or n < len(known):
+            known = np.empty(0)
+            logs = np.log([[t.step_time_s * t.power_W, t.step_time_s] for t in told]).reshape(n, 2)
+            self._far_base = logs
+        base = self._far_base
+        if n > len(known):
+            new = np.log([[t.step_time_s * t.power_W, t.step_time_s] for t in told[len(known) :]])
+            front = base[nondominated(base[:, 0], base[:, 1])]
+            behind = (new[:, None, :] - front[None, :, :]).min(axis=2).max(axis=1)
+            share = FAR_NOISE * self.design.discount_far
+            known = np.append(known, share * np.maximum(behind - FAR_FROM, 0.0))
+        self._far_told = known
+        return known
 
     def leave_one_out(self, study: Study) -> LeaveOneOut | None:
         """The surrogates' error on left-out measurements; None with fewer than three."""
@@ -298,10 +343,7 @@ class CandidateSampler(BaseSampler):
             return None
         with self._lock:
             seen = self._read(study)
-            closed = np.zeros(len(self._configurations), dtype=bool)
-            closed[list(seen.closed) + seen.pending] = True
-            for launch in seen.failed_launches:
-                closed[self._members[launch]] = True
+            closed = self._closed(seen)
             plan = None
             if not closed.all():
                 launched = {int(self._launch_of[i]) for i in seen.closed.union(seen.pending)}
@@ -319,6 +361,14 @@ class CandidateSampler(BaseSampler):
                     plan = self._improvement_plan(study, closed)
             self._queue = deque(plan.configurations if plan else ())
             return plan
+
+    def _closed(self, seen: _Seen) -> np.ndarray:
+        """Which candidates may not be proposed: tried, in flight, or of a launch that failed."""
+        closed = np.zeros(len(self._configurations), dtype=bool)
+        closed[list(seen.closed) + seen.pending] = True
+        for launch in seen.failed_launches:
+            closed[self._members[launch]] = True
+        return closed
 
     def _affordable_launches(self) -> np.ndarray:
         """Launches that the start may take: with a prior, the better half by predicted energy x
@@ -347,7 +397,7 @@ class CandidateSampler(BaseSampler):
         # The device's own or highest setting first (the last of a clock's rows has the largest
         # feature), then the farthest from what is chosen.
         chosen = [int(np.argmax(matrix.sum(axis=1)))]
-        while len(chosen) < min(START_LIVE, self.max_live, len(rows)):
+        while len(chosen) < min(self.design.start_live, self.max_live, len(rows)):
             left = np.setdiff1d(np.arange(len(rows)), chosen)
             chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
         return self._plan_of([int(rows[i]) for i in chosen], "space-filling start")
@@ -372,7 +422,9 @@ class CandidateSampler(BaseSampler):
             cost=self.cost,
             max_live=self.max_live,
             draws=self._draws,
-            cost_weight=self.cost_weight,
+            cost_weight=self.design.cost_weight,
+            finish=self.design.finish_sweeps,
+            fits=self._fits[watching[still_open]],
         )
         return self._plan_of(
             best.members,
@@ -479,6 +531,19 @@ class CandidateSampler(BaseSampler):
         """New random state, for a copy that works beside this one."""
         self._random.reseed_rng()
         self._rng = np.random.default_rng()
+
+
+def _probability_of_fitting(
+    configurations: Sequence[Configuration], prior: Prior | None, memory_bytes: float | None
+) -> np.ndarray:
+    """Probability that each configuration fits in a device's memory, (n,); 1 where none is told.
+
+    The prediction is taken as log-normal with relative error `MEMORY_ERROR`.
+    """
+    if prior is None or memory_bytes is None:
+        return np.ones(len(configurations))
+    predicted = np.asarray(prior.predict(configurations).memory_bytes, dtype=float)
+    return np.asarray(norm.cdf(np.log(memory_bytes / predicted) / MEMORY_ERROR))
 
 
 def _figure(value: object) -> float:

@@ -148,7 +148,7 @@ class Search:
             if not (keep and self._enough_launches):
                 kept_s = 0.0
             if self.elapsed_s + expected > settings.search_s - kept_s:
-                return f"its {number(settings.search_s)} s are over"
+                return f"its {settings.search_s:g} s are over"
         return ""
 
     def _expected_kJ(self, configurations: Sequence[Configuration], planned_kJ: float) -> float:

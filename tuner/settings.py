@@ -14,7 +14,7 @@ from typing import Any
 from search_spaces.errors import InvalidValue
 from workload.probe import WindowPolicy
 
-__all__ = ["SearchSettings", "check_positive"]
+__all__ = ["SamplerDesign", "SearchSettings", "check_positive"]
 
 DEFAULT_PROBES = 14
 DEFAULT_SEARCH_S = 240.0
@@ -27,6 +27,32 @@ def check_positive(name: str, value: float | None) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value <= 0:
         raise InvalidValue(name, value, "a number greater than 0")
+
+
+@dataclass(frozen=True)
+class SamplerDesign:
+    """The design choices of the sampler, each of which can be left out (docs/search.md).
+
+    Attributes:
+        max_live: live settings that one probe visits at most; 1 is no sweep.
+        start_launches: distinct launches measured before the surrogates choose; None lets the
+            number of launches decide (1 to 6).
+        start_live: live settings that each of them visits.
+        cost_weight: exponent of the predicted joules in the score: 1 is improvement per joule.
+        finish_sweeps: visit at once what would probably cost another launch later.
+        split_kernel: keep what a launch does and what a live setting does apart (`models.kernel`).
+        own_level: give each launch a few per cent of its own (`models.kernel`).
+        discount_far: trust measurements far behind the front less.
+    """
+
+    max_live: int = 8
+    start_launches: int | None = None
+    start_live: int = 1
+    cost_weight: float = 1.0
+    finish_sweeps: bool = True
+    split_kernel: bool = True
+    own_level: bool = True
+    discount_far: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,7 +76,7 @@ class SearchSettings:
     max_probes: int | None = None
     search_s: float | None = None
     min_probes: int = 8
-    least_gain: float = 0.005
+    least_gain: float = 0.002
     remeasure_share: float = 0.15
     window: WindowPolicy = field(default_factory=WindowPolicy)
     time_limit_s: float = 300.0

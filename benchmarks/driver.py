@@ -1,0 +1,243 @@
+"""What the driver itself costs a probe: plan, ask, record, tell, with nothing but its own work.
+
+A study of a real job over 10,000 valid configurations goes through the driver's own loop, trace and
+journal; only the training is replaced, by the analytic model bent at random, which answers at once.
+The clock runs whenever the driver, not the runner, has the word. Each size of study (10, 100, 1,000
+measurements) is a trace that stands and is gone on with: the first probe is the cold one (the
+surrogates are fitted anew, every candidate is predicted), as it also comes whenever the data have
+grown by a fifth; the later ones are warm. Aim: 0.5 s a probe at 1,000 measurements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+import zlib
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from optuna.study import Study
+
+from benchmarks.figures import Figure, arguments, publish
+from models.analytic import AnalyticModel
+from search_spaces.cluster import load_cluster
+from search_spaces.configuration import Configuration
+from search_spaces.job import load_job
+from search_spaces.space import Candidates, load_space
+from tuner.decide import Constraints
+from tuner.executors import InlineExecutor
+from tuner.problem import Problem, problem_of_job
+from tuner.sampler import CandidateSampler, ProbePlan
+from tuner.search import Search
+from tuner.settings import SearchSettings
+from tuner.study import StudyBook, open_storage
+from workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from workload.trace import TraceWriter, read_trace
+
+#: What is tuned: every kind of knob varies, so a row of features is as wide as it gets.
+JOB, CLUSTER, SPACE = "opt-350m", "h100-32", "full"
+#: Live settings a probe of the history visits.
+HISTORY_LIVE = 4
+
+
+class BentModel:
+    """A runner that answers at once: the analytic model, bent by launch, with a window's noise."""
+
+    meter = MeterInfo("simulated", "gpu", "the analytic model, bent by launch")
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        assert problem.job is not None
+        assert problem.cluster is not None
+        self._model = AnalyticModel(problem.job, problem.cluster)
+        self._rng = np.random.default_rng(seed)
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        configurations = request.configurations()
+        said = self._model.predict(configurations)
+        code = zlib.crc32(request.launch.key.encode())
+        bend_t, bend_p = 1 + 0.3 * (code % 101) / 100, 1 + 0.1 * (code % 103) / 102
+        windows = []
+        for live, time_s, power_W in zip(request.live, said.step_time_s, said.power_W, strict=True):
+            step_s = float(time_s) * bend_t * float(np.exp(self._rng.normal(0, 0.002)))
+            watts = float(power_W) * bend_p * float(np.exp(self._rng.normal(0, 0.015)))
+            windows.append(
+                Measurement(
+                    live=live,
+                    steps=10,
+                    window_s=10 * step_s,
+                    step_time_s=step_s,
+                    step_time_se_s=0.001 * step_s,
+                    energy_J=10 * step_s * watts,
+                    power_W=watts,
+                )
+            )
+        spent_J = 15.0 * windows[0].power_W + sum(window.energy_J for window in windows)
+        return ProbeRecord(
+            request, tuple(windows), self.meter, launch_s=15.0, wall_s=30.0, energy_J=spent_J
+        )
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class TimedExecutor(InlineExecutor):
+    """An inline executor that notes how long the driver worked between two probes' runs."""
+
+    def __init__(self, runner: BentModel) -> None:
+        super().__init__(runner)
+        self.driver_s: list[float] = []
+        self.cpu_s: list[float] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._since, self._cpu_since = time.perf_counter(), time.process_time()
+
+    def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
+        self.driver_s.append(time.perf_counter() - self._since)
+        self.cpu_s.append(time.process_time() - self._cpu_since)
+        record = super().wait(timeout_s)
+        self._start()
+        return record
+
+
+class TimedSampler(CandidateSampler):
+    """The sampler, noting how long each plan (fit included) took."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(
+            problem.candidates, prior=problem.prior, steps=problem.steps, cost=problem.cost
+        )
+        self.plan_s: list[float] = []
+
+    def plan(self, study: Study) -> ProbePlan | None:
+        began = time.perf_counter()
+        plan = super().plan(study)
+        self.plan_s.append(time.perf_counter() - began)
+        return plan
+
+
+@dataclass
+class Timed:
+    """Seconds of one session; a figure a probe, the first one cold.
+
+    Attributes:
+        told_s: opening the study and telling it the whole trace, candidates' features included.
+        driver_s: the driver's own work of each probe.
+        cpu_s: the processor's seconds in it, which another program's load does not lengthen.
+        plan_s: the planning in it, fit included.
+    """
+
+    told_s: float
+    driver_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    plan_s: list[float] = field(default_factory=list)
+
+
+def problem_of_size(count: int, seed: int) -> Problem:
+    """The job's problem with about `count` of its valid configurations, whole launches drawn."""
+    problem = problem_of_job(JOB, CLUSTER, "default")
+    every = load_space(SPACE).candidates(load_job(JOB), load_cluster(CLUSTER))
+    rng = np.random.default_rng(seed)
+    chosen: list[Configuration] = []
+    for place in rng.permutation(len(every.launches)):
+        rows = every.indices_of_launch(every.launches[place])
+        if len(chosen) + len(rows) > count:
+            break
+        chosen += [every[row] for row in rows]
+    return dataclasses.replace(
+        problem, candidates=Candidates.from_configurations(chosen), baseline=None
+    )
+
+
+def history(problem: Problem, runner: BentModel, measurements: int, writer: TraceWriter) -> None:
+    """Probes of launches drawn at random, until there are so many measurements."""
+    rng = np.random.default_rng(measurements)
+    made = 0
+    for number, place in enumerate(rng.permutation(len(problem.candidates.launches))):
+        lives = problem.candidates.lives[place]
+        count = min(HISTORY_LIVE, len(lives), measurements - made)
+        visited = tuple(lives[i] for i in rng.permutation(len(lives))[:count])
+        launch = problem.candidates.launches[place]
+        writer.append(runner.run(ProbeRequest(f"p{number:04d}", launch, visited)))
+        made += count
+        if made == measurements:
+            return
+
+
+def session(problem: Problem, folder: Path, measurements: int, probes: int) -> Timed:
+    """Resume a study of so many measurements and let it make some probes more."""
+    runner = BentModel(problem, seed=measurements)
+    with closing(TraceWriter(folder / "trace" / "probes.jsonl")) as writer:
+        history(problem, runner, measurements, writer)
+        records = list(read_trace(writer.path).records)
+        storage = open_storage(None, folder / "study.journal")
+        began = time.perf_counter()
+        sampler = TimedSampler(problem)
+        book = StudyBook(
+            name="driver",
+            storage=storage,
+            sampler=sampler,
+            steps=problem.steps,
+            constraints=Constraints(),
+            driver="benchmark",
+            identity="benchmark",
+        )
+        book.reconcile(records)
+        told_s = time.perf_counter() - began
+        executor = TimedExecutor(runner)
+        search = Search(
+            problem=problem,
+            executor=executor,
+            sampler=sampler,
+            book=book,
+            writer=writer,
+            settings=SearchSettings(
+                max_probes=len(records) + probes, remeasure_share=0.0, least_gain=1e-12
+            ),
+            constraints=Constraints(),
+            records=records,
+            first_number=len(records),
+        )
+        search.run()
+    return Timed(told_s, executor.driver_s, executor.cpu_s, sampler.plan_s)
+
+
+def main() -> None:
+    parser = arguments("the driver's own time a probe")
+    parser.add_argument("--probes", type=int, default=12, help="probes of each session")
+    parser.add_argument("--candidates", type=int, default=10_000)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000])
+    options = parser.parse_args()
+    problem = problem_of_size(options.candidates, seed=0)
+    print(
+        f"{JOB} on {CLUSTER}, space {SPACE}: {len(problem.candidates)} configurations, "
+        f"{len(problem.candidates.launches)} launches"
+    )
+    print("measured  told all s  cold probe s (plan)  warm median s (plan)  worst s")
+    figures = []
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            timed = session(problem, Path(folder), size, options.probes)
+        cold, warm = timed.driver_s[0], timed.driver_s[1:]
+        plan = statistics.median(timed.plan_s[1:])
+        print(
+            f"{size:8}  {timed.told_s:10.2f}  {cold:9.3f} ({timed.plan_s[0]:.3f})"
+            f"     {statistics.median(warm):9.3f} ({plan:.3f})       {max(warm):.3f}",
+            flush=True,
+        )
+        figures += [
+            Figure(f"driver_probe_at_{size}_s", statistics.median(warm), "s"),
+            Figure(f"driver_probe_worst_at_{size}_s", max(warm), "s"),
+            Figure(f"driver_cold_probe_at_{size}_s", cold, "s"),
+            Figure(f"driver_probe_cpu_at_{size}_s", statistics.median(timed.cpu_s[1:]), "s"),
+            Figure(f"driver_cold_probe_cpu_at_{size}_s", timed.cpu_s[0], "s"),
+        ]
+    publish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()
