@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import threading
 import time
@@ -43,6 +44,13 @@ class FakeGpu:
         averaged_s: span over which nvmlDeviceGetPowerUsage averages.
         ignores_lock: accepts a clock lock, and does not deliver it.
         limit_settable: False: power limits are not supported.
+        limit_ignored: power limits are accepted and do not act.
+        slow_memory_MHz: lower memory clocks that it offers beside `memory_clock_MHz`.
+        memory_share: share of its power that is the memory's, told separately; 0: it is not told.
+        module_W: what its superchip module draws besides it; 0: it sits on no module.
+        module_counter: the energy counter is the module's (as on a GH200).
+        lockable: False: clocks cannot be locked.
+        application_free: anybody may set application clocks (NVML's API restriction is lifted).
     """
 
     name: str = "NVIDIA A100-SXM4-80GB"
@@ -67,6 +75,13 @@ class FakeGpu:
     mig: bool = False
     ignores_lock: bool = False
     limit_settable: bool = True
+    limit_ignored: bool = False
+    slow_memory_MHz: tuple[int, ...] = ()
+    memory_share: float = 0.0
+    module_W: float = 0.0
+    module_counter: bool = False
+    lockable: bool = True
+    application_free: bool = False
     cores: int = 6912
     bus_bits: int = 5120
     compute: tuple[int, int] = (8, 0)
@@ -113,17 +128,30 @@ class _Gpu:
                 value = share
         return value
 
-    def _power_at(self, clock: int, load: float) -> float:
+    def memory_MHz(self, now_s: float) -> int:
+        """The delivered memory clock: the highest that a lock allows."""
+        spec, lock = self.spec, self.at("memory_lock", now_s)
+        offered = sorted((*spec.slow_memory_MHz, spec.memory_clock_MHz))
+        if lock is None or spec.ignores_lock:
+            return offered[-1]
+        return max([clock for clock in offered if clock <= lock[1]], default=offered[0])
+
+    def _power_at(self, clock: int, load: float, now_s: float) -> float:
         share = clock / self.spec.clocks_MHz[-1]
+        memory = self.memory_MHz(now_s) / self.spec.memory_clock_MHz
         dynamic = (self.spec.peak_W - self.spec.idle_W) * _voltage(share) ** 2 * share
-        return self.spec.idle_W + dynamic * load
+        return self.spec.idle_W + dynamic * (0.75 + 0.25 * memory) * load
 
     def state(self, now_s: float) -> tuple[int, float, int]:
         """(delivered clock MHz, power W, reasons for a lower clock as NVML's bits)."""
         spec, load = self.spec, self.utilisation(now_s)
         clocks, reasons = spec.clocks_MHz, 0
         lock = None if spec.ignores_lock else self.at("lock", now_s)
+        application = None if spec.ignores_lock else self.at("application", now_s)
         wanted = clocks[-1] if load > 0 else clocks[0]
+        if application is not None and application[1] < wanted:
+            wanted = application[1]
+            reasons |= pynvml.nvmlClocksEventReasonApplicationsClocksSetting
         if lock is not None:
             wanted = min(max(wanted, lock[0]), lock[1])
             if lock[1] < clocks[-1]:
@@ -133,13 +161,15 @@ class _Gpu:
             wanted, reasons = heat, reasons | pynvml.nvmlClocksEventReasonSwThermalSlowdown
         clock = max([c for c in clocks if c <= wanted], default=clocks[0])
         limit = self.at("limit_W", now_s, spec.limit_W)
-        fits = [c for c in clocks if c <= clock and self._power_at(c, load) <= limit]
+        if spec.limit_ignored:
+            limit = math.inf
+        fits = [c for c in clocks if c <= clock and self._power_at(c, load, now_s) <= limit]
         capped = max(fits, default=clocks[0])
         if capped < clock:
             clock, reasons = capped, reasons | pynvml.nvmlClocksEventReasonSwPowerCap
         if load == 0:
             reasons |= pynvml.nvmlClocksEventReasonGpuIdle
-        return clock, self._power_at(clock, load), reasons
+        return clock, self._power_at(clock, load, now_s), reasons
 
     def energy_J(self, start_s: float, end_s: float) -> float:
         start_s = max(start_s, self.epoch_s)
@@ -163,7 +193,11 @@ class _Gpu:
             since_s, start = reset_s, 0
         period_s = self.spec.counter_period_s
         ticks = int((now_s - self.epoch_s) / period_s + 1e-6)
-        value = start + int(1000 * self.energy_J(since_s, self.epoch_s + ticks * period_s))
+        updated_s = self.epoch_s + ticks * period_s
+        energy_J = self.energy_J(since_s, updated_s)
+        if self.spec.module_counter:
+            energy_J += self.spec.module_W * max(0.0, updated_s - since_s)
+        value = start + int(1000 * energy_J)
         modulus = self.spec.counter_modulus_mJ
         return value % modulus if modulus else value
 
@@ -245,7 +279,12 @@ class FakeNVML:
 
     @contextlib.contextmanager
     def _call(
-        self, name: str, handle: _Handle | None = None, *, sets: Sequence[Any] | None = None
+        self,
+        name: str,
+        handle: _Handle | None = None,
+        *,
+        sets: Sequence[Any] | None = None,
+        free: str = "",
     ) -> Iterator[Any]:
         """One NVML call: checks, scripted faults, then the GPU (or the whole state)."""
         with self._state() as state:
@@ -259,7 +298,8 @@ class FakeNVML:
             gpu = self._gpu(state, index)
             if gpu.at("lost", self._clock()):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-            if sets is not None and not state["root"]:
+            permitted = state["root"] or (free and getattr(gpu.spec, free))
+            if sets is not None and not permitted:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
             yield gpu
             if sets is not None:
@@ -288,7 +328,8 @@ class FakeNVML:
 
     def event(self, what: str, value: Any = True, *, gpu: int = 0) -> None:
         """From now on: "load" (share or None), "heat" (clock cap MHz or None), "lost", "stall" or
-        "reset" (of the energy counter), "lock" ([low, high] MHz or None), "limit_W"."""
+        "reset" (of the energy counter), "lock" ([low, high] MHz or None), "limit_W", "application"
+        ([memory, SM] MHz or None), "memory_lock"."""
         with self._state() as state:
             state["events"][gpu].append([self._clock(), what, value])
 
@@ -306,6 +347,17 @@ class FakeNVML:
         with self._state() as state:
             lock = self._gpu(state, gpu).at("lock", self._clock())
             return None if lock is None else (lock[0], lock[1])
+
+    def memory_locked_MHz(self, gpu: int = 0) -> tuple[int, int] | None:
+        with self._state() as state:
+            lock = self._gpu(state, gpu).at("memory_lock", self._clock())
+            return None if lock is None else (lock[0], lock[1])
+
+    def application_MHz(self, gpu: int = 0) -> tuple[int, int] | None:
+        """(memory, SM) application clocks that were set."""
+        with self._state() as state:
+            clocks = self._gpu(state, gpu).at("application", self._clock())
+            return None if clocks is None else (clocks[0], clocks[1])
 
     def limit_W(self, gpu: int = 0) -> float:
         with self._state() as state:
@@ -384,6 +436,18 @@ class FakeNVML:
         with self._call("nvmlDeviceGetCudaComputeCapability", handle) as gpu:
             return list(gpu.spec.compute)
 
+    def nvmlDeviceGetArchitecture(self, handle: _Handle) -> int:
+        with self._call("nvmlDeviceGetArchitecture", handle) as gpu:
+            kinds = {6: 4, 7: 5, 8: 7, 9: 9}  # NVML_DEVICE_ARCH_PASCAL, VOLTA, AMPERE, HOPPER
+            return kinds.get(gpu.spec.compute[0], pynvml.NVML_DEVICE_ARCH_UNKNOWN)
+
+    def nvmlDeviceGetC2cModeInfoV(self, handle: _Handle) -> SimpleNamespace:
+        """Whether the GPU is linked to a Grace processor."""
+        with self._call("nvmlDeviceGetC2cModeInfoV", handle) as gpu:
+            if not gpu.spec.module_W:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return SimpleNamespace(isC2cEnabled=1)
+
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: _Handle) -> int:
         with self._call("nvmlDeviceGetTotalEnergyConsumption", handle) as gpu:
             if not gpu.spec.has_counter:
@@ -400,18 +464,34 @@ class FakeNVML:
                 return round(1000 * gpu.state(now_s)[1])
             return round(1000 * gpu.energy_J(now_s - span_s, now_s) / span_s)
 
-    def nvmlDeviceGetFieldValues(self, handle: _Handle, fields: Sequence[int]) -> list[Any]:
+    def nvmlDeviceGetFieldValues(self, handle: _Handle, fields: Sequence[Any]) -> list[Any]:
         with self._call("nvmlDeviceGetFieldValues", handle) as gpu:
+            spec, now_s = gpu.spec, self._clock()
+            offered = spec.instant_power and spec.has_power
+            scopes = {
+                pynvml.NVML_POWER_SCOPE_GPU: (1.0, 0.0, True),
+                pynvml.NVML_POWER_SCOPE_MODULE: (1.0, spec.module_W, spec.module_W > 0),
+                pynvml.NVML_POWER_SCOPE_MEMORY: (spec.memory_share, 0.0, spec.memory_share > 0),
+            }
             values = []
             for field in fields:
+                number, scope = field if isinstance(field, tuple) else (field, 0)
                 value = pynvml.c_nvmlFieldValue_t()
-                value.fieldId = field
+                value.fieldId, value.scopeId = number, scope
                 value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-                offered = gpu.spec.instant_power and gpu.spec.has_power
-                if field == pynvml.NVML_FI_DEV_POWER_INSTANT and offered:
+                share, more_W, told = scopes.get(scope, (0.0, 0.0, False))
+                power_W = None
+                if number == pynvml.NVML_FI_DEV_POWER_INSTANT and offered and told:
+                    power_W = gpu.state(now_s)[1]
+                elif number == pynvml.NVML_FI_DEV_POWER_AVERAGE and offered and told:
+                    span_s = min(spec.averaged_s, now_s - gpu.epoch_s)
+                    power_W = gpu.state(now_s)[1]
+                    if span_s > 0:
+                        power_W = gpu.energy_J(now_s - span_s, now_s) / span_s
+                if power_W is not None:
                     value.nvmlReturn = pynvml.NVML_SUCCESS
                     value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-                    value.value.uiVal = round(1000 * gpu.state(self._clock())[1])
+                    value.value.uiVal = round(1000 * (share * power_W + more_W))
                 values.append(value)
             return values
 
@@ -429,7 +509,7 @@ class FakeNVML:
     def nvmlDeviceGetClockInfo(self, handle: _Handle, kind: int) -> int:
         with self._call("nvmlDeviceGetClockInfo", handle) as gpu:
             if kind == pynvml.NVML_CLOCK_MEM:
-                return gpu.spec.memory_clock_MHz
+                return gpu.memory_MHz(self._clock())
             return gpu.state(self._clock())[0]
 
     def nvmlDeviceGetMaxClockInfo(self, handle: _Handle, kind: int) -> int:
@@ -447,24 +527,58 @@ class FakeNVML:
 
     def nvmlDeviceGetSupportedMemoryClocks(self, handle: _Handle) -> list[int]:
         with self._call("nvmlDeviceGetSupportedMemoryClocks", handle) as gpu:
-            return [gpu.spec.memory_clock_MHz]
+            return sorted((*gpu.spec.slow_memory_MHz, gpu.spec.memory_clock_MHz), reverse=True)
 
     def nvmlDeviceGetSupportedGraphicsClocks(self, handle: _Handle, memory_MHz: int) -> list[int]:
         with self._call("nvmlDeviceGetSupportedGraphicsClocks", handle) as gpu:
-            if memory_MHz != gpu.spec.memory_clock_MHz:
+            if memory_MHz not in (*gpu.spec.slow_memory_MHz, gpu.spec.memory_clock_MHz):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
             return list(reversed(gpu.spec.clocks_MHz))  # NVML lists the highest first
 
-    def nvmlDeviceSetGpuLockedClocks(self, handle: _Handle, low: int, high: int) -> None:
-        sets = [low, high]
-        with self._call("nvmlDeviceSetGpuLockedClocks", handle, sets=sets) as gpu:
-            if not 0 < low <= high:
+    def nvmlDeviceGetIndex(self, handle: _Handle) -> int:
+        with self._call("nvmlDeviceGetIndex", handle):
+            return handle.index
+
+    def _lock(self, name: str, handle: _Handle, what: str, lock: list[int] | None) -> None:
+        with self._call(name, handle, sets=lock or []) as gpu:
+            if not gpu.spec.lockable:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            if lock is not None and not 0 < lock[0] <= lock[1]:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-            gpu.events.append([self._clock(), "lock", sets])
+            gpu.events.append([self._clock(), what, lock])
+
+    def nvmlDeviceSetGpuLockedClocks(self, handle: _Handle, low: int, high: int) -> None:
+        self._lock("nvmlDeviceSetGpuLockedClocks", handle, "lock", [low, high])
 
     def nvmlDeviceResetGpuLockedClocks(self, handle: _Handle) -> None:
-        with self._call("nvmlDeviceResetGpuLockedClocks", handle, sets=[]) as gpu:
-            gpu.events.append([self._clock(), "lock", None])
+        self._lock("nvmlDeviceResetGpuLockedClocks", handle, "lock", None)
+
+    def nvmlDeviceSetMemoryLockedClocks(self, handle: _Handle, low: int, high: int) -> None:
+        self._lock("nvmlDeviceSetMemoryLockedClocks", handle, "memory_lock", [low, high])
+
+    def nvmlDeviceResetMemoryLockedClocks(self, handle: _Handle) -> None:
+        self._lock("nvmlDeviceResetMemoryLockedClocks", handle, "memory_lock", None)
+
+    def nvmlDeviceGetAPIRestriction(self, handle: _Handle, api: int) -> int:
+        with self._call("nvmlDeviceGetAPIRestriction", handle) as gpu:
+            free = (
+                gpu.spec.application_free
+                and api == pynvml.NVML_RESTRICTED_API_SET_APPLICATION_CLOCKS
+            )
+            return pynvml.NVML_FEATURE_DISABLED if free else pynvml.NVML_FEATURE_ENABLED
+
+    def nvmlDeviceGetApplicationsClock(self, handle: _Handle, kind: int) -> int:
+        with self._call("nvmlDeviceGetApplicationsClock", handle) as gpu:
+            clocks = gpu.at("application", self._clock())
+            clocks = clocks or [gpu.spec.memory_clock_MHz, gpu.spec.clocks_MHz[-1]]
+            return clocks[0] if kind == pynvml.NVML_CLOCK_MEM else clocks[1]
+
+    def nvmlDeviceSetApplicationsClocks(self, handle: _Handle, memory: int, sm: int) -> None:
+        name = "nvmlDeviceSetApplicationsClocks"
+        with self._call(name, handle, sets=[memory, sm], free="application_free") as gpu:
+            if sm not in gpu.spec.clocks_MHz:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            gpu.events.append([self._clock(), "application", [memory, sm]])
 
     def nvmlDeviceGetPowerManagementLimit(self, handle: _Handle) -> int:
         with self._call("nvmlDeviceGetPowerManagementLimit", handle) as gpu:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pynvml
@@ -23,8 +27,10 @@ from workload.governor import (
     GovernorError,
     NvmlGovernor,
     open_governor,
+    why_fixed,
 )
 from workload.guard import Earlier, Guard, GuardError, put_back
+from workload.zeusd import ZeusdNvml
 
 NO_ENV: dict[str, str] = {}
 GPUS = Cluster("gpus", Device("A100", "cuda", 2**36, 1e14, 1e12, 60.0, 400.0), 2)
@@ -221,11 +227,187 @@ class TestNvmlGovernor:
         assert {gpu for _, gpu, _ in fake.log} == {1}
 
 
+class TestMemoryClock:
+    @pytest.fixture
+    def fake(self) -> FakeNVML:
+        return FakeNVML([FakeGpu(slow_memory_MHz=(405, 810)), FakeGpu(slow_memory_MHz=(405, 810))])
+
+    def test_is_set_snapped_delivered_and_released(
+        self, fake: FakeNVML, governor: NvmlGovernor
+    ) -> None:
+        applied = governor.apply(Settings(memory_clock_MHz=800, clock_MHz=1200))
+        assert applied.settings == Settings(memory_clock_MHz=810, clock_MHz=1200)
+        assert "memory_clock_MHz 800 snapped to 810" in applied.notes
+        assert fake.memory_locked_MHz(1) == (810, 810)
+        assert governor.delivered()["memory_clock_MHz"] == 810
+        governor.apply(Settings(clock_MHz=1200))  # not named: it goes back
+        assert fake.memory_locked_MHz(0) is None
+        governor.apply(Settings(memory_clock_MHz=405))
+        governor.close()
+        assert [fake.memory_locked_MHz(gpu) for gpu in range(2)] == [None, None]
+
+    def test_outside_the_list_is_refused(self, governor: NvmlGovernor) -> None:
+        with pytest.raises(InputError, match="from 405 to 1593"):
+            governor.apply(Settings(memory_clock_MHz=2000))
+
+
+class TestStages:
+    @pytest.fixture
+    def fake(self) -> FakeNVML:
+        return FakeNVML([FakeGpu()] * 4)
+
+    def test_power_limits_may_be_by_stage_too(self, fake: FakeNVML, governor: NvmlGovernor) -> None:
+        governor.apply(Settings(power_limit_W=(200, 300)))
+        assert [fake.limit_W(gpu) for gpu in range(4)] == [200.0, 200.0, 300.0, 300.0]
+
+    def test_stages_share_the_gpus_that_the_job_uses(
+        self, fake: FakeNVML, governor: NvmlGovernor
+    ) -> None:
+        applied = governor.apply(Settings(clock_MHz=(900, 1200)), ranks=2)
+        assert applied.settings == Settings(clock_MHz=(900, 1200))
+        assert [fake.locked_MHz(gpu) for gpu in range(4)] == [
+            (900, 900),
+            (1200, 1200),
+            (1200, 1200),
+            (1200, 1200),
+        ]
+
+
+class TestApplicationClocks:
+    def test_are_used_where_anybody_may_set_them(self) -> None:
+        fake = FakeNVML([FakeGpu(application_free=True)], root=False)
+        fake.event("application", [1593, 1200])
+        governor = NvmlGovernor(nvml=fake, environ=NO_ENV)
+        assert (governor.can_set, governor.means) == (True, "application clocks")
+        assert governor.apply(Settings(clock_MHz=900)).notes == ()
+        assert fake.application_MHz() == (1593, 900)
+        assert governor.delivered()["clock_MHz"] == 900
+        with pytest.raises(InputError, match="takes no limit"):
+            governor.apply(Settings(power_limit_W=200))
+        governor.close()
+        assert fake.application_MHz() == (1593, 1200)  # what stood before, not the default
+
+    def test_are_used_on_cards_older_than_the_lock(self) -> None:
+        fake = FakeNVML([FakeGpu(compute=(6, 0), lockable=False)])
+        governor = NvmlGovernor(nvml=fake, environ=NO_ENV)
+        governor.apply(Settings(clock_MHz=900, power_limit_W=200))
+        assert (fake.application_MHz(), fake.limit_W()) == ((1593, 900), 200.0)
+        governor.close()
+        assert (fake.application_MHz(), fake.limit_W()) == ((1593, 1410), 400.0)
+
+    def test_are_not_where_they_are_restricted(self) -> None:
+        governor = NvmlGovernor(nvml=FakeNVML(root=False), environ=NO_ENV)
+        assert not governor.can_set
+        for what in ("root", "-lgc MIN,MAX", "-acp 0", "zeusd"):
+            assert what in governor.why_not
+        governor.close()
+
+
+class Daemon(BaseHTTPRequestHandler):
+    """What zeusd does with a request, on a fake machine where it is root."""
+
+    fake: FakeNVML
+    log: list[str]
+
+    def do_POST(self) -> None:
+        _, _, index, command = self.path.split("/")
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.log.append(f"{index} {command}")
+        assert body.pop("block") is True
+        handle = self.fake.nvmlDeviceGetHandleByIndex(int(index))
+        calls: dict[str, Callable[..., None]] = {
+            "set_power_limit": self.fake.nvmlDeviceSetPowerManagementLimit,
+            "set_gpu_locked_clocks": self.fake.nvmlDeviceSetGpuLockedClocks,
+            "reset_gpu_locked_clocks": self.fake.nvmlDeviceResetGpuLockedClocks,
+            "set_mem_locked_clocks": self.fake.nvmlDeviceSetMemoryLockedClocks,
+            "reset_mem_locked_clocks": self.fake.nvmlDeviceResetMemoryLockedClocks,
+        }
+        self.fake.permit(True)
+        try:
+            calls[command](handle, *body.values())
+            self.send_response(200)
+        except pynvml.NVMLError:
+            self.send_response(400)
+        finally:
+            self.fake.permit(False)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def address_string(self) -> str:
+        return "unix"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[tuple[FakeNVML, str, list[str]]]:
+    fake = FakeNVML([FakeGpu(limit_W=350.0), FakeGpu(limit_W=375.0)], root=False)
+    fake.nvmlInit()
+    log: list[str] = []
+    handler = type("Handler", (Daemon,), {"fake": fake, "log": log})
+    path = str(tmp_path / "zeusd.sock")
+    server = socketserver.UnixStreamServer(path, handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield fake, path, log
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class TestZeusd:
+    def test_sets_and_restores_for_those_who_may_not(
+        self, daemon: tuple[FakeNVML, str, list[str]]
+    ) -> None:
+        fake, path, log = daemon
+        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        assert (governor.can_set, governor.means) == (True, "zeusd")
+        assert governor.supported_clocks_MHz[-1] == 1410
+        governor.apply(Settings(clock_MHz=(900, 1200), power_limit_W=250))
+        assert locks(fake) == [(900, 900), (1200, 1200)]
+        assert [fake.limit_W(0), fake.limit_W(1)] == [250.0, 250.0]
+        governor.close()
+        assert locks(fake) == [None, None]
+        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
+        assert "1 set_gpu_locked_clocks" in log
+
+    def test_a_daemon_that_is_not_there_is_said(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "nobody.sock")
+        fake = FakeNVML(root=False)
+        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        assert not governor.can_set
+        assert "needs root" in governor.why_not
+        assert f"zeusd at {path} does not do it either" in governor.why_not
+        governor.close()
+
+    def test_what_the_daemon_refuses_is_an_nvml_error(
+        self, daemon: tuple[FakeNVML, str, list[str]]
+    ) -> None:
+        fake, path, _ = daemon
+        nvml = ZeusdNvml(fake, path)
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        with pytest.raises(pynvml.NVMLError):
+            nvml.nvmlDeviceSetPowerManagementLimit(handle, 5_000_000)
+        assert nvml.nvmlDeviceGetPowerManagementLimit(handle) == 350_000
+        with pytest.raises(AttributeError, match="zeusd has no"):
+            nvml.nvmlDeviceSetApplicationsClocks(handle, 1593, 900)
+
+
 class TestOpenGovernor:
     def test_gpus(self, fake: FakeNVML) -> None:
         governor = open_governor(GPUS, nvml=fake)
         assert governor.can_set
         governor.close()
+
+    def test_what_is_missing_is_said_before_anything_runs(self) -> None:
+        fake = FakeNVML(root=False)
+        said = why_fixed(GPUS, nvml=fake)
+        assert "needs root" in said
+        assert "nvidia-smi -i 0 -lgc MIN,MAX" in said
+        assert fake.log == []
+        assert why_fixed(GPUS, nvml=FakeNVML()) == ""
+        assert "no GPUs" in why_fixed(CPUS)
 
     def test_cores_have_a_fixed_clock(self) -> None:
         governor = open_governor(CPUS, nvml=FakeNVML())
@@ -264,10 +446,13 @@ from workload.governor import NvmlGovernor
 governor = NvmlGovernor(nvml=from_environment(), guard_nvml="fake_nvml:from_environment")
 governor.apply(Settings(clock_MHz=900))
 governor.apply(Settings(clock_MHz=1200, power_limit_W=200))
-if sys.argv[1] == "leaky" and os.fork() == 0:  # a child that inherits the agent's end of the pipe
-    print(os.getpid(), flush=True)
-    time.sleep(600)
-print(governor._guard.pid, flush=True)
+pids = [governor._guard.pid]
+if sys.argv[1] == "leaky":
+    child = os.fork()  # it inherits the agent's end of the pipe
+    if child == 0:
+        time.sleep(600)
+    pids.append(child)
+print(*pids, flush=True)  # one process prints, in one line: two could mix theirs
 if sys.argv[1] == "close":
     governor.close()
 elif sys.argv[1] == "raise":
@@ -319,8 +504,7 @@ class Agents:
         )
         self.running.append(agent)
         assert agent.stdout is not None
-        pids = [int(agent.stdout.readline()) for _ in range(2 if ending == "leaky" else 1)]
-        return agent, pids
+        return agent, [int(word) for word in agent.stdout.readline().split()]
 
     def settings(self) -> tuple[tuple[int, int] | None, float]:
         return self.fake.locked_MHz(), self.fake.limit_W()
@@ -360,15 +544,16 @@ class TestGuard:
         wait_until(lambda: is_gone(guard))
 
     def test_a_child_that_holds_the_pipe_open_does_not_hide_the_death(self, agents: Agents) -> None:
-        agent, pids = agents.start("leaky")
+        agent, (guard, child) = agents.start("leaky")
         try:
             agent.kill()  # the agent alone: its child lives on, with the pipe
             agent.wait()
             wait_until(lambda: agents.settings() == BEFORE)
+            wait_until(lambda: is_gone(guard))
+            assert not is_gone(child)
         finally:
-            children = [pid for pid in pids if not is_gone(pid)]
-            for pid in children:
-                os.kill(pid, signal.SIGKILL)
+            if not is_gone(child):
+                os.kill(child, signal.SIGKILL)
 
     def test_after_a_clean_end_the_guard_touches_nothing(self, agents: Agents) -> None:
         agent, (guard,) = agents.start("close")
@@ -396,6 +581,27 @@ class TestGuard:
         second = governor._guard.pid
         governor.close()
         wait_until(lambda: is_gone(second))
+
+    def test_a_guard_that_dies_this_instant_is_noticed(
+        self, agents: Agents, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A pipe takes a message for a reader that is dead already; nothing may be set on that."""
+        for name in (STATE_FILE, "PYTHONPATH"):
+            monkeypatch.setenv(name, agents.environ[name])
+        governor = NvmlGovernor(
+            nvml=agents.fake, environ=NO_ENV, guard_nvml="fake_nvml:from_environment"
+        )
+        governor.apply(Settings(clock_MHz=900))
+        assert governor._guard is not None
+        first = governor._guard.pid
+        os.kill(first, signal.SIGSTOP)  # it cannot read what it is told ...
+        killer = threading.Timer(0.3, os.kill, (first, signal.SIGKILL))  # ... and never will
+        killer.start()
+        governor.apply(Settings(clock_MHz=1200))
+        killer.join()
+        assert governor._guard.pid != first
+        governor.close()
+        assert agents.settings() == BEFORE
 
     def test_without_a_guard_nothing_is_touched(self, fake: FakeNVML) -> None:
         governor = NvmlGovernor(nvml=fake, environ=NO_ENV, guard_nvml="no_such_module")

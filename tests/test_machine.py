@@ -220,6 +220,7 @@ class TestFacts:
         assert facts.gpus == ()
         assert [(meter.name, meter.available) for meter in facts.meters] == [
             ("nvml", False),
+            ("hwmon", False),
             ("rapl", False),
             ("estimated", True),
         ]

@@ -16,9 +16,10 @@ from fake_nvml import FakeClock, FakeGpu, FakeNVML
 
 from search_spaces.cluster import Cluster, Device
 from search_spaces.errors import InputError, InvalidValue, UnknownName
-from workload.meters import Meter, MeterError, PowerSample, open_meter
+from workload.meters import Meter, MeterError, PowerSample, open_beside, open_meter
 from workload.meters.estimated import EstimatedMeter
 from workload.meters.gpus import open_nvml, visible_gpus
+from workload.meters.hwmon import HwmonMeter
 from workload.meters.nvml import NvmlMeter
 from workload.meters.rapl import RaplMeter
 from workload.meters.timeline import Timeline
@@ -58,7 +59,7 @@ def nvml_rig(_tmp: Path, **spec: object) -> Rig:
     clock = FakeClock()
     gpus = [FakeGpu(**spec), FakeGpu(load=((0.0, 0.5),), **spec)]  # type: ignore[arg-type]
     fake = FakeNVML(gpus, clock=clock)
-    meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
+    meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
 
     def advance(seconds: float) -> None:
         until_s = clock.now_s + seconds
@@ -80,6 +81,48 @@ def nvml_sampled_rig(tmp: Path) -> Rig:
 
 def nvml_averaged_rig(tmp: Path) -> Rig:
     return nvml_rig(tmp, has_counter=False, instant_power=False)
+
+
+class Hwmon:
+    """The power channels of a GH200 node, as the kernel shows them: two superchips."""
+
+    WATTS = {  # noqa: RUF012 - a constant of the test
+        "Module Power Socket 0": 520.0,
+        "Grace Power Socket 0": 120.0,
+        "CPU Power Socket 0": 80.0,
+        "SysIO Power Socket 0": 25.0,
+        "Module Power Socket 1": 480.0,
+        "Grace Power Socket 1": 110.0,
+        "CPU Power Socket 1": 70.0,
+        "SysIO Power Socket 1": 24.0,
+    }
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for number, (label, watts) in enumerate(self.WATTS.items(), start=1):
+            device = root / f"hwmon{number}" / "device"
+            device.mkdir(parents=True)
+            (root / f"hwmon{number}" / "name").write_text("power_meter\n")
+            (device / "power1_oem_info").write_text(f"{label}\n")
+            (device / "power1_average").write_text(f"{round(watts * 1e6)}\n")
+            (device / "power1_average_interval").write_text("50\n")
+        nvme = root / "hwmon0"  # another chip, without any power
+        nvme.mkdir()
+        (nvme / "name").write_text("nvme\n")
+
+
+def hwmon_rig(tmp: Path) -> Rig:
+    clock, tree = FakeClock(), Hwmon(tmp)
+    meter = HwmonMeter(tmp, clock=clock)
+
+    def advance(seconds: float) -> None:
+        until_s = clock.now_s + seconds
+        while clock.now_s < until_s:
+            clock.advance(min(0.1, until_s - clock.now_s))
+            meter.read()
+
+    vanish = (tree.root / "hwmon5" / "device" / "power1_average").unlink
+    return Rig(meter, advance, 1000.0, 1e-3, vanish, "module")  # the modules, and no part twice
 
 
 class Powercap:
@@ -172,7 +215,7 @@ def estimated_rig(tmp: Path) -> Rig:
 
 
 @pytest.fixture(
-    params=[nvml_rig, nvml_sampled_rig, nvml_averaged_rig, rapl_rig, estimated_rig],
+    params=[nvml_rig, nvml_sampled_rig, nvml_averaged_rig, hwmon_rig, rapl_rig, estimated_rig],
     ids=lambda make: make.__name__.removesuffix("_rig"),
 )
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
@@ -189,6 +232,18 @@ class TestContract:
         assert info.scope == rig.scope
         assert info.estimated == rig.estimated
         assert len(info.source) > 10
+        assert len(info.host) > 10  # what of the host is charged is said
+        assert rig.meter.resolution_s > 0
+
+    def test_boundaries_enclose_the_energy_between_them(self, rig: Rig) -> None:
+        rig.advance(0.77)
+        opened = rig.meter.boundary(opens=True)
+        rig.advance(5.21)
+        closed = rig.meter.boundary(opens=False)
+        length_s = closed.time_s - opened.time_s
+        assert length_s == pytest.approx(5.21, abs=0.3)  # it may wait for an update
+        energy_J = closed.energy_J - opened.energy_J
+        assert energy_J == pytest.approx(rig.power_W * length_s, abs=rig.resolution_J + 1e-6)
 
     @pytest.mark.parametrize("window_s", [0.3, 5.0, 61.7])
     def test_energy_of_a_window_is_the_truth_within_the_resolution(
@@ -306,13 +361,80 @@ class TestNvml:
             clock.advance(1.0)
         meter.close()
 
-    def test_a_counter_that_wraps_breaks_the_meter(self) -> None:
+    def test_a_counter_of_32_bits_wraps_and_goes_on(self) -> None:
+        clock = FakeClock()
+        spec = FakeGpu(counter_start_mJ=2**32 - 100_000, counter_modulus_mJ=2**32)
+        meter = NvmlMeter(nvml=FakeNVML([spec], clock=clock), clock=clock, environ=NO_ENV)
+        for _ in range(10):
+            clock.advance(0.5)
+            meter.read()
+        assert meter.read().energy_J == pytest.approx(5 * 380.0, rel=1e-6)
+        meter.close()
+
+    def test_a_step_back_that_no_wrap_explains_breaks_the_meter(self) -> None:
         clock = FakeClock()
         spec = FakeGpu(counter_start_mJ=9_900_000, counter_modulus_mJ=10_000_000)
         meter = NvmlMeter(nvml=FakeNVML([spec], clock=clock), clock=clock, environ=NO_ENV)
         clock.advance(1.0)
         with pytest.raises(MeterError, match="went backwards"):
             meter.read()
+        meter.close()
+
+    @pytest.mark.parametrize("period_s", [0.02, 0.05, 0.1])
+    def test_a_boundary_is_finer_than_the_counters_steps(self, period_s: float) -> None:
+        clock = FakeClock()
+        load = ((0.0, 1.0), (7.0, 0.0))
+        spec = FakeGpu(counter_period_s=period_s, load=((0.0, 0.0), (1.033, 1.0), (6.271, 0.0)))
+        fake = FakeNVML([spec, FakeGpu(load=load)], clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
+        start_s = clock.now_s
+        clock.advance(0.9)
+        opened = meter.boundary(opens=True)
+        assert opened.time_s == clock.now_s  # the wait is before the window
+        clock.now_s = start_s + 8.0
+        closed = meter.boundary(opens=False)
+        assert closed.time_s == start_s + 8.0  # and after it
+        assert clock.now_s > start_s + 8.0
+        truth_J = fake.true_energy_J(opened.time_s, closed.time_s)
+        assert closed.energy_J - opened.energy_J == pytest.approx(truth_J, abs=1.0)
+        meter.close()
+
+    @pytest.mark.parametrize("period_s", [0.02, 0.1])
+    def test_the_update_period_is_found(self, period_s: float) -> None:
+        clock = FakeClock()
+        fake = FakeNVML([FakeGpu(counter_period_s=period_s)], clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
+        assert meter.resolution_s == pytest.approx(period_s, abs=0.0015)
+        meter.close()
+
+    def test_further_powers_are_on_the_timeline_where_offered(self) -> None:
+        clock = FakeClock()
+        spec = FakeGpu(memory_share=0.2, load=((0.0, 0.0), (5.0, 1.0)))
+        meter = NvmlMeter(nvml=FakeNVML([spec, spec], clock=clock), clock=clock, environ=NO_ENV)
+        clock.advance(5.5)
+        sample = meter.sample()
+        assert sample.power_W == 760.0
+        assert sample.extra["averaged_W"] == pytest.approx(440.0)  # half of its second was idle
+        assert sample.extra["memory_W"] == pytest.approx(88.0)
+        assert (sample.extra["gpu1_power_W"], sample.extra["gpu0_clock_MHz"]) == (380.0, 1410.0)
+        assert "module_W" not in sample.extra
+        meter.close()
+
+    @pytest.mark.parametrize("module_counter", [True, False])
+    def test_a_counter_of_the_module_does_not_pass_for_the_gpus(self, module_counter: bool) -> None:
+        clock = FakeClock()
+        spec = FakeGpu(name="NVIDIA GH200 480GB", module_W=150.0, module_counter=module_counter)
+        meter = NvmlMeter(
+            nvml=FakeNVML([spec], clock=clock), clock=clock, sleep=clock.advance, environ=NO_ENV
+        )
+        assert ("without a counter" in meter.info.source) == module_counter
+        assert meter.info.independent != module_counter
+        first = meter.read()
+        for _ in range(100):
+            clock.advance(0.05)
+            meter.read()
+        assert meter.read().energy_J - first.energy_J == pytest.approx(5 * 380.0, rel=0.03)
+        assert meter.sample().extra["module_W"] == 530.0
         meter.close()
 
     def test_one_call_that_fails_costs_one_reading(self) -> None:
@@ -425,6 +547,67 @@ class TestVisibleGpus:
         clock.advance(10.0)
         assert meter.read().energy_J == pytest.approx(600.0)
         meter.close()
+
+
+class TestHwmon:
+    def test_parts_are_told_and_not_added(self, tmp_path: Path) -> None:
+        Hwmon(tmp_path)
+        meter = HwmonMeter(tmp_path)
+        sample = meter.sample()
+        meter.close()
+        assert meter.info.scope == "module"
+        assert meter.info.source == (
+            "hwmon module power of socket 0, 1, 50 ms averages integrated every 100 ms"
+        )
+        assert sample.power_W == 1000.0
+        assert sample.extra == {"grace_W": 230.0, "cpu_W": 150.0, "sysio_W": 49.0}
+
+    def test_channels_are_found_by_their_labels_wherever_they_are(self, tmp_path: Path) -> None:
+        Hwmon(tmp_path / "old")
+        new = tmp_path / "new" / "hwmon7"  # newer kernels: the attributes in the class's folder
+        new.mkdir(parents=True)
+        for file in (tmp_path / "old" / "hwmon5" / "device").iterdir():
+            (new / file.name).write_text(file.read_text())
+        meter = HwmonMeter(tmp_path / "new")
+        meter.close()
+        assert meter.info.source.startswith("hwmon module power of socket 1,")
+
+    def test_other_monitors_are_no_module(self, tmp_path: Path) -> None:
+        device = tmp_path / "hwmon3" / "device"
+        device.mkdir(parents=True)
+        (device / "power1_oem_info").write_text("Chassis Power\n")
+        (device / "power1_average").write_text("900000000\n")
+        with pytest.raises(MeterError, match="no superchip module"):
+            HwmonMeter(tmp_path)
+
+    def test_power_that_nobody_sampled_is_not_made_up(self, tmp_path: Path) -> None:
+        clock = FakeClock()
+        Hwmon(tmp_path)
+        meter = HwmonMeter(tmp_path, clock=clock, sample_period_s=60.0)
+        clock.advance(30.0)
+        for _ in range(2):
+            with pytest.raises(MeterError, match=r"modules' power was not sampled for 30\.0 s"):
+                meter.read()
+        meter.close()
+
+    def test_stands_beside_the_gpus_meter_and_no_other(self, tmp_path: Path) -> None:
+        Hwmon(tmp_path / "hwmon")
+        gpus = NvmlMeter(nvml=FakeNVML(), environ=NO_ENV)
+        (module,) = open_beside(gpus, hwmon=tmp_path / "hwmon")
+        assert {gpus.info.scope, module.info.scope} == {"gpu", "module"}
+        timeline = Timeline(gpus, period_s=0.01, beside=[module])
+        threading.Event().wait(0.1)
+        sample = timeline.stop()[-1]
+        assert (sample.power_W, sample.extra["hwmon_W"]) == (380.0, 1000.0)
+        module.close()  # it may fail: the GPUs' own samples go on
+        alone = Timeline(gpus, period_s=0.01, beside=[module])
+        threading.Event().wait(0.05)
+        assert "hwmon_W" not in alone.stop()[-1].extra
+        assert not alone.errors
+        assert open_beside(module, hwmon=tmp_path / "hwmon") == ()
+        assert open_beside(gpus, hwmon=tmp_path / "none") == ()
+        for meter in (gpus, module):
+            meter.close()
 
 
 class TestRapl:

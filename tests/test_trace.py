@@ -12,6 +12,7 @@ from workload.meters.base import PowerSample
 from workload.probe import SCHEMA_VERSION, Failure, ProbeRecord
 from workload.trace import (
     TraceWriter,
+    read_phases,
     read_power_samples,
     read_trace,
     repair_torn_tail,
@@ -159,6 +160,18 @@ def test_power_samples_come_back_from_the_probes_start(tmp_path):
         PowerSample(0.5, 61.25, {"clock_MHz": 1395.0, "temperature_C": 44.0}),
     ]
     assert write_power_samples(tmp_path, "p0008", []) is None
+
+
+def test_phase_marks_lie_on_the_timeline_and_are_no_samples(tmp_path):
+    samples = [PowerSample(100.0 + 0.1 * k, 50.0, {"clock_MHz": 1410.0}) for k in range(5)]
+    marks = [(100.02, "forward"), (100.25, "language model, layer 3"), (100.31, "optimizer")]
+    path = write_power_samples(tmp_path, "p1", samples, since_s=100.0, phases=marks)
+    assert [sample.power_W for sample in read_power_samples(path)] == [50.0] * 5
+    assert read_power_samples(path)[1].extra == {"clock_MHz": 1410.0}
+    assert read_phases(path) == [(pytest.approx(at_s - 100.0), name) for at_s, name in marks]
+    times = [line.split(b",")[0] for line in gzip.decompress(path.read_bytes()).splitlines()[1:]]
+    assert times == sorted(times)
+    assert read_phases(write_power_samples(tmp_path, "p2", samples)) == []
 
 
 def test_power_samples_that_are_none_are_an_input_error(tmp_path):

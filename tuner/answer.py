@@ -23,6 +23,8 @@ from scipy.stats import t as student_t
 from models.features import FeatureMap
 from models.surrogate import POWER_NOISE, TIME_NOISE, Z90, Surrogates
 from search_spaces.configuration import Configuration
+from search_spaces.errors import InputError
+from tuner.calibrate import last_calibration
 from tuner.decide import Constraints, decide
 from tuner.pareto import (
     hypervolume,
@@ -57,7 +59,25 @@ class _Windows:
                 windows.configurations.append(Configuration(launch, measurement.live))
                 windows.measurements.append(measurement)
                 windows.records.append(record)
+        scopes = sorted({record.meter.scope for record in windows.records})
+        if len(scopes) > 1:
+            raise InputError(
+                f"the probes charge the energy of different scopes ({', '.join(scopes)}), which "
+                "one front cannot hold; give the study another name for each scope"
+            )
         return windows
+
+    def by_configuration(self) -> dict[Configuration, tuple[Measurement, ...]]:
+        grouped: dict[Configuration, tuple[Measurement, ...]] = {}
+        for configuration, measurement in zip(self.configurations, self.measurements, strict=True):
+            grouped[configuration] = (*grouped.get(configuration, ()), measurement)
+        return grouped
+
+    @property
+    def as_delivered(self) -> list[Configuration]:
+        """What really ran in each, the models' input: a clock may not be the one asked for."""
+        pairs = zip(self.configurations, self.measurements, strict=True)
+        return [Configuration(asked.launch, m.as_delivered) for asked, m in pairs]
 
     @property
     def step_time_s(self) -> np.ndarray:
@@ -324,7 +344,7 @@ def build_result(
     if windows.measurements:
         surrogates = Surrogates(FeatureMap(problem.candidates, prior=problem.prior), seed=seed)
         surrogates.fit(
-            windows.configurations, windows.step_time_s, windows.power_W, *windows.relative_errors
+            windows.as_delivered, windows.step_time_s, windows.power_W, *windows.relative_errors
         )
         estimate = _sharpened(_estimate(windows, surrogates.noise()), surrogates)
         points = _points(windows, estimate, problem.steps, _probabilities(estimate, seed))
@@ -334,6 +354,9 @@ def build_result(
         about["window_spread"] = dict(
             zip(("step_time", "power"), map(float, surrogates.noise()), strict=True)
         )
+        if run_dir is not None:
+            calibration = last_calibration(run_dir.parent, host=windows.records[0].host)
+            about |= {"calibration": calibration} if calibration else {}
     if problem.notes:
         about["notes"] = list(problem.notes)
     front = front_of(points)
@@ -355,4 +378,5 @@ def build_result(
         progress=_progress(records),
         stopped=stopped,
         about=about,
+        windows=windows.by_configuration(),
     )

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from models.leave_one_out import LeaveOneOut
 from search_spaces.configuration import Configuration
-from workload.probe import MeterInfo, ProbeRecord
+from search_spaces.errors import UnknownName
+from workload.probe import Measurement, MeterInfo, ProbeRecord
+
+if TYPE_CHECKING:
+    from tuner.compare import Comparison
 
 __all__ = ["Choice", "LeaveOneOut", "Point", "Result", "Spent"]
 
@@ -131,6 +135,8 @@ class Result:
         progress: (probing kJ so far, hypervolume of the front so far) after each probe.
         stopped: why the search ended, in a sentence.
         about: job, cluster, space, versions, for the report's last page.
+        windows: the windows that measured each configuration, in their order (not in the JSON: they
+            are in the trace).
     """
 
     name: str
@@ -149,6 +155,51 @@ class Result:
     stopped: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
     report_path: Path | None = None
+    windows: Mapping[Configuration, tuple[Measurement, ...]] = field(
+        default_factory=dict, repr=False
+    )
+
+    def point(self, name: str | Configuration) -> Point:
+        """A measured point by name: "best", "baseline", or a configuration or its key.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        named = {"best": self.best, "baseline": self.baseline}
+        found = named.get(name) if isinstance(name, str) else None
+        for point in self.points:
+            if name in (point.configuration, point.configuration.key):
+                found = point
+        if found is None:
+            known = [name for name, point in named.items() if point is not None]
+            keys = [point.configuration.key for point in self.points]
+            raise UnknownName("measured point", str(getattr(name, "key", name)), known + keys)
+        return found
+
+    def compare(
+        self, a: str | Configuration = "baseline", b: str | Configuration = "best"
+    ) -> Comparison:
+        """By how much `b` differs from `a` in step time and energy, and whether that is shown.
+
+        Args:
+            a, b: "best", "baseline", or a configuration or its key.
+
+        Raises:
+            UnknownName: one was not measured.
+            InputError: they charge different scopes of energy.
+        """
+        from tuner.compare import compare_measurements
+
+        points = self.point(a), self.point(b)
+        first, second = (self.windows.get(p.configuration, ()) for p in points)
+        spread = self.about.get("window_spread", {})
+        return compare_measurements(
+            first,
+            second,
+            names=(points[0].configuration.key, points[1].configuration.key),
+            meters=(points[0].meter, points[1].meter),
+            spread=(spread.get("step_time", 0.0), spread.get("power", 0.0)),
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

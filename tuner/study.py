@@ -24,7 +24,7 @@ from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError
 from tuner.decide import Constraints
 from tuner.sampler import CandidateSampler
-from workload.probe import Measurement, ProbeRecord, ProbeRequest
+from workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest
 from workload.trace import repair_torn_tail
 
 __all__ = ["METRICS", "StudyBook", "open_storage"]
@@ -162,6 +162,8 @@ def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, 
         "estimated": record.meter.estimated,
         **{f"delivered_{name}": value for name, value in measurement.delivered.items()},
     }
+    if measurement.as_delivered != measurement.live:
+        attrs["delivered"] = measurement.as_delivered.to_json()
     if measurement.flags:
         attrs["flags"] = "; ".join(measurement.flags)
     return {
@@ -268,6 +270,9 @@ class StudyBook:
     def _tell(self, record: ProbeRecord, measurement: Measurement | None, trial: Trial) -> None:
         if measurement is None:
             failure = record.failure
+            for missed in record.missed:
+                if missed.live.key == trial.user_attrs.get("configuration", "").partition(" | ")[2]:
+                    failure = Failure("not_taken", missed.message)
             self._fail(
                 trial,
                 failure.kind if failure else "crash",

@@ -3,11 +3,13 @@
 Whether it may set anything is found out before the first probe, by setting what already stands. A
 request is snapped to what the device supports, saying so; what the device then really runs at is
 `delivered`, and that is what models learn from. Before anything is touched, a guard process learns
-what stood before (`workload.guard`), so that a killed agent leaves no clock wrong.
+what stood before (`workload.guard`), so that a killed agent leaves no clock wrong. Without the
+right to lock clocks, application clocks and then Zeus's daemon are tried (`workload.zeusd`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +21,7 @@ from search_spaces.knobs import Value
 from workload.guard import Earlier, Guard, GuardError, put_back
 from workload.meters.errors import MeterError
 from workload.meters.gpus import Gpu, ask, clock_state, open_nvml, over_devices, visible_gpus
+from workload.zeusd import SOCKET, ZeusdNvml
 
 __all__ = [
     "Applied",
@@ -27,9 +30,10 @@ __all__ = [
     "GovernorError",
     "NvmlGovernor",
     "open_governor",
+    "why_fixed",
 ]
 
-LIVE = ("clock_MHz", "power_limit_W")
+LIVE = ("clock_MHz", "memory_clock_MHz", "power_limit_W")
 
 
 class GovernorError(Exception):
@@ -51,6 +55,15 @@ class Applied:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be set, one value a GPU; None leaves a knob to what it was."""
+
+    clock_MHz: tuple[int, ...] | None = None
+    memory_clock_MHz: tuple[int, ...] | None = None
+    limit_mW: tuple[int, ...] | None = None
+
+
 @runtime_checkable
 class Governor(Protocol):
     """Controls the live knobs of one node's devices.
@@ -65,8 +78,12 @@ class Governor(Protocol):
     why_not: str
     supported_clocks_MHz: tuple[int, ...]
 
-    def apply(self, live: Settings) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         """Make `live` the whole live setting: a knob it does not name goes back to what it was.
+
+        Args:
+            live: one value for all devices, or a tuple with one a pipeline stage.
+            ranks: how many devices the job uses, which its stages share; None: all.
 
         Raises:
             InputError: the setting is not one that these devices take, or none may be set.
@@ -103,7 +120,7 @@ class FixedGovernor:
     def __init__(self, why_not: str) -> None:
         self.why_not = why_not
 
-    def apply(self, live: Settings) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         if live:
             raise InputError(f"cannot set {live.key} here: {self.why_not}")
         return Applied(live, live)
@@ -119,7 +136,7 @@ class FixedGovernor:
 
 
 class NvmlGovernor:
-    """SM clock (locked clocks) and power limit of the visible GPUs, through NVML.
+    """SM clock, memory clock and power limit of the visible GPUs, through NVML.
 
     Args:
         devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
@@ -129,6 +146,9 @@ class NvmlGovernor:
             asked for it; without this, putting back releases the lock.
         guard_nvml: where the guard process finds NVML (`workload.guard.Guard`); "" starts none. By
             default the real NVML is guarded and a stand-in is not.
+
+    Attributes:
+        means: how clocks are set: "locked clocks", "application clocks" or "zeusd".
 
     Raises:
         MeterError: NVML does not start, or no GPU is visible.
@@ -148,6 +168,7 @@ class NvmlGovernor:
         self._guard: Guard | None = None
         self._closed = False
         self._earlier_clocks_MHz = earlier_clocks_MHz
+        self._environ = os.environ if environ is None else environ
         self._nvml = open_nvml(nvml)
         try:
             self.gpus = visible_gpus(self._nvml, devices=devices, environ=environ)
@@ -155,7 +176,7 @@ class NvmlGovernor:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._limits_mW = {gpu.uuid: self._limit_mW(gpu) for gpu in self.gpus}
             self._limit_known = all(limit is not None for limit in self._limits_mW.values())
-            self.why_not = self._try_setting()
+            self.why_not = self._find_means()
             self.can_set = not self.why_not
             self.supported_clocks_MHz = self._supported() if self.can_set else ()
         except BaseException:
@@ -168,6 +189,56 @@ class NvmlGovernor:
     def _limit_mW(self, gpu: Gpu) -> int | None:
         nvml = self._nvml
         return ask(nvml, None, lambda: nvml.nvmlDeviceGetPowerManagementLimit(gpu.handle))
+
+    def _find_means(self) -> str:
+        """Decide on `means`; why nothing can be set where there are none, else empty."""
+        self.means = "locked clocks"
+        if why_not := self._try_setting():
+            if self._application_clocks(free=True):
+                self.means, why_not = "application clocks", ""
+                self._limit_known = False
+            elif path := self._environ.get(SOCKET):
+                alone = self._nvml
+                self._nvml = ZeusdNvml(alone, path)
+                if refused := self._try_setting():
+                    self._nvml = alone
+                    return f"{why_not}; and zeusd at {path} does not do it either: {refused}"
+                self.means, why_not = "zeusd", ""
+                if self._guard_nvml == "pynvml":
+                    self._guard_nvml = "workload.zeusd:from_environment"
+        elif not self._lockable() and self._application_clocks(free=False):
+            self.means = "application clocks"
+        return why_not
+
+    def _lockable(self) -> bool:
+        """Locked clocks came with Volta (NVML API, nvmlDeviceSetGpuLockedClocks)."""
+        nvml = self._nvml
+        return all(
+            tuple(ask(nvml, (7, 0), lambda: nvml.nvmlDeviceGetCudaComputeCapability(gpu.handle)))  # noqa: B023
+            >= (7, 0)
+            for gpu in self.gpus
+        )
+
+    def _application_clocks(self, *, free: bool) -> bool:
+        """Whether every GPU has application clocks, and with `free` lets anybody set them."""
+        nvml = self._nvml
+        for gpu in self.gpus:
+            try:
+                self._application_MHz(gpu)
+                restricted = nvml.nvmlDeviceGetAPIRestriction(
+                    gpu.handle, nvml.NVML_RESTRICTED_API_SET_APPLICATION_CLOCKS
+                )
+            except (nvml.NVMLError, AttributeError):
+                return False
+            if free and restricted != nvml.NVML_FEATURE_DISABLED:
+                return False
+        return True
+
+    def _application_MHz(self, gpu: Gpu) -> tuple[int, int]:
+        """The application clocks that stand: (memory, SM)."""
+        nvml = self._nvml
+        memory = nvml.nvmlDeviceGetApplicationsClock(gpu.handle, nvml.NVML_CLOCK_MEM)
+        return memory, nvml.nvmlDeviceGetApplicationsClock(gpu.handle, nvml.NVML_CLOCK_SM)
 
     def _try_setting(self) -> str:
         """Set what already stands: harmless, and tells whether setting is permitted."""
@@ -188,7 +259,9 @@ class NvmlGovernor:
                 return (
                     f"setting clocks and power limits of GPU {gpu.index} needs root; run tuner as "
                     "root or in a container with --cap-add SYS_ADMIN, or let an administrator fix "
-                    f"the clock with: nvidia-smi -i {gpu.index} -lgc MIN,MAX"
+                    f"the clock with: nvidia-smi -i {gpu.index} -lgc MIN,MAX, permit application "
+                    f"clocks with: nvidia-smi -i {gpu.index} -acp 0, or start zeusd and name its "
+                    f"socket in {SOCKET}"
                 )
             except nvml.NVMLError as error:
                 return f"GPU {gpu.index} ({gpu.name}) takes no settings: {error}"
@@ -206,73 +279,94 @@ class NvmlGovernor:
             common = set(clocks) if common is None else common & set(clocks)
         return tuple(sorted(common or ()))
 
-    def _snap(self, clock_MHz: int, notes: list[str]) -> int:
-        offered = self.supported_clocks_MHz
+    def _snap(self, name: str, clock_MHz: int, offered: Sequence[int], notes: list[str]) -> int:
         if not offered:
-            raise InputError(f"clock_MHz cannot be set: {self.gpus[0].name} lists no clocks")
+            raise InputError(f"{name} cannot be set: {self.gpus[0].name} lists no clocks")
         if not offered[0] <= clock_MHz <= offered[-1]:
             legal = f"from {offered[0]} to {offered[-1]} on {self.gpus[0].name}"
-            raise InvalidValue("clock_MHz", clock_MHz, legal)
+            raise InvalidValue(name, clock_MHz, legal)
         nearest = min(offered, key=lambda clock: (abs(clock - clock_MHz), clock))
-        if nearest != clock_MHz:
-            notes.append(f"clock_MHz {clock_MHz} snapped to {nearest}")
+        if (
+            nearest != clock_MHz
+            and (note := f"{name} {clock_MHz} snapped to {nearest}") not in notes
+        ):
+            notes.append(note)
         return nearest
 
-    def _clocks(self, value: Value, notes: list[str]) -> tuple[int, ...]:
-        """One clock a GPU. A tuple holds one a pipeline stage, and stages are blocks of ranks."""
-        stages = value if isinstance(value, tuple) else (value,)
-        if len(self.gpus) % len(stages):
-            legal = f"one clock, or one for each of stages that divide the {len(self.gpus)} GPUs"
-            raise InvalidValue("clock_MHz", value, legal)
-        if not all(isinstance(clock, int) for clock in stages):
-            raise InvalidValue("clock_MHz", value, "an integer, or one a pipeline stage")
-        snapped = [self._snap(int(clock), notes) for clock in stages]
-        each = len(self.gpus) // len(stages)
-        return tuple(clock for clock in snapped for _ in range(each))
+    def _memory_clocks(self) -> tuple[int, ...]:
+        """Memory clocks that every GPU offers, ascending, MHz."""
+        nvml = self._nvml
+        lists = [
+            set(ask(nvml, (), lambda: nvml.nvmlDeviceGetSupportedMemoryClocks(gpu.handle)))  # noqa: B023
+            for gpu in self.gpus
+        ]
+        return tuple(sorted(set.intersection(*lists)))
 
-    def _check_limit(self, value: Value) -> int:
+    def _per_gpu(self, name: str, value: Value, ranks: int) -> tuple[Value, ...]:
+        """One value a GPU. A tuple holds one a pipeline stage, and stages are blocks of ranks.
+
+        GPUs that no rank uses take the last stage's.
+        """
+        stages = value if isinstance(value, tuple) else (value,)
+        if ranks % len(stages):
+            legal = f"one value, or one for each of stages that divide the {ranks} GPUs"
+            raise InvalidValue(name, value, legal)
+        each = ranks // len(stages)
+        values = [part for part in stages for _ in range(each)]
+        return tuple(values + [stages[-1]] * (len(self.gpus) - ranks))
+
+    def _clocks(self, name: str, value: Value, ranks: int, notes: list[str]) -> tuple[int, ...]:
+        """A clock setting as one supported clock a GPU."""
+        offered = self.supported_clocks_MHz if name == "clock_MHz" else self._memory_clocks()
+        values = self._per_gpu(name, value, ranks)
+        if not all(isinstance(clock, int) for clock in values):
+            raise InvalidValue(name, value, "an integer, or one a pipeline stage")
+        return tuple(self._snap(name, int(clock), offered, notes) for clock in values)  # type: ignore[arg-type]
+
+    def _limits(self, value: Value, ranks: int) -> tuple[int, ...]:
+        """A power limit as one a GPU, in milliwatts."""
         if not self._limit_known:
             raise InputError(f"power_limit_W cannot be set: {self.gpus[0].name} takes no limit")
-        if not isinstance(value, int | float):
-            raise InvalidValue("power_limit_W", value, "a number of watts")
-        limit_mW = round(1000 * value)
-        for gpu in self.gpus:
+        limits = []
+        values = self._per_gpu("power_limit_W", value, ranks)
+        for gpu, watts in zip(self.gpus, values, strict=True):
+            if not isinstance(watts, int | float):
+                raise InvalidValue("power_limit_W", value, "a number of watts")
+            limit_mW = round(1000 * watts)
             low, high = self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu.handle)
             if not low <= limit_mW <= high:
                 legal = f"from {low / 1000:g} to {high / 1000:g} on {gpu.name}"
                 raise InvalidValue("power_limit_W", value, legal)
-        return limit_mW
+            limits.append(limit_mW)
+        return tuple(limits)
 
     # ---- the protocol
 
-    def apply(self, live: Settings) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         for name in live:
             if name not in LIVE:
                 raise UnknownName("live knob", name, LIVE)
         if live and not self.can_set:
             raise InputError(f"cannot set {live.key} here: {self.why_not}")
+        ranks = len(self.gpus) if ranks is None else min(ranks, len(self.gpus))
         notes: list[str] = []
         settings = dict(live)
-        clocks: tuple[int, ...] | None = None
-        limit_mW: int | None = None
+        wanted = _Wanted()
         try:
-            if "clock_MHz" in live:
-                clocks = self._clocks(live["clock_MHz"], notes)
-                per_stage = live["clock_MHz"]
-                if isinstance(per_stage, tuple):
-                    each = len(clocks) // len(per_stage)
-                    settings["clock_MHz"] = clocks[::each]
+            for name in ("clock_MHz", "memory_clock_MHz"):
+                if name not in live:
+                    continue
+                value = live[name]
+                clocks = self._clocks(name, value, ranks, notes)
+                if isinstance(value, tuple):
+                    settings[name] = clocks[: ranks : ranks // len(value)]
                 else:
-                    settings["clock_MHz"] = clocks[0]
-                first = not any(gpu.clocks_touched for gpu in self._touched.values())
-                if first and self._earlier_clocks_MHz is None:
-                    notes.append(
-                        "NVML cannot tell whether clocks were locked before; the lock will be "
-                        "released afterwards"
-                    )
+                    settings[name] = clocks[0]
+                wanted = replace(wanted, **{name: clocks})
             if "power_limit_W" in live:
-                limit_mW = self._check_limit(live["power_limit_W"])
-            self._change(clocks, limit_mW)
+                wanted = replace(wanted, limit_mW=self._limits(live["power_limit_W"], ranks))
+            notes += self._notes(wanted)
+            self._change(wanted)
         except (self._nvml.NVMLError, GovernorError) as error:
             sentence = f"the GPUs did not take {live.key}: {error}"
             try:
@@ -284,34 +378,73 @@ class NvmlGovernor:
             raise GovernorError(f"{live.key} was not set: {error}") from error
         return Applied(live, Settings(settings), tuple(notes))
 
-    def _change(self, clocks: tuple[int, ...] | None, limit_mW: int | None) -> None:
-        """Set every GPU; a knob that is None goes back to what it was where it was touched."""
-        nvml = self._nvml
+    def _notes(self, wanted: _Wanted) -> list[str]:
+        """What is to be said when clocks are touched for the first time."""
+        if self.means == "application clocks":  # NVML tells the earlier ones
+            return []
+        first = not any(gpu.clocks_touched or gpu.memory_touched for gpu in self._touched.values())
+        unknown = wanted.memory_clock_MHz is not None or (
+            wanted.clock_MHz is not None and self._earlier_clocks_MHz is None
+        )
+        if not (first and unknown):
+            return []
+        return [
+            "NVML cannot tell whether clocks were locked before; the lock will be released "
+            "afterwards"
+        ]
+
+    def _change(self, wanted: _Wanted) -> None:
+        """Set every GPU; a knob that is not wanted goes back to what it was if it was touched."""
+        nvml, by_application = self._nvml, self.means == "application clocks"
+        sets_clock, sets_memory = wanted.clock_MHz is not None, wanted.memory_clock_MHz is not None
         for gpu in self.gpus:
             earlier = self._touched[gpu.uuid]
-            if clocks is not None:
-                earlier = replace(
-                    earlier, clocks_touched=True, locked_clocks_MHz=self._earlier_clocks_MHz
-                )
-            if limit_mW is not None:
+            if (sets_clock or sets_memory) and by_application:
+                if earlier.application_clocks_MHz is None:
+                    stood = self._application_MHz(gpu)
+                    earlier = replace(earlier, application_clocks_MHz=stood)
+            else:
+                if sets_clock:
+                    earlier = replace(
+                        earlier, clocks_touched=True, locked_clocks_MHz=self._earlier_clocks_MHz
+                    )
+                if sets_memory:
+                    earlier = replace(earlier, memory_touched=True)
+            if wanted.limit_mW is not None:
                 earlier = replace(earlier, power_limit_mW=self._limits_mW[gpu.uuid])
             self._touched[gpu.uuid] = earlier
         self._tell_guard()
-        if clocks is None or limit_mW is None:
-            back = [
-                replace(
-                    earlier,
-                    clocks_touched=earlier.clocks_touched and clocks is None,
-                    power_limit_mW=earlier.power_limit_mW if limit_mW is None else None,
-                )
-                for earlier in self._touched.values()
-            ]
-            if problems := put_back(nvml, back):
-                raise GovernorError("; ".join(problems))
+        back = [
+            replace(
+                earlier,
+                clocks_touched=earlier.clocks_touched and not sets_clock,
+                memory_touched=earlier.memory_touched and not sets_memory,
+                application_clocks_MHz=None
+                if sets_clock or sets_memory
+                else earlier.application_clocks_MHz,
+                power_limit_mW=None if wanted.limit_mW is not None else earlier.power_limit_mW,
+            )
+            for earlier in self._touched.values()
+        ]
+        if problems := put_back(nvml, [earlier for earlier in back if earlier.touched]):
+            raise GovernorError("; ".join(problems))
         for number, gpu in enumerate(self.gpus):
-            if clocks is not None:
-                nvml.nvmlDeviceSetGpuLockedClocks(gpu.handle, clocks[number], clocks[number])
-            if limit_mW is not None:
+            if by_application and (sets_clock or sets_memory):
+                stood = self._touched[gpu.uuid].application_clocks_MHz or (0, 0)
+                nvml.nvmlDeviceSetApplicationsClocks(
+                    gpu.handle,
+                    wanted.memory_clock_MHz[number] if wanted.memory_clock_MHz else stood[0],
+                    wanted.clock_MHz[number] if wanted.clock_MHz else stood[1],
+                )
+            else:
+                if wanted.memory_clock_MHz is not None:
+                    clock = wanted.memory_clock_MHz[number]
+                    nvml.nvmlDeviceSetMemoryLockedClocks(gpu.handle, clock, clock)
+                if wanted.clock_MHz is not None:
+                    clock = wanted.clock_MHz[number]
+                    nvml.nvmlDeviceSetGpuLockedClocks(gpu.handle, clock, clock)
+            if wanted.limit_mW is not None:
+                limit_mW = wanted.limit_mW[number]
                 nvml.nvmlDeviceSetPowerManagementLimit(gpu.handle, limit_mW)
                 if (now_mW := self._limit_mW(gpu)) != limit_mW:
                     raise GovernorError(
@@ -321,8 +454,7 @@ class NvmlGovernor:
 
     def _tell_guard(self) -> None:
         earlier = list(self._touched.values())
-        touched = any(gpu.clocks_touched or gpu.power_limit_mW is not None for gpu in earlier)
-        if not self._guard_nvml or not touched:
+        if not self._guard_nvml or not any(gpu.touched for gpu in earlier):
             return
         if self._guard is None:
             self._guard = Guard(nvml=self._guard_nvml)
@@ -371,3 +503,18 @@ def open_governor(cluster: Cluster, *, nvml: Any = None) -> Governor:
         return NvmlGovernor(nvml=nvml)
     except MeterError as error:
         return FixedGovernor(f"clocks are set through NVML, and that is not to be had: {error}")
+
+
+def why_fixed(cluster: Cluster, *, nvml: Any = None) -> str:
+    """Why the live knobs of this node are a fixed dimension, with what an administrator would run.
+
+    Empty where they can be set. Nothing is left changed.
+
+    Raises:
+        InputError: as `open_governor`.
+    """
+    governor = open_governor(cluster, nvml=nvml)
+    try:
+        return governor.why_not
+    finally:
+        governor.close()

@@ -43,12 +43,34 @@ class Earlier:
         clocks_touched: whether the SM clock's lock was touched.
         locked_clocks_MHz: the lock to put back, (lowest, highest); None: there was none, and the
             lock is released.
+        memory_touched: whether the memory clock's lock was touched; it is then released, since
+            NVML cannot be asked for an earlier one.
+        application_clocks_MHz: the application clocks to put back, (memory, SM); None: they were
+            not touched.
     """
 
     uuid: str
     power_limit_mW: int | None = None
     clocks_touched: bool = False
     locked_clocks_MHz: tuple[int, int] | None = None
+    memory_touched: bool = False
+    application_clocks_MHz: tuple[int, int] | None = None
+
+    @property
+    def touched(self) -> bool:
+        """Whether there is anything to put back."""
+        return (
+            self.clocks_touched
+            or self.memory_touched
+            or self.power_limit_mW is not None
+            or self.application_clocks_MHz is not None
+        )
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Earlier:
+        """What `asdict` made, after JSON has turned its pairs into lists."""
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**plain)
 
 
 def put_back(nvml: Any, earlier: Sequence[Earlier]) -> list[str]:
@@ -67,8 +89,18 @@ def put_back(nvml: Any, earlier: Sequence[Earlier]) -> list[str]:
             handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             nvml.nvmlDeviceSetPowerManagementLimit(handle, gpu.power_limit_mW)
 
+        def memory(gpu: Earlier = gpu) -> None:
+            nvml.nvmlDeviceResetMemoryLockedClocks(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+
+        def application(gpu: Earlier = gpu) -> None:
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            assert gpu.application_clocks_MHz is not None
+            nvml.nvmlDeviceSetApplicationsClocks(handle, *gpu.application_clocks_MHz)
+
         for what, touched, action in (
             ("SM clock lock", gpu.clocks_touched, clocks),
+            ("memory clock lock", gpu.memory_touched, memory),
+            ("application clocks", gpu.application_clocks_MHz is not None, application),
             ("power limit", gpu.power_limit_mW is not None, limit),
         ):
             for attempt in range(TRIES if touched else 0):
@@ -89,7 +121,7 @@ class Guard:
     Args:
         nvml: where the guard process finds NVML: a module, or "module:object", where an object that
             can be called is called for it.
-        start_s: how long it may take to say that it is ready.
+        start_s: how long it may take to say that it is ready, or that it knows what it was told.
 
     Raises:
         GuardError: it does not start.
@@ -105,10 +137,8 @@ class Guard:
             text=True,
             start_new_session=True,
         )
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], start_s)
-        answer = self._process.stdout.readline().strip() if ready else "no answer in time"
-        if answer != "ready":
+        self._start_s = start_s
+        if (answer := self._hear(start_s)) != "ready":
             self._process.kill()
             self._close(start_s)
             raise GuardError(f"the guard process does not start: {answer or 'it ended'}")
@@ -116,6 +146,12 @@ class Guard:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def _hear(self, wait_s: float) -> str:
+        """The guard's next line; empty where it has ended."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], wait_s)
+        return self._process.stdout.readline().strip() if ready else "no answer in time"
 
     def _say(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -128,10 +164,14 @@ class Guard:
     def expect(self, earlier: Sequence[Earlier]) -> None:
         """Say, *before* touching it, what to put back. Replaces what was said before.
 
+        Returns when the guard has said that it knows: a pipe takes a message for a dead reader too.
+
         Raises:
             GuardError: the guard is gone; nothing may be touched.
         """
         self._say({"earlier": [asdict(gpu) for gpu in earlier]})
+        if (answer := self._hear(self._start_s)) != "knows":
+            raise GuardError(f"the guard process is gone: {answer or 'it ended'}")
 
     def done(self, *, wait_s: float = 5.0) -> None:
         """Everything is as it was: the guard ends without touching anything."""
@@ -207,19 +247,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             message = json.loads(line)
             if message.get("done"):
                 return 0
-            earlier = [
-                Earlier(**{**gpu, "locked_clocks_MHz": _pair(gpu["locked_clocks_MHz"])})
-                for gpu in message["earlier"]
-            ]
+            earlier = [Earlier.from_json(gpu) for gpu in message["earlier"]]
+            with contextlib.suppress(OSError):  # an agent that is gone need not hear it
+                print("knows", flush=True)
     problems = put_back(nvml, earlier)
     with contextlib.suppress(OSError):  # nobody may be left to read it
         for problem in problems:
             print(problem, file=sys.stderr, flush=True)
     return 1 if problems else 0
-
-
-def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
-    return None if value is None else (value[0], value[1])
 
 
 if __name__ == "__main__":

@@ -6,14 +6,88 @@ control group (version 1 or 2). What is granted counts here, never what is built
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from search_spaces.errors import InputError
 
-__all__ = ["host_memory", "usable_cores"]
+__all__ = ["Neighbours", "busy_ticks", "host_memory", "usable_cores"]
+
+#: Share of the cores that others may use before a window says so. The agent, Ray and the driver are
+#: among them and take 1 or 2 %.
+NEIGHBOURS_SHARE = 0.10
+
+
+def busy_ticks(cpus: Iterable[int], stat: str | Path = "/proc/stat") -> dict[int, int]:
+    """Busy ticks since boot of each of these cores; a core that is switched off has none.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is not such a table.
+    """
+    wanted = frozenset(cpus)
+    ticks: dict[int, int] = {}
+    # Ten times a second beside the training: a plain read, and no line more than needed.
+    with open(stat, "rb", buffering=0) as file:
+        data = file.read()
+    for line in data.splitlines():
+        if not line.startswith(b"cpu"):
+            break  # the cores come first, after their sum
+        name, *fields = line.split(maxsplit=8)
+        if name != b"cpu" and int(name[3:]) in wanted:
+            # user nice system idle iowait irq softirq ...; guest time is inside user, and
+            # steal is another machine's work (man 5 proc_stat).
+            user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[:7])
+            ticks[int(name[3:])] = user + nice + system + irq + softirq
+    return ticks
+
+
+class Neighbours:
+    """How much of the cores others than some processes use, from construction on.
+
+    Time and estimated energy of a job on shared cores are not the job's alone; a window that others
+    disturbed must say so.
+
+    Args:
+        pids: the processes that are not others (all their threads count).
+        cpus: the cores.
+        proc: where the kernel's files stand.
+    """
+
+    def __init__(
+        self, pids: Iterable[int], cpus: Iterable[int], *, proc: str | Path = "/proc"
+    ) -> None:
+        self._pids, self._cpus, self._proc = tuple(pids), frozenset(cpus), Path(proc)
+        self._began_s = time.monotonic()
+        self._busy, self._own = self._ticks()
+
+    def _ticks(self) -> tuple[int, int]:
+        busy = sum(busy_ticks(self._cpus, self._proc / "stat").values())
+        own = 0
+        for pid in self._pids:
+            with contextlib.suppress(OSError):  # it has ended: its last share counts as others'
+                # utime and stime, fields 14 and 15 (man 5 proc_pid_stat); the name may hold spaces.
+                fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+                own += int(fields[11]) + int(fields[12])
+        return busy, own
+
+    def share(self, elapsed_s: float | None = None) -> float:
+        """Share of the cores' time since construction that others used, 0 to 1."""
+        busy, own = self._ticks()
+        elapsed_s = time.monotonic() - self._began_s if elapsed_s is None else elapsed_s
+        ticks = elapsed_s * os.sysconf("SC_CLK_TCK") * len(self._cpus)
+        others = (busy - self._busy) - (own - self._own)
+        return min(max(others / ticks, 0.0), 1.0) if ticks > 0 else 0.0
+
+    def note(self) -> str:
+        """A phrase where others used more than a tenth of the cores; else empty."""
+        share = self.share()
+        if share <= NEIGHBOURS_SHARE:
+            return ""
+        return f"other processes used {share:.0%} of the cores meanwhile"
 
 
 def _cgroup_folders(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:

@@ -341,11 +341,13 @@ def _gpu_facts(nvml: Any) -> tuple[tuple[GpuFacts, ...], str, str]:
         ask(nvml, None, nvml.nvmlShutdown)
 
 
-def _meter_facts(nvml: Any, powercap: str | Path, core: str) -> Iterator[MeterFacts]:
+def _meter_facts(
+    nvml: Any, powercap: str | Path, hwmon: str | Path, core: str
+) -> Iterator[MeterFacts]:
     for name in METERS:
         try:
             meter = open_meter(
-                nvml=nvml, prefer=name, powercap=powercap, envelope=load_device(core)
+                nvml=nvml, prefer=name, powercap=powercap, hwmon=hwmon, envelope=load_device(core)
             )
         except InputError as error:
             yield MeterFacts(name, False, str(error).partition("metered: ")[2] or str(error))
@@ -404,6 +406,7 @@ def machine_facts(
     proc: str | Path = "/proc",
     cgroup: str | Path = "/sys/fs/cgroup",
     powercap: str | Path = "/sys/class/powercap",
+    hwmon: str | Path = "/sys/class/hwmon",
     extensions: str | Path | None = None,
     core: str = "cpu-core",
     which: Callable[[str], str | None] = shutil.which,
@@ -412,7 +415,7 @@ def machine_facts(
 
     Args:
         nvml: what stands in for the pynvml module.
-        proc, cgroup, powercap: where the kernel's files stand.
+        proc, cgroup, powercap, hwmon: where the kernel's files stand.
         extensions: where compiled DeepSpeed ops are kept; None takes `workload.ranks`'s folder.
         core: the device file of the estimate's envelope.
         which: finds a command on PATH.
@@ -437,7 +440,7 @@ def machine_facts(
         driver=driver,
         gpus=gpus,
         gpu_note=gpu_note,
-        meters=tuple(_meter_facts(nvml, powercap, core)),
+        meters=tuple(_meter_facts(nvml, powercap, hwmon, core)),
         clock_control=clock_control,
         clock_note=clock_note,
         compilers=compilers,

@@ -28,9 +28,11 @@ from workload.probe import ProbeRecord
 __all__ = [
     "TraceContents",
     "TraceWriter",
+    "read_phases",
     "read_power_samples",
     "read_trace",
     "repair_torn_tail",
+    "strict_json",
     "write_power_samples",
 ]
 
@@ -48,14 +50,14 @@ class TraceContents:
     notes: tuple[str, ...] = ()
 
 
-def _strict(value: Any) -> Any:
+def strict_json(value: Any) -> Any:
     """The same value with NaN and infinities as None, tuples as lists: what JSON can say."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _strict(part) for key, part in value.items()}
+        return {str(key): strict_json(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(part) for part in value]
+        return [strict_json(part) for part in value]
     return value
 
 
@@ -141,7 +143,7 @@ class TraceWriter:
         Raises:
             InputError: the disk refused; the trace is left as it was before.
         """
-        line = json.dumps(_strict(record.to_json()), default=str, separators=(",", ":"))
+        line = json.dumps(strict_json(record.to_json()), default=str, separators=(",", ":"))
         data = memoryview((line + "\n").encode())
         size = os.fstat(self._fd).st_size
         try:
@@ -209,17 +211,24 @@ def read_trace(path: str | Path) -> TraceContents:
 
 
 def write_power_samples(
-    run_dir: str | Path, probe_id: str, samples: Iterable[PowerSample], *, since_s: float = 0.0
+    run_dir: str | Path,
+    probe_id: str,
+    samples: Iterable[PowerSample],
+    *,
+    since_s: float = 0.0,
+    phases: Iterable[tuple[float, str]] = (),
 ) -> Path | None:
     """Write a probe's power timeline as `<run_dir>/trace/power/<probe_id>.csv.gz`.
 
-    Columns: time_s, power_W, then whatever else the samples told.
+    Columns: time_s, power_W, then whatever else the samples told, then phase. A phase mark of the
+    training program is a row of its own: its time, its name and nothing else.
 
     Args:
         run_dir: the study's folder.
         probe_id: names the file.
         samples: the timeline.
         since_s: the probe's start on the samples' clock; times are written from there, seconds.
+        phases: (time on the samples' clock, name of the part of the step that begins then).
 
     Returns:
         The path, or None where there was no sample.
@@ -228,33 +237,62 @@ def write_power_samples(
     if not rows:
         return None
     more = sorted({name for sample in rows for name in sample.extra})
+    marks = list(phases)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["time_s", "power_W", *more])
+    table.writerow(["time_s", "power_W", *more, *["phase"] * bool(marks)])
+    lines: list[tuple[float, list[str]]] = []
     for row in rows:
         extra = [f"{row.extra[name]:g}" if name in row.extra else "" for name in more]
-        table.writerow([f"{row.time_s - since_s:.4f}", f"{row.power_W:.3f}", *extra])
+        lines.append((row.time_s, [f"{row.power_W:.3f}", *extra, *[""] * bool(marks)]))
+    lines += [(time_s, ["", *[""] * len(more), name]) for time_s, name in marks]
+    for time_s, cells in sorted(lines, key=lambda line: line[0]):
+        table.writerow([f"{time_s - since_s:.4f}", *cells])
     path = Path(run_dir) / "trace" / "power" / f"{probe_id}.csv.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
     return path
 
 
+def _power_rows(path: str | Path) -> list[dict[str, str]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"cannot read the power samples {path}: {error}") from error
+
+
 def read_power_samples(path: str | Path) -> list[PowerSample]:
-    """Read what `write_power_samples` wrote.
+    """Read what `write_power_samples` wrote, without the phase marks.
 
     Raises:
         InputError: the file is missing or is no such table.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            return [
-                PowerSample(
-                    time_s=float(row.pop("time_s")),
-                    power_W=float(row.pop("power_W")),
-                    extra={name: float(value) for name, value in row.items() if value},
-                )
-                for row in csv.DictReader(file)
-            ]
-    except (OSError, EOFError, KeyError, ValueError) as error:
+        return [
+            PowerSample(
+                time_s=float(row.pop("time_s")),
+                power_W=float(row.pop("power_W")),
+                extra={
+                    name: float(value) for name, value in row.items() if value and name != "phase"
+                },
+            )
+            for row in _power_rows(path)
+            if not row.get("phase")
+        ]
+    except (KeyError, ValueError) as error:
+        raise InputError(f"cannot read the power samples {path}: {error}") from error
+
+
+def read_phases(path: str | Path) -> list[tuple[float, str]]:
+    """The phase marks on a power timeline: (seconds since the probe's start, phase that begins).
+
+    Raises:
+        InputError: the file is missing or is no such table.
+    """
+    try:
+        return [
+            (float(row["time_s"]), row["phase"]) for row in _power_rows(path) if row.get("phase")
+        ]
+    except (KeyError, ValueError) as error:
         raise InputError(f"cannot read the power samples {path}: {error}") from error

@@ -2,30 +2,35 @@
 
 The ranks run freely between two boundaries that the `Conductor` names; at a boundary every rank has
 finished its device's work and waits, so what the counters read belongs to the steps in between and
-to nothing else. A window closes when the standard error of the step time is small enough, or when
-its time is up, never before its least length.
+to nothing else. A window closes when the standard errors of step time and power are small enough,
+or when its time is up, never before its least length.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from workload.meters.base import Meter, PowerSample, Reading
 from workload.probe import Failure, WindowPolicy
 from workload.ranks import Event, RankGroup
+from workload.spread import block_edges, block_powers, integrate, standard_error
 
-__all__ = ["Conductor", "ProbeFailed", "Window", "batch_means_error", "standard_error"]
+__all__ = ["Conductor", "ProbeFailed", "WarmUp", "Window"]
 
-#: Warm-up ends when the last steps agree to this relative spread; see `Conductor.warm_up`.
-_WARM_SPREAD = 0.15
-_WARM_STEPS = 2
-_WARM_STEPS_MAX = 8
+#: Warm-up is judged by blocks of whole steps this long (a step where steps are longer), ...
+WARM_BLOCK_S = 0.2
+#: ... of which neighbours must agree so far. Recorded runs lie within 2 % of their mean after two
+#: steps (p95 of 13,303 iterations of the Perseus artifact); see docs/architecture.md.
+WARM_SPREAD = 0.03
+#: It ends here, stable or not: blocks, and seconds.
+WARM_BLOCKS_MAX, WARM_MAX_S = 20, 60.0
 
 
 class ProbeFailed(Exception):
@@ -37,17 +42,38 @@ class ProbeFailed(Exception):
 
 
 @dataclass(frozen=True)
+class WarmUp:
+    """The steps before the first window.
+
+    Attributes:
+        step_times_s: wall time of each step.
+        step_time_s: mean of the last block: what to expect of the next step.
+        stable: False where it ended by its limit.
+    """
+
+    step_times_s: tuple[float, ...]
+    step_time_s: float
+    stable: bool
+
+
+@dataclass(frozen=True)
 class Window:
     """What lies between two boundaries.
 
     Attributes:
         opened, closed: the meter's readings at the two boundaries.
         step_times_s: wall time of each step, as the last rank finished it.
+        ends_s: when each step ended (CLOCK_MONOTONIC).
+        samples: the power samples between the boundaries.
+        beside_J: the same span by the meters of other scopes, joules.
     """
 
     opened: Reading
     closed: Reading
     step_times_s: tuple[float, ...]
+    ends_s: tuple[float, ...] = ()
+    samples: tuple[PowerSample, ...] = ()
+    beside_J: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def length_s(self) -> float:
@@ -57,37 +83,39 @@ class Window:
     def energy_J(self) -> float:
         return self.closed.energy_J - self.opened.energy_J
 
+    @property
+    def power_W(self) -> float:
+        return self.energy_J / self.length_s
 
-def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean of a series whose neighbours are correlated.
+    @property
+    def step_time_se_s(self) -> float:
+        """Standard error of the mean step time, seconds; NaN with a single step."""
+        return standard_error(self.step_times_s)
 
-    The variance of the mean is widened by (1 + r) / (1 - r), r the lag-1 autocorrelation where it
-    is positive (the effective sample size of an AR(1) series; Zieba 2010, "Effective number of
-    observations and unbiased estimators of variance for autocorrelated data"). NaN below 2 values.
-    """
-    series = np.asarray(values, dtype=float)
-    if series.size < 2:
-        return math.nan
-    centred = series - series.mean()
-    variance = float(centred @ centred) / (series.size - 1)
-    if variance == 0.0:
-        return 0.0
-    lag1 = float(centred[1:] @ centred[:-1]) / float(centred @ centred)
-    lag1 = min(max(lag1, 0.0), 0.95)
-    return math.sqrt(variance / series.size * (1 + lag1) / (1 - lag1))
+    @property
+    def power_blocks_W(self) -> tuple[float, ...]:
+        """Mean power of blocks of whole steps, watts, whose mean is the window's `power_W`.
 
+        The samples tell how power was spread over the window, the counter how much it was: where
+        the two sources differ, the blocks are scaled to the counter.
+        """
+        edges = block_edges(self.opened.time_s, self.ends_s)
+        blocks = block_powers(self.samples, edges)
+        if not blocks.size:
+            return ()
+        sampled_W = float(blocks @ np.diff(edges)) / (edges[-1] - edges[0])
+        scale = self.power_W / sampled_W if sampled_W > 0 else 1.0
+        return tuple(float(block) * scale for block in blocks)
 
-def batch_means_error(samples: Sequence[PowerSample], batches: int = 8) -> float:
-    """Standard error of a window's mean power, watts, from its sampled timeline.
+    @property
+    def power_se_W(self) -> float:
+        """Standard error of the mean power, watts; NaN with fewer than two blocks."""
+        return standard_error(self.power_blocks_W)
 
-    Batch means: the samples are cut into equal blocks, longer than their correlation, and the
-    blocks' means are taken as independent. NaN with fewer than two samples a block.
-    """
-    power = np.array([sample.power_W for sample in samples], dtype=float)
-    if power.size < 2 * batches:
-        return math.nan
-    blocks = np.array([block.mean() for block in np.array_split(power, batches)])
-    return float(blocks.std(ddof=1) / math.sqrt(batches))
+    @property
+    def sampled_energy_J(self) -> float:
+        """The window's energy by integrated samples, joules; NaN where there are too few."""
+        return integrate(self.samples, self.opened.time_s, self.closed.time_s)
 
 
 class Conductor:
@@ -99,6 +127,7 @@ class Conductor:
         step_limit_s: a step that takes longer than this is a hang.
         explain_exit: turns a rank's exit code into a Failure.
         cancelled: asked often; True ends the probe.
+        clock: CLOCK_MONOTONIC, seconds.
     """
 
     def __init__(
@@ -109,13 +138,15 @@ class Conductor:
         step_limit_s: float,
         explain_exit: Callable[[int, int], Failure],
         cancelled: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group, self._deadline_s = group, deadline_s
         self._step_limit_s, self._explain_exit = step_limit_s, explain_exit
-        self._cancelled = cancelled
+        self._cancelled, self._clock = cancelled, clock
         self.done = 0  # steps all ranks have done
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
+        self.facts: dict[str, Any] = {}  # of the program, where a launch asks for them
         self._last_at_s = 0.0
 
     def first_step(self) -> float:
@@ -125,51 +156,100 @@ class Conductor:
 
     def run(self, steps: int) -> tuple[float, ...]:
         """Let the ranks do `steps` more steps; each step's wall time, seconds."""
+        return self._run(steps)[0]
+
+    def _run(self, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """(wall time of each step, when each ended)."""
         target = self.done + steps
-        began = time.monotonic()
+        began = self._clock()
         self._group.send(f"run {target}")
         ends = self._wait_boundary(target)
-        marks = [began, *ends]
-        return tuple(b - a for a, b in pairwise(marks))
+        return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
 
-    def warm_up(self) -> tuple[float, ...]:
-        """Run until two neighbouring steps agree, at least 2 steps and at most 8."""
+    def warm_up(self) -> WarmUp:
+        """Run until the step time is stable.
+
+        Steps are judged in blocks of at least `WARM_BLOCK_S`. It is stable when two neighbouring
+        blocks agree to `WARM_SPREAD`, or when the last four go up and down in turn: what is left is
+        then noise and no trend. The first step after a start is not among them (`first_step`).
+        """
         times: list[float] = []
-        while len(times) < _WARM_STEPS_MAX:
-            times += self.run(1)
-            if len(times) >= _WARM_STEPS and _agree(times[-2], times[-1]):
-                break
-        return tuple(times)
+        blocks: list[float] = []
+        began_s = self._clock()
+        while len(blocks) < WARM_BLOCKS_MAX and self._clock() - began_s < WARM_MAX_S:
+            block: list[float] = []
+            while sum(block) < WARM_BLOCK_S:
+                block += self.run(1)
+            times += block
+            blocks.append(sum(block) / len(block))
+            if _stable(blocks):
+                return WarmUp(tuple(times), blocks[-1], True)
+        return WarmUp(tuple(times), blocks[-1], False)
 
     def settle(self, seconds: float, step_time_s: float) -> None:
         """Run under a new live setting without measuring."""
         if seconds > 0:
             self.run(max(1, math.ceil(seconds / step_time_s)))
 
-    def measure(self, meter: Meter, policy: WindowPolicy, step_time_s: float) -> Window:
+    def measure(
+        self,
+        meter: Meter,
+        policy: WindowPolicy,
+        step_time_s: float,
+        *,
+        samples: Callable[[], Sequence[PowerSample]] = tuple,
+        beside: Sequence[Meter] = (),
+    ) -> Window:
         """One window under the setting that now stands.
 
         Args:
             meter: read at both boundaries, while all ranks wait.
-            policy: least and greatest length, and the error that ends it.
+            policy: least and greatest length, and the errors that end it.
             step_time_s: expected, from the warm-up.
+            samples: the power timeline as far as it has come.
+            beside: meters of other scopes, read at the same boundaries.
         """
         times: list[float] = []
-        opened = closed = meter.read()
-        while (missing_s := _missing_s(policy, times, closed.time_s - opened.time_s)) > 0:
+        ends: list[float] = []
+        others = [other.boundary(opens=True) for other in beside]
+        opened = meter.boundary(opens=True)
+        while True:
+            now_s = ends[-1] if ends else opened.time_s
+            window = Window(
+                opened,
+                Reading(now_s, opened.energy_J),
+                tuple(times),
+                tuple(ends),
+                _between(samples(), opened.time_s, now_s),
+            )
+            missing_s = _missing_s(policy, window)
+            if missing_s <= 0:
+                break
             steps = max(1, math.ceil(missing_s / step_time_s), policy.min_steps - len(times))
-            times += self.run(steps)
-            closed = meter.read()
+            more, when = self._run(steps)
+            times += more
+            ends += when
             step_time_s = sum(times) / len(times)
-        return Window(opened, closed, tuple(times))
+        closed = meter.boundary(opens=False)
+        return Window(
+            opened,
+            closed,
+            tuple(times),
+            tuple(ends),
+            _between(samples(), opened.time_s, closed.time_s),
+            {
+                other.info.name: other.boundary(opens=False).energy_J - first.energy_J
+                for other, first in zip(beside, others, strict=True)
+            },
+        )
 
     def finish(self) -> None:
         """Tell the ranks to stop and gather their peaks; a rank that does not is killed later."""
         self._group.send("quit")
         ended: set[int] = set()
-        until = min(self._deadline_s, time.monotonic() + 5.0)
-        while len(ended) < self._group.size and time.monotonic() < until:
-            event = self._group.next_event(until - time.monotonic())
+        until = min(self._deadline_s, self._clock() + 5.0)
+        while len(ended) < self._group.size and self._clock() < until:
+            event = self._group.next_event(until - self._clock())
             if event is None:
                 break
             if event.kind == "peak" and event.detail is not None:
@@ -182,7 +262,7 @@ class Conductor:
         arrived: set[int] = set()
         ends: dict[int, float] = {}
         while len(arrived) < self._group.size:
-            now = time.monotonic()
+            now = self._clock()
             limit = min(self._deadline_s, now + self._step_limit_s)
             event = self._next(limit)
             if event.kind in ("step", "at"):
@@ -198,7 +278,7 @@ class Conductor:
         while True:
             if self._cancelled():
                 raise ProbeFailed(Failure("cancelled", "the probe was cancelled"))
-            now = time.monotonic()
+            now = self._clock()
             if now >= limit_s:
                 if now >= self._deadline_s:
                     raise ProbeFailed(
@@ -218,6 +298,9 @@ class Conductor:
                 if event.rank == 0:
                     self.phases.append((event.time_s, str(event.detail["name"])))
                 continue
+            if event.kind == "facts" and event.detail is not None:
+                self.facts = self.facts if event.rank else dict(event.detail)
+                continue
             if event.kind in ("fail", "end", "exit"):
                 raise ProbeFailed(self._explain(event))
             return event
@@ -225,9 +308,9 @@ class Conductor:
     def _explain(self, first: Event) -> Failure:
         """The cause among what the ranks say as they fall: peers of a dead rank fail too."""
         events = [first]
-        until = time.monotonic() + 1.0
+        until = self._clock() + 1.0
         while len({e.rank for e in events if e.kind == "exit"}) < self._group.size:
-            event = self._group.next_event(until - time.monotonic())
+            event = self._group.next_event(until - self._clock())
             if event is None:
                 break
             events.append(event)
@@ -255,17 +338,43 @@ class Conductor:
         )
 
 
-def _missing_s(policy: WindowPolicy, times: Sequence[float], length_s: float) -> float:
+def _between(
+    samples: Sequence[PowerSample], start_s: float, end_s: float
+) -> tuple[PowerSample, ...]:
+    return tuple(sample for sample in samples if start_s <= sample.time_s <= end_s)
+
+
+def _excess(policy: WindowPolicy, window: Window) -> float:
+    """How many times the target the worse of the two standard errors is; unknown ones count not."""
+    edges = block_edges(window.opened.time_s, window.ends_s)
+    worst = 0.0
+    for values in (np.array(window.step_times_s), block_powers(window.samples, edges)):
+        error = standard_error(values)
+        if not math.isnan(error) and (mean := float(values.mean())) > 0:
+            worst = max(worst, error / (policy.target_se * mean))
+    return worst
+
+
+def _missing_s(policy: WindowPolicy, window: Window) -> float:
     """Seconds that a window still lacks; 0 when it is complete."""
-    if length_s < policy.min_s or len(times) < policy.min_steps:
+    length_s = window.length_s
+    if length_s < policy.min_s or len(window.step_times_s) < policy.min_steps:
         # 2 % more than asked, so that slightly fast steps do not cost another boundary.
         return max((policy.min_s - length_s) * 1.02, 1e-3)
-    excess = standard_error(times) / (policy.target_se * float(np.mean(times)))
-    if excess <= 1.0 or length_s >= policy.max_s:
+    if length_s >= policy.max_s:
+        return 0.0
+    excess = _excess(policy, window)
+    if excess <= 1.0:
         return 0.0
     # The error falls with the root of the length: go half of the way that this promises, then look.
     return min(length_s * (excess**2 - 1) / 2, policy.max_s - length_s, policy.min_s)
 
 
-def _agree(a: float, b: float) -> bool:
-    return abs(a - b) <= _WARM_SPREAD * min(a, b)
+def _stable(blocks: Sequence[float]) -> bool:
+    """Whether the step time, block by block, has stopped changing (see `Conductor.warm_up`)."""
+    if len(blocks) < 2:
+        return False
+    if abs(blocks[-1] - blocks[-2]) <= WARM_SPREAD * min(blocks[-2:]):
+        return True
+    steps = [b - a for a, b in pairwise(blocks[-4:])]
+    return len(steps) == 3 and all(a * b < 0 for a, b in pairwise(steps))

@@ -1,7 +1,9 @@
 """Meters: what draws how many joules, in which scope, and how that is known.
 
 NVML where GPUs do the work, RAPL for a machine without, and an estimate, always labelled, where
-neither can be read. `open_meter` picks; whoever holds a meter sees the protocol only.
+neither can be read. On superchips the hwmon module meter can be read beside NVML's, in a scope of
+its own. `open_meter` picks, `open_beside` finds the others; whoever holds a meter sees the protocol
+only.
 """
 
 from __future__ import annotations
@@ -15,10 +17,18 @@ from search_spaces.errors import InputError, UnknownName
 from workload.meters.base import Meter, PowerSample, Reading
 from workload.meters.errors import MeterError
 
-__all__ = ["METERS", "Meter", "MeterError", "PowerSample", "Reading", "open_meter"]
+__all__ = [
+    "METERS",
+    "Meter",
+    "MeterError",
+    "PowerSample",
+    "Reading",
+    "open_beside",
+    "open_meter",
+]
 
-#: The meters by name, in the order of preference on a machine without GPUs.
-METERS = ("nvml", "rapl", "estimated")
+#: The meters by name, in the order of preference.
+METERS = ("nvml", "hwmon", "rapl", "estimated")
 
 
 def open_meter(
@@ -27,18 +37,21 @@ def open_meter(
     nvml: Any = None,
     prefer: str | None = None,
     powercap: str | Path = "/sys/class/powercap",
+    hwmon: str | Path = "/sys/class/hwmon",
     envelope: Device | None = None,
 ) -> Meter:
     """The best meter for this node of `cluster`.
 
-    GPUs are metered by NVML and by nothing else, since a processor's joules would pass for theirs.
-    Cores are metered by RAPL where it may be read, else estimated.
+    GPUs are metered by NVML, or on request by their superchip modules' meter, and by nothing else,
+    since a processor's joules would pass for theirs. Cores are metered by RAPL where it may be
+    read, else estimated.
 
     Args:
         cluster: what does the work; None takes the first meter of `METERS` that opens.
         nvml: what stands in for the pynvml module.
         prefer: insist on one of `METERS`; None picks.
         powercap: where RAPL's files stand.
+        hwmon: where the kernel's hardware monitors stand.
         envelope: the core whose idle_W and max_W the estimate assumes; by default the cluster's
             own, and the shipped "cpu-core" where the cluster is of GPUs.
 
@@ -50,14 +63,21 @@ def open_meter(
         raise UnknownName("meter", prefer, METERS)
     of = f" of cluster {cluster.name!r}" if cluster is not None else ""
     on_gpus = cluster is not None and cluster.device.type == "cuda"
-    if on_gpus and prefer not in (None, "nvml"):
-        raise InputError(f"{prefer} would leave out the GPUs{of}; only nvml meters them")
+    if on_gpus and prefer not in (None, "nvml", "hwmon"):
+        raise InputError(
+            f"{prefer} would leave out the GPUs{of}; only nvml meters them, or hwmon with their "
+            "superchip modules"
+        )
 
     def opened(name: str) -> Meter:
         if name == "nvml":
             from workload.meters.nvml import NvmlMeter
 
             return NvmlMeter(nvml=nvml)
+        if name == "hwmon":
+            from workload.meters.hwmon import HwmonMeter
+
+            return HwmonMeter(hwmon)
         if name == "rapl":
             from workload.meters.rapl import RaplMeter
 
@@ -86,3 +106,22 @@ def open_meter(
         except MeterError as error:
             reasons.append(str(error))
     raise InputError(f"the energy{of} cannot be metered: {'; '.join(reasons)}")
+
+
+def open_beside(meter: Meter, *, hwmon: str | Path = "/sys/class/hwmon") -> tuple[Meter, ...]:
+    """The meters of other scopes that can be read beside `meter` on this node.
+
+    Their figures are shown beside its own and never added to them: a GPU is part of its module.
+
+    Args:
+        meter: the one that the study is about.
+        hwmon: where the kernel's hardware monitors stand.
+    """
+    if meter.info.name != "nvml":
+        return ()
+    from workload.meters.hwmon import HwmonMeter
+
+    try:
+        return (HwmonMeter(hwmon),)
+    except MeterError:
+        return ()

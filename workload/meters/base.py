@@ -51,11 +51,27 @@ class Meter(Protocol):
 
     `read` and `sample` may be called from two threads. A meter that cannot read raises `MeterError`
     (`workload.meters.errors`), never returns zero for "no reading".
+
+    Attributes:
+        info: what is charged and how it is known.
+        resolution_s: how long the energy counter may stand still between two updates, seconds.
     """
 
     info: MeterInfo
 
+    @property
+    def resolution_s(self) -> float: ...
+
     def read(self) -> Reading: ...
+
+    def boundary(self, *, opens: bool) -> Reading:
+        """A reading for a window's edge, as exact as the source allows.
+
+        It may wait for the counter's next update, while the devices are idle. An opening reading
+        tells the energy of the moment in which the call returns, a closing one that of the moment
+        in which it was called, so that the wait lies outside the window either way.
+        """
+        ...
 
     def sample(self) -> PowerSample: ...
 

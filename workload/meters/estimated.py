@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from search_spaces.errors import InvalidValue
+from workload.host import busy_ticks
 from workload.meters.base import PowerSample, Reading
 from workload.meters.errors import MeterError
 from workload.meters.slope import Slope
@@ -31,10 +32,7 @@ def assumption(cores: int, *, idle_W: float, max_W: float, host_W: float = 0.0) 
     """The envelope in numbers, for people: "2 cores x (5 W idle + 7.5 W x utilisation)"."""
     host = f"{host_W:g} W + " if host_W else ""
     plural = "s" if cores != 1 else ""
-    return (
-        f"{host}{cores} core{plural} x ({idle_W:g} W idle + {max_W - idle_W:g} W x "
-        "utilisation)"
-    )
+    return f"{host}{cores} core{plural} x ({idle_W:g} W idle + {max_W - idle_W:g} W x utilisation)"
 
 
 class EstimatedMeter:
@@ -83,21 +81,22 @@ class EstimatedMeter:
         self._last_ticks = self._ticks()
         self._start_s = clock()
         text = assumption(len(self._cpus), idle_W=idle_W, max_W=max_W, host_W=host_W)
-        self.info = MeterInfo(name="estimated", scope="node", source=text, estimated=True)
+        self.info = MeterInfo(
+            name="estimated",
+            scope="node",
+            source=text,
+            estimated=True,
+            host="all of these cores' assumed power, whoever used them"
+            + (f", and {host_W:g} W for the rest of the node" if host_W else "")
+            + "; nothing else of the node",
+        )
+        self.resolution_s = self._tick_s
         self._slope = Slope(self.read, min_s=MIN_SLOPE_S, sleep=sleep)
 
     def _ticks(self) -> dict[int, int]:
         """Busy ticks a core since boot. A core that is switched off has no line."""
         try:
-            lines = self._stat.read_text().splitlines()
-            ticks = {}
-            for line in lines:
-                name, *fields = line.split()
-                if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._cpus:
-                    # user nice system idle iowait irq softirq ...; guest time is inside user, and
-                    # steal is another machine's work (man 5 proc_stat).
-                    user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[:7])
-                    ticks[int(name[3:])] = user + nice + system + irq + softirq
+            ticks = busy_ticks(self._cpus, self._stat)
         except (OSError, ValueError) as error:
             raise MeterError(f"{self._stat} cannot be read as processor times: {error}") from error
         if not ticks:
@@ -120,6 +119,10 @@ class EstimatedMeter:
             self._last_ticks.update(ticks)
             energy_J = self._always_W * (now_s - self._start_s)
             return Reading(now_s, energy_J + self._busy_W * self._busy_ticks * self._tick_s)
+
+    def boundary(self, *, opens: bool) -> Reading:
+        """A reading; the counter is fine enough to need no wait."""
+        return self.read()
 
     def sample(self) -> PowerSample:
         """Mean power since the sample before, watts.

@@ -16,7 +16,16 @@ from typing import Any
 from search_spaces.errors import InputError
 from workload.meters.errors import MeterError
 
-__all__ = ["Gpu", "ask", "clock_state", "open_nvml", "over_devices", "visible_gpus"]
+__all__ = [
+    "Gpu",
+    "ask",
+    "clock_state",
+    "each_device",
+    "field_W",
+    "open_nvml",
+    "over_devices",
+    "visible_gpus",
+]
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,29 @@ def visible_gpus(
     return chosen
 
 
+def field_W(nvml: Any, gpu: Gpu, name: str, of: str = "GPU") -> float:
+    """A power that NVML tells as a field value, watts.
+
+    Args:
+        nvml: an initialised NVML.
+        gpu: whose.
+        name: "NVML_FI_DEV_POWER_INSTANT" or "NVML_FI_DEV_POWER_AVERAGE".
+        of: NVML's power scope: "GPU", "MODULE" or "MEMORY".
+
+    Raises:
+        NVMLError, AttributeError: this GPU, driver or binding does not offer it.
+    """
+    field = getattr(nvml, name)
+    scope = getattr(nvml, f"NVML_POWER_SCOPE_{of}", None)
+    if scope is None and of != "GPU":
+        raise AttributeError(f"this binding knows no power scope {of}")
+    asked = field if of == "GPU" else (field, scope)
+    value = nvml.nvmlDeviceGetFieldValues(gpu.handle, [asked])[0]
+    if value.nvmlReturn != nvml.NVML_SUCCESS:
+        raise nvml.NVMLError(value.nvmlReturn)
+    return float(value.value.uiVal) / 1000
+
+
 def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
     """What the GPU runs at this instant and what holds it back.
 
@@ -207,3 +239,16 @@ def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
         worst = name.startswith("throttle") or name == "temperature_C"
         merged[name] = max(values) if worst else sum(values) / len(values)
     return dict(sorted(merged.items()))
+
+
+def each_device(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Power and clocks of each of several GPUs, as "gpu0_power_W", ...; nothing of a single one."""
+    kept = ("power_W", "clock_MHz", "memory_clock_MHz")
+    if len(states) < 2:
+        return {}
+    return {
+        f"gpu{number}_{name}": state[name]
+        for number, state in enumerate(states)
+        for name in kept
+        if name in state
+    }

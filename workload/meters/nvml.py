@@ -1,9 +1,10 @@
 """Energy of NVIDIA GPUs by NVML.
 
 Where a card has the total-energy counter (found by trying it, not by the card's name), the counter
-is the truth and sampled power only draws the timeline. Where it has none, a thread samples power
-and integrates it, and the meter says so in its source. A counter that runs backwards or stands
-still is an error, since the joules it lost cannot be known.
+is the truth and sampled power only draws the timeline and checks it. Where it has none, or counts
+more than the GPU (on a GH200 it counts the module), a thread samples power and integrates it, and
+the meter says so in its source. A counter that runs backwards or stands still is an error, since
+the joules it lost cannot be known.
 """
 
 from __future__ import annotations
@@ -17,20 +18,31 @@ from typing import Any
 
 from workload.meters.base import PowerSample, Reading
 from workload.meters.errors import MeterError
-from workload.meters.gpus import Gpu, ask, clock_state, open_nvml, over_devices, visible_gpus
+from workload.meters.gpus import (
+    Gpu,
+    ask,
+    clock_state,
+    each_device,
+    field_W,
+    open_nvml,
+    over_devices,
+    visible_gpus,
+)
+from workload.meters.integral import SILENT_S, Integral, LostJoules
 from workload.meters.ticker import Ticker
 from workload.probe import MeterInfo
 
 __all__ = ["NvmlMeter"]
 
-#: A counter that has not moved for so long is broken: it updates every 20 to 100 ms
-#: (ML.ENERGY blog; arXiv 2312.02741), and no GPU draws nothing. Power that was not sampled for so
-#: long leaves joules unknown just the same.
-SILENT_S = 2.0
-
-
-class _LostJoules(MeterError):
-    """What was drawn cannot be known any more: no later difference of readings would be right."""
+#: Counters of older drivers hold 32 bits of millijoules, 3.6 h at 330 W; a step back that this
+#: explains at no more than a power that no GPU draws is a wrap.
+WRAP_MJ, MOST_W = 2**32, 3000.0
+#: At a window's edge the counter is watched this often, and at most this long, for its next update.
+LOOK_S, LOOK_MAX_S = 0.001, 0.25
+#: The update period that is taken where none could be seen.
+USUAL_PERIOD_S = 0.1
+#: How long a counter is compared with the GPU's and the module's power where NVML offers both.
+TRIAL_S = 0.5
 
 
 class _Counter:
@@ -39,57 +51,40 @@ class _Counter:
     def __init__(self, nvml: Any, gpu: Gpu, now_s: float) -> None:
         self._nvml, self._gpu = nvml, gpu
         self._start_mJ = self._last_mJ = nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle)
-        self._moved_s = now_s  # when the last value was first seen
+        self._moved_s = self._read_s = now_s  # when the last value was first seen, and last read
 
     def energy_J(self, now_s: float) -> float:
         value_mJ = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu.handle)
         which = f"the energy counter of GPU {self._gpu.index} ({self._gpu.uuid})"
         if value_mJ < self._last_mJ:
-            raise _LostJoules(
-                f"{which} went backwards, from {self._last_mJ} to {value_mJ} mJ: the driver was "
-                "reloaded or the counter wrapped, and what was drawn meanwhile is not known"
-            )
-        if value_mJ > self._last_mJ:
+            over_mJ = value_mJ + WRAP_MJ - self._last_mJ
+            if not 0 <= over_mJ <= 1000 * MOST_W * (now_s - self._read_s + USUAL_PERIOD_S):
+                raise LostJoules(
+                    f"{which} went backwards, from {self._last_mJ} to {value_mJ} mJ: the driver "
+                    "was reloaded, and what was drawn meanwhile is not known"
+                )
+            self._start_mJ -= WRAP_MJ
+        self._read_s = now_s
+        if value_mJ != self._last_mJ:
             self._last_mJ, self._moved_s = value_mJ, now_s
         elif now_s - self._moved_s > SILENT_S:
-            raise _LostJoules(f"{which} has not moved for {now_s - self._moved_s:.1f} s")
+            raise LostJoules(f"{which} has not moved for {now_s - self._moved_s:.1f} s")
         return (value_mJ - self._start_mJ) / 1000
 
 
-class _Integral:
-    """Joules since opening by integrating sampled power (trapezoids between the samples)."""
-
-    def __init__(self, power_W: Callable[[], float], now_s: float) -> None:
-        self._power_W = power_W
-        self._total_J = 0.0
-        self._last = (now_s, power_W())
-
-    def energy_J(self, now_s: float) -> float:
-        last_s, last_W = self._last
-        power_W = self._power_W()
-        if now_s - last_s > SILENT_S:
-            raise _LostJoules(f"the GPU's power was not sampled for {now_s - last_s:.1f} s")
-        self._total_J += max(0.0, now_s - last_s) * (last_W + power_W) / 2
-        self._last = (max(now_s, last_s), power_W)
-        return self._total_J
-
-
 class NvmlMeter:
-    """Energy and power of the visible GPUs together; scope "gpu".
+    """Energy and power of the visible GPUs, scope "gpu".
 
     Args:
         devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
-        nvml: the pynvml module, or what stands in for it; None imports pynvml.
-        clock: monotonic seconds.
+        nvml: what stands in for the pynvml module.
         environ: where CUDA_VISIBLE_DEVICES stands; the process's environment by default.
-        sample_period_s: how often power is sampled on GPUs without a counter.
-
-    Attributes:
-        info: name "nvml", scope "gpu", and whether a counter or integrated power is the source.
-        gpus: the GPUs it meters.
+        clock: monotonic seconds.
+        sleep: how to wait, seconds.
+        sample_period_s: how often power is integrated for GPUs without a counter.
 
     Raises:
-        MeterError: NVML does not start, no GPU is visible, or one offers neither energy nor power.
+        MeterError: NVML does not start, no GPU is visible, or one tells neither energy nor power.
         InputError: the devices cannot be metered as named (`workload.meters.gpus`).
     """
 
@@ -98,28 +93,36 @@ class NvmlMeter:
         devices: Sequence[str] | None = None,
         *,
         nvml: Any = None,
-        clock: Callable[[], float] = time.monotonic,
         environ: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         sample_period_s: float = 0.05,
     ) -> None:
         self._nvml = open_nvml(nvml)
-        self._clock = clock
+        self._clock, self._sleep, self._sample_period_s = clock, sleep, sample_period_s
         self._lock = threading.Lock()
         self._broken = ""
         self._closed = False
         self._ticker: Ticker | None = None
+        self._period_s: float | None = None
         try:
             self.gpus = visible_gpus(self._nvml, devices=devices, environ=environ)
             if not self.gpus:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._powers = {gpu.uuid: self._find_power(gpu) for gpu in self.gpus}
+            self._more = {gpu.uuid: self._find_more(gpu) for gpu in self.gpus}
             self._sources = [self._find_source(gpu) for gpu in self.gpus]
         except BaseException:
             self._nvml.nvmlShutdown()
             raise
-        sampled = sum(isinstance(source, _Integral) for source in self._sources)
+        sampled = sum(isinstance(source, Integral) for source in self._sources)
         self.info = MeterInfo(
-            name="nvml", scope="gpu", source=self._describe(sampled, sample_period_s)
+            name="nvml",
+            scope="gpu",
+            source=self._describe(sampled, sample_period_s),
+            host="none of the host: the GPUs' boards alone, idle ones of the lease included",
+            independent=sampled < len(self.gpus)
+            and all(power is not None for power in self._powers.values()),
         )
         if sampled:
             self._ticker = Ticker(
@@ -140,29 +143,56 @@ class NvmlMeter:
         nvml = self._nvml
 
         def instant_W() -> float:
-            field = nvml.nvmlDeviceGetFieldValues(gpu.handle, [nvml.NVML_FI_DEV_POWER_INSTANT])[0]
-            if field.nvmlReturn != nvml.NVML_SUCCESS:
-                raise nvml.NVMLError(field.nvmlReturn)
-            return field.value.uiVal / 1000
+            return field_W(nvml, gpu, "NVML_FI_DEV_POWER_INSTANT")
 
         def averaged_W() -> float:
-            return nvml.nvmlDeviceGetPowerUsage(gpu.handle) / 1000
+            return float(nvml.nvmlDeviceGetPowerUsage(gpu.handle)) / 1000
 
         for power_W in (instant_W, averaged_W):
             if ask(nvml, 0.0, power_W) > 0:  # a binding may answer 0 for "not supported"
                 return power_W
         return None
 
-    def _find_source(self, gpu: Gpu) -> _Counter | _Integral:
+    def _find_more(self, gpu: Gpu) -> dict[str, Callable[[], float]]:
+        """Further powers that this GPU tells, watts: averaged, of its memory, of its module."""
+        nvml = self._nvml
+        offers: dict[str, Callable[[], float]] = {
+            "averaged_W": lambda: float(nvml.nvmlDeviceGetPowerUsage(gpu.handle)) / 1000,
+            "memory_W": lambda: field_W(nvml, gpu, "NVML_FI_DEV_POWER_AVERAGE", "MEMORY"),
+            "module_W": lambda: field_W(nvml, gpu, "NVML_FI_DEV_POWER_INSTANT", "MODULE"),
+        }
+        return {name: offer for name, offer in offers.items() if ask(nvml, 0.0, offer) > 0}
+
+    def _find_source(self, gpu: Gpu) -> _Counter | Integral:
+        power_W = self._powers[gpu.uuid]
         try:
-            return _Counter(self._nvml, gpu, self._clock())
+            counter = _Counter(self._nvml, gpu, self._clock())
+            if power_W is None or not self._counts_the_module(gpu, power_W):
+                return counter
         except (self._nvml.NVMLError, AttributeError) as error:
-            power_W = self._powers[gpu.uuid]
             if power_W is None:
                 raise MeterError(
                     f"GPU {gpu.index} ({gpu.name}) tells neither its energy nor its power: {error}"
                 ) from error
-            return _Integral(power_W, self._clock())
+        return Integral(power_W, self._clock())
+
+    def _counts_the_module(self, gpu: Gpu, power_W: Callable[[], float]) -> bool:
+        """Whether the energy counter is that of the superchip module, found by watching it.
+
+        Only where NVML tells a module's power that differs from the GPU's (GH200; Zeus PR 172).
+        """
+        module_W = self._more[gpu.uuid].get("module_W")
+        if module_W is None or module_W() < 1.05 * power_W():
+            return False
+        counter = _Counter(self._nvml, gpu, self._clock())
+        gpu_J, module_J = Integral(power_W, self._clock()), Integral(module_W, self._clock())
+        began_s = self._clock()
+        looks = max(1, round(TRIAL_S / USUAL_PERIOD_S))
+        for _ in range(looks):
+            self._sleep(TRIAL_S / looks)
+            counted, now_s = counter.energy_J(self._clock()), self._clock()
+            alone, whole = gpu_J.energy_J(now_s), module_J.energy_J(now_s)
+        return now_s > began_s and abs(counted - whole) < abs(counted - alone)
 
     def _integrate(self) -> None:
         # What cannot be read now, or is lost for good, the next reader is told.
@@ -173,6 +203,19 @@ class NvmlMeter:
         if self._broken:
             raise MeterError(self._broken)
 
+    @contextlib.contextmanager
+    def _reading(self) -> Any:
+        """Under the lock; joules that are lost break the meter for good."""
+        with self._lock:
+            self._check()
+            try:
+                yield
+            except LostJoules as error:
+                self._broken = str(error)
+                raise
+            except self._nvml.NVMLError as error:
+                raise MeterError(f"NVML does not tell the GPUs' energy: {error}") from error
+
     def read(self) -> Reading:
         """Joules of all GPUs since the meter was opened.
 
@@ -181,36 +224,106 @@ class NvmlMeter:
                 or stood still, power not sampled for 2 s) the meter stays broken, for no later
                 difference would be right; open a new one.
         """
-        with self._lock:
-            self._check()
+        with self._reading():
             before_s = self._clock()
-            try:
-                energy_J = math.fsum(source.energy_J(self._clock()) for source in self._sources)
-            except _LostJoules as error:
-                self._broken = str(error)
-                raise
-            except self._nvml.NVMLError as error:
-                raise MeterError(f"NVML does not tell the GPUs' energy: {error}") from error
+            energy_J = math.fsum(source.energy_J(self._clock()) for source in self._sources)
             return Reading((before_s + self._clock()) / 2, energy_J)
+
+    def boundary(self, *, opens: bool) -> Reading:
+        """Joules at a window's edge, finer than the counter's steps.
+
+        The counter shows its value of the last update, up to a period ago. This waits for the next
+        update, whose time is then known, and charges the wait, in which the GPUs are idle, at the
+        power that they draw meanwhile: an opening reading tells the energy when the call returns, a
+        closing one when it was called.
+
+        Raises:
+            MeterError: as `read`.
+        """
+        with self._reading():
+            called_s = self._clock()
+            values = [source.energy_J(called_s) for source in self._sources]
+            seen: dict[int, tuple[float, float]] = {}  # source -> (time of its update, joules)
+            awaited = [i for i, source in enumerate(self._sources) if isinstance(source, _Counter)]
+            last_s, tries = called_s, round(LOOK_MAX_S / LOOK_S)
+            while len(seen) < len(awaited) and tries > 0 and last_s - called_s < LOOK_MAX_S:
+                self._sleep(LOOK_S)
+                tries -= 1
+                now_s = self._clock()
+                for i in awaited:
+                    if i not in seen and (value_J := self._sources[i].energy_J(now_s)) != values[i]:
+                        seen[i] = ((last_s + now_s) / 2, value_J)
+                last_s = now_s
+            edge_s = self._clock() if opens else called_s
+            energy_J = 0.0
+            for i, gpu in enumerate(self.gpus):
+                power_W = self._powers[gpu.uuid]
+                if i in seen and power_W is not None:
+                    updated_s, value_J = seen[i]
+                    energy_J += value_J + power_W() * (edge_s - updated_s)
+                elif i in awaited or not opens:
+                    energy_J += seen[i][1] if i in seen else values[i]
+                else:
+                    energy_J += self._sources[i].energy_J(edge_s)
+            return Reading(edge_s, energy_J)
+
+    @property
+    def resolution_s(self) -> float:
+        """The counter's update period, found once by watching it; the sampling period without."""
+        if self._period_s is None:
+            with self._reading():
+                counters = [s for s in self._sources if isinstance(s, _Counter)]
+                self._period_s = max(
+                    (self._watch(counter) for counter in counters), default=self._sample_period_s
+                )
+        return self._period_s
+
+    def _watch(self, counter: _Counter) -> float:
+        """Seconds between two updates of a counter, the usual where none is seen in 0.5 s."""
+        began_s = now_s = self._clock()
+        value_J, updates = counter.energy_J(now_s), list[float]()
+        tries = round(2 * LOOK_MAX_S / LOOK_S)
+        while len(updates) < 3 and tries > 0 and now_s - began_s < 2 * LOOK_MAX_S:
+            self._sleep(LOOK_S)
+            tries -= 1
+            now_s = self._clock()
+            if (newer_J := counter.energy_J(now_s)) != value_J:
+                value_J = newer_J
+                updates.append(now_s)
+        if len(updates) < 2:
+            return USUAL_PERIOD_S
+        return (updates[-1] - updates[0]) / (len(updates) - 1)
 
     def sample(self) -> PowerSample:
         """Power of all GPUs now, with clocks, temperature, utilisation and throttling.
+
+        `extra` holds the means over the GPUs of `clock_state` and, where offered, "averaged_W",
+        "memory_W" and "module_W" (sums); of several GPUs also each one's "gpu0_power_W",
+        "gpu0_clock_MHz", ... in the order in which CUDA numbers them.
 
         Raises:
             MeterError: a GPU does not answer.
         """
         self._check()
-        now_s, power_W = self._clock(), 0.0
+        now_s, powers = self._clock(), list[float]()
         for gpu in self.gpus:
             read_W = self._powers[gpu.uuid]
             if read_W is None:
                 raise MeterError(f"GPU {gpu.index} ({gpu.name}) does not tell its power")
             try:
-                power_W += read_W()
+                powers.append(read_W())
             except self._nvml.NVMLError as error:
                 raise MeterError(f"NVML does not tell the GPUs' power: {error}") from error
         states = [clock_state(self._nvml, gpu) for gpu in self.gpus]
-        return PowerSample(now_s, power_W, over_devices(states))
+        extra = over_devices(states) | each_device(
+            [{"power_W": power, **state} for power, state in zip(powers, states, strict=True)]
+        )
+        for name in {name for more in self._more.values() for name in more}:
+            offers = [more[name] for more in self._more.values() if name in more]
+            told = [ask(self._nvml, math.nan, offer) for offer in offers]
+            if len(told) == len(self.gpus) and not math.isnan(sum(told)):
+                extra[name] = sum(told)
+        return PowerSample(now_s, math.fsum(powers), extra)
 
     def close(self) -> None:
         """Stop sampling and let NVML go. May be called twice; reading afterwards is an error."""

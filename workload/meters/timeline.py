@@ -6,6 +6,11 @@ outside the training processes. A sample that could not be taken is counted, nev
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
 from workload.meters.base import Meter, PowerSample
 from workload.meters.errors import MeterError
 from workload.meters.ticker import Ticker
@@ -16,21 +21,37 @@ __all__ = ["Timeline"]
 class Timeline:
     """Samples a meter's power from construction until `stop`.
 
+    Args:
+        meter: whose power is drawn.
+        period_s: between two samples.
+        beside: meters of other scopes, whose power goes with each sample as "<name>_W".
+
     Attributes:
         errors: one sentence each sample that the meter refused.
+        busy_s: processor time that this thread has used for the samples so far.
     """
 
-    def __init__(self, meter: Meter, period_s: float = 0.1) -> None:
+    def __init__(
+        self, meter: Meter, period_s: float = 0.1, *, beside: Sequence[Meter] = ()
+    ) -> None:
         self.errors: list[str] = []
-        self._meter = meter
+        self.busy_s = 0.0
+        self._meter, self._beside = meter, tuple(beside)
         self._samples: list[PowerSample] = []
         self._ticker = Ticker(self._tick, period_s=period_s, name="joulefront-timeline")
 
     def _tick(self) -> None:
         try:
-            self._samples.append(self._meter.sample())
+            sample = self._meter.sample()
+            for other in self._beside:
+                with contextlib.suppress(MeterError):  # the meter's own sample stands without it
+                    more = other.sample()
+                    extra = {**sample.extra, **more.extra, f"{other.info.name}_W": more.power_W}
+                    sample = replace(sample, extra=extra)
+            self._samples.append(sample)
         except MeterError as error:
             self.errors.append(str(error))
+        self.busy_s = time.thread_time()
 
     @property
     def samples(self) -> tuple[PowerSample, ...]:
