@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MISSING = ("torch", "deepspeed", "ray", "transformers", "optuna_dashboard")
+MISSING = ("torch", "deepspeed", "ray", "transformers", "optuna_dashboard", "sklearn")
 SHIPPED = Path(__file__).parent / "data" / "cpu-tiny-gpt"
 
 CORE = """
