@@ -90,12 +90,20 @@ KNOBS: Mapping[str, Knob] = {
             choices=("none", "cpu", "async"),
         ),
         Knob(
+            "parameter_offload",
+            "launch",
+            "category",
+            "none",
+            "where the parameters live between uses",
+            choices=("none", "cpu"),
+        ),
+        Knob(
             "activation_checkpointing",
             "launch",
             "category",
             "none",
-            "which activations are recomputed instead of kept",
-            choices=("none", "full"),
+            "which blocks are recomputed instead of kept",
+            choices=("none", "every_8", "every_4", "every_2", "full"),
         ),
         Knob(
             "activation_offload",
@@ -108,6 +116,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob(
             "clock_MHz", "live", "linear", None, "SM clock, one for all or one a stage", minimum=1
         ),
+        Knob("memory_clock_MHz", "live", "linear", None, "memory clock of each GPU", minimum=1),
         Knob("power_limit_W", "live", "linear", None, "power limit of each GPU", minimum=1),
     )
 }

@@ -3,8 +3,8 @@
 Each rule is written once, with its reason, and says which knobs it reads, so that the enumeration
 (`search_spaces.space`) can apply it as soon as those are chosen. `RULES` refuses what cannot work
 anywhere or only repeats another configuration; what works but what the built-in training program
-does not turn *today* is said apart, in `RUNNABLE` and `unrunnable`, so that planning, replay and
-recorded tables may use it. Figures and quirks of DeepSpeed are those of release 0.19.8.
+cannot be given is said apart, in `unrunnable`, so that planning, replay and recorded tables may use
+it. Figures and quirks of DeepSpeed are those of release 0.19.8.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from search_spaces.cluster import Cluster
 from search_spaces.configuration import Configuration
 from search_spaces.job import TrainingJob
-from search_spaces.knobs import KNOBS, Value
+from search_spaces.knobs import KNOBS
 from search_spaces.model_facts import facts_of
 
-__all__ = ["RULES", "RUNNABLE", "Rule", "broken_rules", "unrunnable"]
+__all__ = ["RULES", "Rule", "broken_rules", "unrunnable"]
 
 Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
 
@@ -227,9 +227,11 @@ def _replicas(c: Configuration) -> int:
 
 @_rule(
     "Over one rank there is nothing to shard: stages 1 to 3 repeat stage 0. DeepSpeed offers "
-    "offload only from stage 1 (asynchronous: stage 3) on, so with offload just that stage stays.",
+    "offload only from stage 1 (asynchronous or of parameters: stage 3) on, so with offload just "
+    "that stage stays.",
     "zero_stage",
     "optimizer_offload",
+    "parameter_offload",
     "data_parallel",
     "sequence_parallel",
 )
@@ -237,6 +239,7 @@ def _zero_replicas(c: Configuration, job: TrainingJob, cluster: Cluster) -> str 
     if _replicas(c) > 1:
         return None
     lowest = {"none": 0, "cpu": 1}.get(str(c.get("optimizer_offload")), 3)
+    lowest = lowest if c.get("parameter_offload") == "none" else 3
     if c.zero_stage > lowest:
         return (
             f"zero_stage {c.zero_stage} over one replica only repeats zero_stage {lowest}: "
@@ -299,6 +302,28 @@ def _async_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
     # Stage 0 is refused by `_offload_zero` for any offload: one phrase is enough.
     if c.get("optimizer_offload") == "async" and c.zero_stage in (1, 2):
         return f"optimizer_offload async needs zero_stage 3, not {c.zero_stage}"
+    return None
+
+
+@_rule(
+    "Only ZeRO 3 gathers parameters for use, so only it can keep them elsewhere.",
+    "parameter_offload",
+    "zero_stage",
+)
+def _parameter_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    offload = c.get("parameter_offload")
+    if offload != "none" and c.zero_stage != 3:
+        return f"parameter_offload {offload} needs zero_stage 3, not {c.zero_stage}"
+    return None
+
+
+@_rule(
+    "One block in k cannot be recomputed where there are fewer than k.", "activation_checkpointing"
+)
+def _checkpointed_blocks(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    mode, layers = str(c.get("activation_checkpointing")), facts_of(job).layers
+    if mode.startswith("every_") and int(mode.removeprefix("every_")) > layers:
+        return f"activation_checkpointing {mode} needs as many layers, the model has {layers}"
     return None
 
 
@@ -389,6 +414,13 @@ def _limit_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str |
     return None
 
 
+@_rule("Clocks and power limits can be set only where the machine permits it.", "memory_clock_MHz")
+def _memory_clock_control(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.get("memory_clock_MHz") is not None and not cluster.clock_control:
+        return f"cannot set clocks here (cluster {cluster.name!r}); leave memory_clock_MHz out"
+    return None
+
+
 @_rule(
     "Of a locked clock and a power limit only the tighter acts, so the pair repeats one of them.",
     "clock_MHz",
@@ -414,41 +446,66 @@ def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluste
     return [phrase for phrase in phrases if phrase is not None]
 
 
-#: What the built-in training program really turns today: the legal values of each knob, or None for
-#: all of them. Other valid values are for planning, replay and recorded tables.
-RUNNABLE: Mapping[str, tuple[Value, ...] | None] = {
-    "data_parallel": None,
-    "tensor_parallel": (1,),
-    "pipeline_parallel": (1,),
-    "sequence_parallel": (1,),
-    "expert_parallel": (1,),
-    "micro_batch": None,
-    "zero_stage": None,
-    "optimizer_offload": ("none", "cpu"),
-    "activation_checkpointing": None,
-    "activation_offload": ("none",),
-    "clock_MHz": None,
-    "power_limit_W": None,
+# The built-in training program.
+
+#: The model families in which each degree was compared with data parallelism, loss and gradient
+#: norm step by step (tests/test_knobs_real.py). Another family may place its blocks, positions or
+#: experts differently, and would then quietly train another model.
+_COMPARED: Mapping[str, frozenset[str]] = {
+    "tensor_parallel": frozenset({"llama", "opt", "qwen2"}),
+    "pipeline_parallel": frozenset({"llama", "olmoe", "opt", "qwen2"}),
+    "sequence_parallel": frozenset({"llama", "olmoe", "opt", "qwen2"}),
+    "expert_parallel": frozenset({"olmoe"}),
+}
+
+#: Why the program does not split a model in these two ways at once. Layers written for it (as
+#: Megatron-DeepSpeed has) can be, which is why `RULES` allows it.
+_APART: Mapping[tuple[str, str], str] = {
+    ("tensor_parallel", "pipeline_parallel"): (
+        "DeepSpeed's automatic tensor parallelism aborts inside a pipeline"
+    ),
+    ("tensor_parallel", "sequence_parallel"): (
+        "DeepSpeed's automatic tensor parallelism puts its own groups in the place of Ulysses'"
+    ),
+    ("tensor_parallel", "expert_parallel"): (
+        "DeepSpeed's automatic tensor parallelism refuses mixtures of experts"
+    ),
+    ("pipeline_parallel", "sequence_parallel"): (
+        "its pipeline stages take whole sequences, for DeepSpeed knows one set of groups at a time"
+    ),
+    ("sequence_parallel", "expert_parallel"): (
+        "DeepSpeed's MoE layer fails on the shorter parts of sequences that Ulysses leaves it"
+    ),
 }
 
 
-def unrunnable(configuration: Configuration) -> list[str]:
-    """A phrase for each knob whose value the built-in training program cannot turn yet.
+def _degree(configuration: Configuration, name: str) -> int:
+    """A degree; 1 where a recorded table calls something else by that name."""
+    value = configuration.get(name)
+    return value if isinstance(value, int) else 1
 
-    Empty when it can run all of it. When tensor parallelism becomes real, mind that DeepSpeed's
-    automatic form of it aborts inside a pipeline and, with experts, refuses pipelines, sequence
-    parallelism and offload; layers written for it (as Megatron-DeepSpeed has) do not, which is why
-    `RULES` allows those combinations.
+
+def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> list[str]:
+    """A phrase for each reason why the built-in training program cannot be given this.
+
+    Empty when it can run all of it. Without a job what depends on the model is not judged.
     """
-    phrases = []
-    for name in (*configuration.launch, *configuration.live):
-        if name not in KNOBS:
-            phrases.append(f"{name} is no knob of the built-in training program")
-            continue
-        able, value = RUNNABLE[name], configuration.get(name)
-        if able is not None and value not in able:
-            allowed = " or ".join(map(str, able))
-            phrases.append(
-                f"{name} {value} is not run yet by the built-in training program (only {allowed})"
-            )
+    phrases = [
+        f"{name} is no knob of the built-in training program"
+        for name in (*configuration.launch, *configuration.live)
+        if name not in KNOBS
+    ]
+
+    split = [name for name in _COMPARED if _degree(configuration, name) > 1]
+    for (one, other), why in _APART.items():
+        if one in split and other in split:
+            phrases.append(f"{one} with {other} is not run by the built-in training program: {why}")
+    if job is not None:
+        family = str(job.model["model_type"])
+        for name in split:
+            if family not in _COMPARED[name]:
+                phrases.append(
+                    f"{name} is run by the built-in training program for models of type "
+                    f"{', '.join(sorted(_COMPARED[name]))} only, not {family}"
+                )
     return phrases

@@ -1,8 +1,9 @@
 """A configuration rendered to what really starts a training run: DeepSpeed JSON and arguments.
 
 Nothing else differs between two probes: what is not derived from the configuration is derived from
-the job. `train_batch_size` is always the job's global batch, so DeepSpeed itself refuses a
-micro-batch and accumulation that do not multiply to it.
+the job. `train_batch_size` is the job's global batch, so DeepSpeed itself refuses a micro-batch and
+accumulation that do not multiply to it. What DeepSpeed has no key for, because it changes the
+model, is an argument of the built-in training program.
 """
 
 from __future__ import annotations
@@ -11,8 +12,18 @@ from typing import Any
 
 from search_spaces.configuration import Configuration
 from search_spaces.job import TrainingJob
+from search_spaces.knobs import KNOBS
 
 __all__ = ["render_deepspeed_config", "training_arguments"]
+
+#: The knobs that DeepSpeed's JSON has no key for.
+_ARGUMENTS = (
+    "pipeline_parallel",
+    "sequence_parallel",
+    "expert_parallel",
+    "activation_checkpointing",
+    "activation_offload",
+)
 
 
 def render_deepspeed_config(configuration: Configuration, job: TrainingJob) -> dict[str, Any]:
@@ -34,6 +45,11 @@ def render_deepspeed_config(configuration: Configuration, job: TrainingJob) -> d
             "type": "AdamW",
             "params": {
                 "lr": job.learning_rate,
+                # torch's defaults, said: DeepSpeed's CPU Adam decays no weights unless told to, and
+                # offload would train another model.
+                "betas": [0.9, 0.999],
+                "eps": 1e-8,
+                "weight_decay": 0.01,
                 # torch's AdamW on the device; DeepSpeed's own would be compiled at the first start.
                 # With the states on the host DeepSpeed insists on its CPU Adam.
                 "torch_adam": offload == "none",
@@ -43,12 +59,26 @@ def render_deepspeed_config(configuration: Configuration, job: TrainingJob) -> d
     }
     if job.precision != "fp32":
         config[job.precision] = {"enabled": True}
-    if offload == "cpu":
-        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    zero = config["zero_optimization"]
+    if offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if offload == "async":
+        # SuperOffload; the share of the cores for Adam is the one its authors give.
+        zero["offload_optimizer"] |= {"super_offload": True, "cpuadam_cores_perc": 0.8}
+    if configuration.get("parameter_offload") == "cpu":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    if configuration.tensor_parallel > 1:
+        config["tensor_parallel"] = {"autotp_size": configuration.tensor_parallel}
+        # DeepSpeed checks this against all ranks, tensor ranks included, before it splits them.
+        del config["train_batch_size"]
     return config
 
 
 def training_arguments(configuration: Configuration) -> tuple[str, ...]:
-    """Arguments of the built-in training program that change the model, not DeepSpeed."""
-    mode = configuration.get("activation_checkpointing")
-    return () if mode == "none" else ("--activation_checkpointing", str(mode))
+    """Arguments of the built-in training program: what changes the model, not DeepSpeed."""
+    arguments: list[str] = []
+    for name in _ARGUMENTS:
+        value = configuration.get(name)
+        if value != KNOBS[name].default:
+            arguments += [f"--{name}", str(value)]
+    return tuple(arguments)

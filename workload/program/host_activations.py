@@ -1,0 +1,130 @@
+"""Activation offload: what the backward pass needs waits in pinned host memory.
+
+Both forms catch each tensor that autograd saves (`torch.autograd.graph.saved_tensors_hooks`) but
+parameters, which stay on the device anyway, and small ones. "sync" copies it out and back while the
+device waits, as torch's own `save_on_cpu` does. "async" copies on a side stream while the device
+computes on: the device's memory is let go when the copy is done, and a tensor's way back begins
+while the backward pass still works on the one saved after it.
+"""
+
+import contextlib
+from collections import deque
+from typing import Any
+
+import torch
+
+#: Below this a copy costs more than its bytes are worth.
+SMALLEST_BYTES = 64 * 1024
+
+
+def activations_on_host(
+    mode: str, runtime: Any = torch.cuda
+) -> contextlib.AbstractContextManager[Any]:
+    """The context to run a forward pass in.
+
+    Args:
+        mode: "none", "sync" or "async".
+        runtime: where streams and events come from.
+    """
+    if mode == "none":
+        return contextlib.nullcontext()
+    offload = Blocking() if mode == "sync" else SideStream(runtime)
+    return torch.autograd.graph.saved_tensors_hooks(offload.pack, offload.unpack)
+
+
+def worth_moving(tensor: torch.Tensor) -> bool:
+    """False for a parameter, a view of one, and what is small."""
+    parameter = isinstance(tensor, torch.nn.Parameter) or isinstance(
+        tensor._base, torch.nn.Parameter
+    )
+    return not parameter and tensor.numel() * tensor.element_size() >= SMALLEST_BYTES
+
+
+def host_memory_for(tensor: torch.Tensor) -> torch.Tensor:
+    pin = tensor.device.type == "cuda"
+    return torch.empty(tensor.size(), dtype=tensor.dtype, pin_memory=pin)
+
+
+class Blocking:
+    """Out and back while the device waits."""
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if not worth_moving(tensor):
+            return tensor
+        host = host_memory_for(tensor)
+        host.copy_(tensor)
+        return tensor.device, host
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        device, host = saved
+        return host.to(device)
+
+
+class Saved:
+    """One saved tensor: on its way out, on the host, or on its way back."""
+
+    def __init__(self, host: torch.Tensor, tensor: torch.Tensor, before: "Saved | None") -> None:
+        self.host, self.device = host, tensor.device
+        #: The device's own, while the copy out may still read it.
+        self.tensor: torch.Tensor | None = tensor
+        self.out: Any = None  # event: the copy out is done
+        self.back: Any = None  # (tensor, event: it is there), once its way back has begun
+        self.before = before  # saved just before: needed just after
+        self.used = False
+
+
+class SideStream:
+    """Out and back on a side stream. One object serves one forward pass and its backward pass."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime, self._stream = runtime, runtime.Stream()
+        self._leaving: deque[Saved] = deque()
+        self._last: Saved | None = None
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if not worth_moving(tensor):
+            return tensor
+        saved = self._last = Saved(host_memory_for(tensor), tensor, self._last)
+        self._stream.wait_stream(self._runtime.current_stream())  # it must be computed first
+        with self._runtime.stream(self._stream):
+            saved.host.copy_(tensor, non_blocking=True)
+        saved.out = self._mark()
+        self._leaving.append(saved)
+        while self._leaving and self._leaving[0].out.query():
+            self._leaving.popleft().tensor = None
+        return saved
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        self._fetch(saved)
+        tensor, there = saved.back
+        before, saved.before = saved.before, None
+        saved.back, saved.used = None, True
+        if before is not None and not before.used:
+            self._fetch(before)
+        stream = self._runtime.current_stream()
+        stream.wait_event(there)
+        if tensor.is_cuda:
+            # Made on the side stream: its memory is not to be used again before this one is done.
+            tensor.record_stream(stream)
+        return tensor
+
+    def _fetch(self, saved: Saved) -> None:
+        """Begin its way back, if it has not begun."""
+        if saved.back is not None:
+            return
+        tensor, saved.tensor = saved.tensor, None
+        if tensor is None or saved.out.query():
+            with self._runtime.stream(self._stream):
+                tensor = torch.empty_like(saved.host, device=saved.device)
+                tensor.copy_(saved.host, non_blocking=True)
+        # else: it never left, for the copy out is still reading it.
+        saved.back = tensor, self._mark()
+
+    def _mark(self) -> Any:
+        event = self._runtime.Event()
+        event.record(self._stream)
+        return event
