@@ -187,6 +187,15 @@ def test_front_report_and_apply_answer_from_the_folder(capsys, table, tmp_path):
     code, out, _ = run(capsys, "report", "r", "--out", tmp_path / "page.html")
     assert code == 0
     assert (tmp_path / "page.html").stat().st_size > 1000
+    keys = [p["configuration"] for p in json.loads(run(capsys, "front", "--json")[1])["points"]]
+    key = " | ".join(
+        " ".join(f"{name}={value}" for name, value in half.items()) for half in keys[0].values()
+    )
+    code, out, _ = run(capsys, "compare", "r", "--from", key, "--to", "best")
+    assert code == 0
+    assert out.startswith(f"from  {key}\nto    ")
+    assert "step time: " in out
+    assert run(capsys, "compare", "r", "--from", "nothing")[0] == 2
     code, _, err = run(capsys, "apply", "r")
     assert code == 2  # a recorded table has no job to start
     assert "job" in err

@@ -41,7 +41,7 @@ def test_replay_front_and_report_need_only_the_core(tmp_path: Path) -> None:
 
 
 def test_importing_tuner_imports_nothing_heavy() -> None:
-    heavy = "torch deepspeed ray optuna sklearn scipy plotly transformers".split()
+    heavy = ["torch", "deepspeed", "ray", "optuna", "sklearn", "scipy", "plotly", "transformers"]
     code = f"import sys, tuner, tuner.cli; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

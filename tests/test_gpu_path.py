@@ -22,6 +22,7 @@ from workload.governor import NvmlGovernor
 from workload.machine import detect_cluster
 from workload.meters.nvml import NvmlMeter
 from workload.probe import ProbeRequest, WindowPolicy
+from workload.trace import read_phases, read_power_samples
 
 pytestmark = pytest.mark.real
 
@@ -58,3 +59,44 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> Non
     assert powers[0] < powers[-1]
     assert nvml.locked_MHz(0) is None
     assert nvml.locked_MHz(1) is None
+    # The first setting was visited once more at the end, and what drifted meanwhile is told.
+    assert len(record.measurements) == len(live) + 1
+    assert record.drift is not None
+    assert record.drift.live == record.measurements[0].live == record.measurements[-1].live
+    assert record.drift.apart_s > 3.0
+    # The fake's load does not follow the ranks: idle or not, both GPUs draw 380 W.
+    assert record.idle_W == pytest.approx(760.0, rel=0.02)
+    assert record.waiting_devices == cluster.devices_per_node - 1
+    for m in record.measurements:
+        assert m.sampled_energy_J == pytest.approx(m.energy_J, rel=0.03)
+        assert not any("differ" in flag for flag in m.flags)
+    # The training program's phase marks lie on the power timeline.
+    power = tmp_path / "trace" / "power" / "sweep.csv.gz"
+    phases = read_phases(power)
+    assert {name for _, name in phases} == {"data", "forward", "backward", "optimizer"}
+    opened_s = record.measurements[0].started_s
+    inside = [at_s for at_s, _ in phases if 0 <= at_s - opened_s <= record.measurements[0].window_s]
+    assert len(inside) >= 4 * record.measurements[0].steps
+    assert "gpu1_clock_MHz" in read_power_samples(power)[-1].extra
+
+
+def test_a_clock_that_is_not_delivered_is_no_data_point(tmp_path: Path) -> None:
+    nvml = FakeNVML([FakeGpu(ignores_lock=True)])
+    here = detect_cluster()
+    device = replace(here.device, clocks_MHz=CLOCKS, default_clock_MHz=1410)
+    cluster = replace(here, device=device, devices_per_node=1, clock_control=True)
+    meter = NvmlMeter(nvml=nvml, environ={})
+    governor = NvmlGovernor(nvml=nvml, environ={}, guard_nvml="")
+    runner = LocalRunner(load_job(), cluster, run_dir=tmp_path, meter=meter, governor=governor)
+    live = (Settings(clock_MHz=900), Settings(clock_MHz=1410))
+    window = WindowPolicy(min_s=0.6, max_s=0.8, settle_s=0.1)
+    launch = Configuration.of(data_parallel=1, micro_batch=4).launch
+    try:
+        record = runner.run(ProbeRequest("ignored", launch, live, window))
+    finally:
+        runner.close()
+    assert {m.live for m in record.measurements} == {Settings(clock_MHz=1410)}
+    (missed, *_) = record.missed
+    assert missed.live == Settings(clock_MHz=900)
+    assert "the devices ran at 1410 MHz" in missed.message
+    assert record.ok  # one setting was measured; the other is told as not taken

@@ -91,12 +91,23 @@ def test_a_probe_visits_every_live_setting_it_is_asked_for(runner: LocalRunner) 
 
 
 def test_power_samples_are_written_on_the_probes_own_clock(runner: LocalRunner) -> None:
-    from workload.trace import read_power_samples
+    from workload.trace import read_phases, read_power_samples
 
     record = runner.run(request("power", data_parallel=1, micro_batch=4))
     samples = read_power_samples(runner._run_dir / "trace" / "power" / "power.csv.gz")
     assert len(samples) > 5
     assert 0 <= samples[0].time_s < samples[-1].time_s <= record.wall_s + 0.5
+    (window,) = record.measurements
+    marks = read_phases(runner._run_dir / "trace" / "power" / "power.csv.gz")
+    assert {name for _, name in marks} == {"data", "forward", "backward", "optimizer"}
+    closed_s = window.started_s + window.window_s
+    inside = [name for at_s, name in marks if window.started_s <= at_s <= closed_s]
+    assert inside.count("optimizer") == window.steps
+    assert record.idle_W is not None
+    assert record.idle_W > 0
+    assert record.waiting_devices == CLUSTER.devices_per_node - 1
+    assert record.environment["warm_up_steps"] >= 2
+    assert len(window.power_blocks_W) >= 1
 
 
 def test_a_fresh_interpreter_measures_the_same_job(tmp_path: Path) -> None:
@@ -114,7 +125,7 @@ def test_a_fresh_interpreter_measures_the_same_job(tmp_path: Path) -> None:
     [
         ({"data_parallel": 1024, "micro_batch": 1}, "devices"),
         ({"data_parallel": 1, "micro_batch": 3}, "global batch"),
-        ({"data_parallel": 1, "micro_batch": 1, "tensor_parallel": 2}, "tensor_parallel"),
+        ({"data_parallel": 1, "micro_batch": 1, "expert_parallel": 2}, "mixture-of-experts"),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_reason(

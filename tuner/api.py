@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from search_spaces.cluster import Cluster
 from search_spaces.configuration import Configuration
+from search_spaces.errors import InputError
 from search_spaces.job import TrainingJob
 from tuner.executors import Executor, SimulatedExecutor
 from tuner.progress import Progress
@@ -20,15 +22,26 @@ from tuner.result import Result
 from tuner.runs import RunFolder, find_run
 from tuner.settings import DEFAULT_PROBES, DEFAULT_SEARCH_S, SearchSettings
 from workload.probe import WindowPolicy
+from workload.script import Script, ScriptJob
 from workload.trace import read_trace
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+    from tuner.problem import Problem
 
 __all__ = ["load_result", "optimize", "replay"]
 
 Notify = Callable[[Progress], None]
 
+#: On a simulated cluster probes cost nothing but this machine's time: more of them when the user
+#: gave no limit, and each may take as long as a large model's steps do (simulated seconds).
+SIMULATED_PROBES = 40
+SIMULATED_LIMIT_S = 3600.0
+
 
 def optimize(
-    job: TrainingJob | str | Path | None = None,
+    job: TrainingJob | Script | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
     space: str = "default",
@@ -41,17 +54,21 @@ def optimize(
     storage: str | None = None,
     name: str | None = None,
     executor: str | Executor | None = None,
+    in_flight: int | None = None,
     runs_dir: str | Path = "runs",
     seed: int = 0,
     window: WindowPolicy | None = None,
     baseline: Configuration | None = None,
+    sampler: str | BaseSampler | None = None,
     report: bool = True,
     on_progress: Notify | None = None,
 ) -> Result:
     """Tune a training job for energy and time on this machine or cluster.
 
     Args:
-        job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
+        job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Or your
+            own training script as a `workload.script.Script`: it is started once to see which
+            knobs can be turned on it (docs/your-script.md).
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
         space: the search space's name or path.
         budget_kJ: energy the *training job* may use; `best` is the fastest that fits.
@@ -64,12 +81,16 @@ def optimize(
             search makes at most 14 probes in 240 s.
         storage: URL of the study's database; a journal in the run folder when not given.
         name: the run's name. The name of a run that stands goes on where it stopped.
-        executor: "ray", "inline", "simulated" or an `Executor`; Ray where it is installed when not
-            given, else inline.
+        executor: "ray", "inline", "simulated" or an `Executor`. When not given: simulated where
+            the cluster named is of another kind of device than this machine, and then nothing is
+            measured; else Ray where it is installed, else inline.
+        in_flight: how many probes a simulated cluster runs together; as many as its nodes hold of
+            the baseline when not given.
         runs_dir: where run folders are.
         seed: of everything random.
         window: how long each setting is measured.
         baseline: what the user runs today; a plain data-parallel configuration when not given.
+        sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "random", or any Optuna sampler.
         report: write report.html and the launch files at the end.
         on_progress: called with each `Progress`.
 
@@ -85,16 +106,37 @@ def optimize(
     from tuner.problem import problem_of_job
 
     driver.check_executor(executor)
+    executor = executor or _executor_for(cluster)
+    simulated = executor == "simulated"
+    if in_flight is not None and not simulated:
+        raise InputError(
+            "in_flight is for a simulated cluster; a real one runs what it has room for"
+        )
     constraints = Constraints(budget_kJ, deadline_s, power_cap_W)
     settings = _settings(probe_budget_kJ, max_probes, search_s, seed, window, defaults=True)
-    problem = problem_of_job(job, cluster, space, baseline=baseline)
+    if simulated:
+        settings = replace(settings, time_limit_s=SIMULATED_LIMIT_S)
+        if (probe_budget_kJ, max_probes, search_s) == (None, None, None):
+            settings = replace(settings, max_probes=SIMULATED_PROBES, search_s=None)
+    if isinstance(job, Script):
+        name = name or driver.new_name(job.name, runs_dir)
+        run = RunFolder.named(runs_dir, name)
+        job, cluster = _look_at(job, cluster, run, simulated, on_progress)
+    problem = problem_of_job(job, cluster, space, baseline=baseline, plan=simulated)
+    if simulated:
+        problem = _as_prediction(problem)
     return driver.run_study(
         problem,
-        lambda run, say: driver.real_executor(executor, problem, run, say),
+        lambda run, say: (
+            driver.simulated_executor(problem, capacity=in_flight, seed=seed)
+            if simulated
+            else driver.real_executor(executor, problem, run, say)
+        ),
         constraints=constraints,
         settings=settings,
         storage=storage,
         run=RunFolder.named(runs_dir, name or driver.new_name(problem.name, runs_dir)),
+        sampler=sampler,
         report=report,
         notify=on_progress,
     )
@@ -116,6 +158,7 @@ def replay(
     name: str | None = None,
     runs_dir: str | Path = "runs",
     seed: int = 0,
+    sampler: str | BaseSampler | None = None,
     report: bool = True,
     on_progress: Notify | None = None,
 ) -> Result:
@@ -148,6 +191,7 @@ def replay(
         settings=settings,
         storage=storage,
         run=RunFolder.named(runs_dir, name or driver.new_name(f"replay-{problem.name}", runs_dir)),
+        sampler=sampler,
         report=report,
         notify=on_progress,
     )
@@ -183,6 +227,46 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
         seed=int(known.get("settings", {}).get("seed", 0)),
     )
     return replace(result, report_path=folder.report) if folder.report.exists() else result
+
+
+def _look_at(
+    script: Script, cluster: Cluster | str, run: RunFolder, simulated: bool, notify: Notify | None
+) -> tuple[ScriptJob, Cluster]:
+    """A script as a job, and the machine that it was looked at on."""
+    from search_spaces.cluster import load_cluster
+    from tuner.scripts import job_of_script
+    from workload.machine import detect_cluster
+
+    if simulated:
+        raise InputError("a script is really run, so it cannot be tuned on a simulated cluster")
+    if not isinstance(cluster, Cluster):
+        cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
+    notify = notify or (lambda event: None)
+    say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
+    return job_of_script(script, cluster, run, say), cluster
+
+
+def _executor_for(cluster: Cluster | str) -> str | None:
+    """ "simulated" where the cluster named is not of this machine's kind; None to decide later."""
+    if cluster == "auto":
+        return None
+    from search_spaces.cluster import load_cluster
+    from workload.machine import detect_cluster
+
+    wanted = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    here = detect_cluster().device
+    alike = wanted.device.name == here.name or wanted.device.type == here.type == "cpu"
+    return None if alike else "simulated"
+
+
+def _as_prediction(problem: Problem) -> Problem:
+    """The problem with what is known of the models' error among its notes."""
+    from models.known_error import known_error_lines
+
+    assert problem.cluster is not None
+    known = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]
+    said = "every figure is the analytic models' prediction: nothing is measured"
+    return replace(problem, notes=(said, *known, *problem.notes))
 
 
 def _settings(

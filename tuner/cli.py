@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,21 +31,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def _strict(value: Any) -> Any:
-    """NaN and infinities as null: JSON has neither."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _strict(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(part) for part in value]
-    return value
-
-
 def _answer(args: argparse.Namespace, data: Any, lines: Sequence[str]) -> None:
     """Print the answer: JSON where it was asked for, else the lines."""
     if args.json:
-        print(json.dumps(_strict(data), indent=2, default=str))
+        from workload.trace import strict_json
+
+        print(json.dumps(strict_json(data), indent=2, default=str))
     else:
         print("\n".join(lines))
 
@@ -71,6 +61,7 @@ def _choices(args: argparse.Namespace) -> dict[str, Any]:
         "name",
         "runs_dir",
         "seed",
+        "sampler",
     )
     return {name: getattr(args, name) for name in names}
 
@@ -79,11 +70,14 @@ def _optimize(args: argparse.Namespace) -> int:
     from tuner.api import optimize
     from tuner.summary import summary_lines
 
+    if args.job and args.script:
+        raise InputError(f"give either the job {args.job!r} or --script")
     result = optimize(
-        args.job,
+        _script(args) or args.job,
         cluster=args.cluster,
         space=args.space,
         executor=args.executor,
+        in_flight=args.in_flight,
         on_progress=_printer(args),
         **_choices(args),
     )
@@ -107,26 +101,20 @@ def _replay(args: argparse.Namespace) -> int:
     return OK if result.points else FAILED
 
 
-def _probe(args: argparse.Namespace) -> int:
-    """One probe on this machine; needs neither Ray nor Optuna."""
-    from contextlib import closing
-    from datetime import datetime
-
+def _asked(
+    args: argparse.Namespace, what: str, size: Callable[[Any, int], Any] | None = None
+) -> tuple[Any, Any, Any]:
+    """Job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
     from search_spaces.cluster import load_cluster
     from search_spaces.configuration import Configuration
-    from search_spaces.errors import InvalidConfiguration
     from search_spaces.job import load_job
     from search_spaces.knobs import Value, parse_value
-    from search_spaces.rules import broken_rules, unrunnable
     from search_spaces.space import default_configuration
-    from workload.agent import LocalRunner
     from workload.machine import detect_cluster
-    from workload.probe import ProbeRequest
-    from workload.trace import TraceWriter
 
     jobs = [word for word in args.what if "=" not in word]
     if len(jobs) > 1:
-        raise InputError(f"{jobs[1]!r} is a second job; a probe takes one job and KNOB=VALUE")
+        raise InputError(f"{jobs[1]!r} is a second job; {what} takes one job and KNOB=VALUE")
     values: dict[str, Value] = {}
     for word in args.what:
         name, equals, text = word.partition("=")
@@ -134,23 +122,102 @@ def _probe(args: argparse.Namespace) -> int:
             values[name] = parse_value(name, text)
     job = load_job(jobs[0] if jobs else None)
     cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
-    configuration = Configuration.of(values) if values else default_configuration(job, cluster)
-    if phrases := unrunnable(configuration) or broken_rules(configuration, job, cluster):
-        raise InvalidConfiguration(configuration.key, phrases)
-    folder = Path(args.runs_dir) / f"probe-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    request = ProbeRequest(
-        "p0000",
-        configuration.launch,
-        (configuration.live,),
-        time_limit_s=args.time_limit_s,
-        purpose="probe",
-    )
+    if size is not None and args.target_gpus is not None:
+        cluster = size(cluster, args.target_gpus)
+    return job, cluster, Configuration.of(values) if values else default_configuration(job, cluster)
+
+
+def _predict(args: argparse.Namespace) -> int:
+    """One configuration, by the analytic models: nothing is started."""
+    from tuner.predict import enlarged, forecast, forecast_lines
+
+    records: tuple[Any, ...] = ()
+    probed_on = None
+    if args.run is not None:
+        from tuner.problem import known_cluster
+        from tuner.runs import find_run
+        from workload.trace import read_trace
+
+        folder = find_run(args.run, args.runs_dir)
+        records, probed_on = (
+            read_trace(folder.trace).records,
+            known_cluster(folder.read_asked() or {}),
+        )
+    job, cluster, configuration = _asked(args, "a prediction", size=enlarged)
+    said = forecast(job, cluster, configuration, records=records, probed_on=probed_on)
+    _answer(args, said.to_json(), forecast_lines(said))
+    return OK
+
+
+def _script(args: argparse.Namespace) -> Any:
+    """The user's script; None where the command names none."""
+    told = ("steps", "global_batch", "sequence_length", "model_config")
+    if args.script is None:
+        for name in told:
+            if getattr(args, name) is not None:
+                option = name.replace("_", "-")
+                raise InputError(f"--{option} is for --script; a job says it itself")
+        return None
+    from workload.script import Script
+
+    return Script(args.script, **{name: getattr(args, name) for name in told})
+
+
+def _changed(job: Any, words: Sequence[str]) -> Any:
+    """A script's configuration of today, but for KNOB=VALUE."""
+    from search_spaces.configuration import Configuration
+    from search_spaces.knobs import parse_value
+
+    values = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise InputError(f"give either the job {word!r} or --script")
+        values[name] = parse_value(name, text)
+    return Configuration.of({**job.baseline.launch, **values})
+
+
+def _probe(args: argparse.Namespace) -> int:
+    """One probe on this machine; needs neither Ray nor Optuna."""
+    from contextlib import closing
+    from datetime import datetime
+
+    from search_spaces.cluster import load_cluster
+    from search_spaces.errors import InvalidConfiguration
+    from search_spaces.rules import broken_rules
+    from workload.agent import LocalRunner, refused
+    from workload.inspection import blank_job, inspect_script
+    from workload.machine import detect_cluster
+    from workload.probe import ProbeRequest
+    from workload.trace import TraceWriter
 
     def say(sentence: str) -> None:
         if not args.quiet:
             print(sentence, file=sys.stderr, flush=True)
 
+    script = _script(args)
+    if script is None:
+        job, cluster, configuration = _asked(args, "a probe")
+    else:
+        cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
+        job = blank_job(script, cluster)
+        configuration = _changed(job, args.what)
+    folder = Path(args.runs_dir) / f"probe-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     with closing(LocalRunner(job, cluster, run_dir=folder, say=say)) as runner:
+        if script is not None:
+            job = inspect_script(script, runner, cluster, say=say)
+            configuration = _changed(job, args.what)
+            for sentence in job.sentences():
+                say(sentence)
+        if phrases := refused(configuration, job) or broken_rules(configuration, job, cluster):
+            raise InvalidConfiguration(configuration.key, phrases)
+        request = ProbeRequest(
+            "p0000",
+            configuration.launch,
+            (configuration.live,),
+            time_limit_s=args.time_limit_s,
+            purpose="probe",
+        )
         say(f"probing {configuration.key}")
         record = runner.run(request)
     with TraceWriter(folder / "trace" / "probes.jsonl") as writer:
@@ -176,7 +243,7 @@ def _record(args: argparse.Namespace) -> int:
     job = load_job(args.job)
     cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
     valid = load_space(args.space).candidates(job, cluster)
-    able = [configuration for configuration in valid if not unrunnable(configuration)]
+    able = [configuration for configuration in valid if not unrunnable(configuration, job)]
     if not able:
         raise InputError(f"of space {args.space!r} nothing can be run yet")
 
@@ -211,6 +278,29 @@ def _front(args: argparse.Namespace) -> int:
 
     result = load_result(args.run, runs_dir=args.runs_dir)
     _answer(args, result.to_json(), summary_lines(result))
+    return OK
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from tuner.api import load_result
+
+    comparison = load_result(args.run, runs_dir=args.runs_dir).compare(args.a, args.b)
+    _answer(args, comparison.to_json(), comparison.lines())
+    return OK
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from tuner.calibrate import calibrate
+
+    calibration = calibrate(
+        args.job,
+        cluster=args.cluster,
+        runs_dir=args.runs_dir,
+        pairs=args.pairs,
+        block_s=args.block_s,
+        say=None if args.quiet else lambda sentence: print(sentence, file=sys.stderr, flush=True),
+    )
+    _answer(args, calibration.to_json(), calibration.lines())
     return OK
 
 
@@ -328,7 +418,17 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     add("--name", metavar="NAME", help="the run; one that stands goes on where it stopped")
     add("--runs-dir", default="runs", metavar="DIR", help="where runs are (default: runs)")
     add("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
+    add("--sampler", metavar="NAME", help="joulefront (default), tpe, nsgaii, gp or random")
     add("--quiet", action="store_true", help="no progress")
+
+
+def _add_script(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--script", metavar="CMD", help='your own training script, "train.py --data DIR"')
+    add("--steps", type=int, metavar="N", help="of a script: optimizer steps of the solution")
+    add("--global-batch", type=int, metavar="N", help="of a script: samples a step, if unknown")
+    add("--sequence-length", type=int, metavar="N", help="of a script: tokens a sample")
+    add("--model-config", type=Path, metavar="FILE", help="of a script: Hugging Face config.json")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -354,7 +454,13 @@ def _parser() -> argparse.ArgumentParser:
     optimize.add_argument("job", nargs="?", metavar="JOB", help="a job file or a name")
     optimize.add_argument("--cluster", default="auto", metavar="NAME", help="auto, name or file")
     optimize.add_argument("--space", default="default", metavar="NAME", help="name or file")
-    optimize.add_argument("--executor", metavar="NAME", help="ray (default) or inline")
+    optimize.add_argument(
+        "--executor",
+        metavar="NAME",
+        help="ray, inline or simulated (default: simulated for another kind of machine, else ray)",
+    )
+    optimize.add_argument("--in-flight", type=int, metavar="N", help="probes together, simulated")
+    _add_script(optimize)
     _add_choices(optimize)
 
     replay = command("replay", _replay, "the same study, answered from a trace or a table")
@@ -369,6 +475,7 @@ def _parser() -> argparse.ArgumentParser:
         "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs"
     )
     probe.add_argument("--cluster", default="auto", metavar="NAME", help="auto, name or file")
+    _add_script(probe)
     probe.add_argument("--time-limit-s", type=float, default=300.0, metavar="X", help="killed then")
     probe.add_argument("--runs-dir", default="runs", metavar="DIR", help="where its folder is made")
     probe.add_argument("--quiet", action="store_true", help="no progress")
@@ -382,7 +489,31 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--out", required=True, metavar="DIR", help="the table's folder")
     record.add_argument("--quiet", action="store_true", help="no progress")
 
+    calibrate = command("calibrate", _calibrate, "what metering costs here, and its sources")
+    calibrate.add_argument("job", nargs="?", metavar="JOB", help="a job file or a name")
+    calibrate.add_argument("--cluster", default="auto", metavar="NAME", help="auto, name or file")
+    calibrate.add_argument("--pairs", type=int, default=20, metavar="N", help="metered and not")
+    calibrate.add_argument("--block-s", type=float, default=3.0, metavar="X", help="of each half")
+    calibrate.add_argument("--runs-dir", default="runs", metavar="DIR", help="where it is kept")
+    calibrate.add_argument("--quiet", action="store_true", help="no progress")
+
+    predict = command("predict", _predict, "where one configuration's time and energy would go")
+    predict.add_argument(
+        "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs"
+    )
+    predict.add_argument("--cluster", default="auto", metavar="NAME", help="auto, name or file")
+    predict.add_argument(
+        "--target-gpus", type=int, metavar="N", help="as if it had so many devices"
+    )
+    predict.add_argument("--run", metavar="RUN", help="correct by the probes of this run")
+    predict.add_argument("--runs-dir", default="runs", metavar="DIR", help="where runs are")
+
     of_run("front", _front, "the front of a run and the choice on it")
+    compare = of_run("compare", _compare, "by how much one measured point differs from another")
+    for name, default in (("a", "baseline"), ("b", "best")):
+        what = f'"best", "baseline" or a configuration\'s key (default: {default})'
+        flag = "--from" if name == "a" else "--to"
+        compare.add_argument(flag, dest=name, default=default, metavar="POINT", help=what)
     out = of_run("report", _report, "write a run's report")
     out.add_argument("--out", metavar="FILE", help="where to (default: report.html in the run)")
     dashboard = of_run("dashboard", _dashboard, "serve a run's study in optuna-dashboard")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from search_spaces.errors import InputError, InvalidValue
 from tuner.result import Result
-from tuner.wording import comparison, is_estimated, knobs, label, payback, units_of
+from tuner.wording import comparison, is_estimated, knobs, label, payback, prediction, units_of
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -129,6 +129,8 @@ def note(result: Result) -> str:
     tags in them."""
     units = units_of(result)
     lines = [f"**{html.escape(result.choice.sentence)}**", ""]
+    if said := prediction(result):
+        lines += [html.escape(said), ""]
     if result.best is not None:
         best = result.best
         estimated = label(best.meter.estimated)

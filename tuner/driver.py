@@ -25,14 +25,22 @@ from tuner.problem import Problem, versions
 from tuner.progress import Progress
 from tuner.result import Result
 from tuner.runs import RunFolder, plain
-from tuner.sampler import CandidateSampler
 from tuner.search import Search
 from tuner.settings import SearchSettings
+from tuner.stock_samplers import SamplerAsked, check_sampler, make_sampler
 from tuner.study import StudyBook, new_driver_id, next_probe_number, open_storage
 from workload.probe import ProbeRecord
 from workload.trace import TraceWriter, read_trace
 
-__all__ = ["Interrupted", "check_executor", "limits_of", "new_name", "real_executor", "run_study"]
+__all__ = [
+    "Interrupted",
+    "check_executor",
+    "limits_of",
+    "new_name",
+    "real_executor",
+    "run_study",
+    "simulated_executor",
+]
 
 EXECUTORS = ("ray", "inline", "simulated")
 Notify = Callable[[Progress], None]
@@ -70,10 +78,29 @@ def check_executor(asked: str | Executor | None) -> None:
     """Refuse a name that no executor bears, before anything is touched."""
     if isinstance(asked, str) and asked not in EXECUTORS:
         raise UnknownName("executor", asked, EXECUTORS)
-    if asked == "simulated" and importlib.util.find_spec("models.simulated") is None:
-        raise InputError(
-            'the simulated cluster is not part of this release; use "ray", "inline", or replay'
-        )
+
+
+def simulated_executor(
+    problem: Problem, *, capacity: int | None = None, seed: int = 0
+) -> SimulatedExecutor:
+    """A cluster that is not there: the models' answers on simulated time.
+
+    Args:
+        capacity: probes in flight; as many as the nodes hold of the baseline when not given.
+
+    Raises:
+        InputError: `capacity` is below 1.
+    """
+    from models.simulated import SimulatedRunner
+
+    assert problem.job is not None
+    assert problem.cluster is not None
+    cluster = problem.cluster
+    if capacity is None:
+        ranks = problem.baseline.world_size if problem.baseline else cluster.devices
+        capacity = max(1, cluster.nodes // -(-ranks // cluster.devices_per_node))
+    runner = SimulatedRunner(problem.job, cluster, seed=seed)
+    return SimulatedExecutor(runner, capacity=capacity)
 
 
 def real_executor(
@@ -90,9 +117,7 @@ def real_executor(
     assert problem.job is not None
     assert problem.cluster is not None
     if asked == "simulated":
-        from models.simulated import SimulatedRunner
-
-        return SimulatedExecutor(SimulatedRunner(problem.job, problem.cluster))
+        return simulated_executor(problem)
     ops = _ops(problem)
     if asked == "ray":
         from tuner.ray_executor import RayExecutor
@@ -176,8 +201,10 @@ def run_study(
     run: RunFolder,
     report: bool,
     notify: Notify | None,
+    sampler: SamplerAsked = None,
 ) -> Result:
     """One session of a study, from its folder to its answer."""
+    check_sampler(sampler)
     notify = notify or (lambda event: None)
     before = run.read_asked()
     if before is not None:
@@ -199,17 +226,19 @@ def run_study(
         run.write_asked({**asked, "ended": ended})
         with closing(TraceWriter(run.trace)) as writer:
             records = list(read_trace(run.trace).records)
-            sampler = CandidateSampler(
+            planner = make_sampler(
+                sampler,
                 problem.candidates,
                 prior=problem.prior,
                 steps=problem.steps,
                 cost=problem.cost,
+                memory_bytes=problem.device_memory_bytes,
                 seed=settings.seed,
             )
             book = StudyBook(
                 name=run.name,
                 storage=opened,
-                sampler=sampler,
+                sampler=planner,
                 steps=problem.steps,
                 constraints=constraints,
                 driver=driver,
@@ -222,7 +251,7 @@ def run_study(
                 search = Search(
                     problem=problem,
                     executor=executor,
-                    sampler=sampler,
+                    sampler=planner,
                     book=book,
                     writer=writer,
                     settings=settings,

@@ -2,16 +2,19 @@
 
 They start it as a probe did: the same DeepSpeed JSON, the same program, the same environment for
 the ranks, but under `torchrun` and without the hook. Live settings are written down, not set: the
-clocks of a device are the administrator's. Everything that came from a user is quoted for the
-shell.
+clocks of a device are the administrator's. A user's own script is started as it was probed too; the
+hook goes with it only where the script cannot be told its settings otherwise. Everything that came
+from a user is quoted for the shell.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from search_spaces.cluster import Cluster
@@ -21,6 +24,7 @@ from search_spaces.job import TrainingJob
 from tuner.result import Result
 from tuner.runs import write_toml
 from tuner.wording import knob_text, knobs
+from workload.script import ScriptJob
 
 __all__ = ["Launch", "launch_of", "write_launch_files"]
 
@@ -54,7 +58,8 @@ def write_launch_files(
 ) -> list[Path]:
     """Write what starts the job, replacing what stood there.
 
-    Writes ds_config.json, job.json, launch.sh (executable), clocks.toml and README.txt.
+    Writes ds_config.json, job.json, launch.sh (executable), clocks.toml and README.txt; for a job
+    that is a user's script, and where it needs them, joulefront_hook.py and options.json.
 
     Args:
         what: a result, whose choice is written, or a configuration with its job and cluster.
@@ -70,17 +75,19 @@ def write_launch_files(
         InvalidValue: micro-batch x data parallelism does not divide the global batch.
         OSError: a file cannot be written.
     """
-    from workload.deepspeed_config import render_deepspeed_config
-
     configuration, job, cluster = launch_of(what) if isinstance(what, Result) else what
+    folder = Path(out_dir)
+    if isinstance(job, ScriptJob):
+        program, files = _program_of_script(configuration, job, cluster, folder)
+    else:
+        program, files = _built_in(configuration, job, script)
     texts = {
-        "ds_config.json": json.dumps(render_deepspeed_config(configuration, job), indent=2) + "\n",
+        **files,
         "job.json": json.dumps(job.to_json(), indent=2) + "\n",
-        "launch.sh": _launch_sh(configuration, job, cluster, script),
+        "launch.sh": _launch_sh(configuration, job, cluster, program),
         "clocks.toml": _clocks_toml(configuration),
         "README.txt": _readme(configuration, job),
     }
-    folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, text in texts.items():
@@ -109,27 +116,78 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _launch_sh(
-    configuration: Configuration, job: TrainingJob, cluster: Cluster | None, script: Sequence[str]
-) -> str:
-    from workload.agent import training_program
-    from workload.deepspeed_config import training_arguments
+@dataclass(frozen=True)
+class _Program:
+    """What launch.sh starts.
 
+    Attributes:
+        words: the program and its arguments.
+        about: comment lines before it.
+        folder: where it starts; "" for the folder of launch.sh.
+        exports: `NAME=VALUE` words, already quoted.
+        steps: it takes `--steps`.
+    """
+
+    words: Sequence[str]
+    about: Sequence[str]
+    folder: str = ""
+    exports: Sequence[str] = ()
+    steps: bool = False
+
+
+def _built_in(
+    configuration: Configuration, job: TrainingJob, script: Sequence[str]
+) -> tuple[_Program, dict[str, str]]:
+    """The built-in program, or one that is given the DeepSpeed JSON, and the files it reads."""
+    from workload.agent import training_program
+    from workload.deepspeed_config import render_deepspeed_config, training_arguments
+
+    config = json.dumps(render_deepspeed_config(configuration, job), indent=2) + "\n"
+    files = {"ds_config.json": config}
+    if script:
+        about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
+        return _Program([*script, "--deepspeed_config", "ds_config.json"], about), files
+    words = [str(training_program()), "--job", "job.json", "--deepspeed_config", "ds_config.json"]
+    about = [
+        "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
+        "# Yours must read ds_config.json, and heed what DeepSpeed's JSON cannot say:",
+        "#   " + _one_line(" ".join(knobs(configuration))),
+    ]
+    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false"]
+    arguments = training_arguments(configuration)
+    return _Program([*words, *arguments], about, exports=exports, steps=True), files
+
+
+def _program_of_script(
+    configuration: Configuration, job: ScriptJob, cluster: Cluster | None, folder: Path
+) -> tuple[_Program, dict[str, str]]:
+    """The user's script as it was probed, and the files it reads."""
+    import workload.hook
+
+    start = job.start(configuration, folder, probe=False)
+    files = {}
+    if start.config:
+        files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
+    words, exports = list(start.words), []
+    on_cpu = cluster is not None and cluster.device.type == "cpu"
+    about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
+    if job.needs_hook or (on_cpu and job.frame.on_deepspeed):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(workload.hook.__file__, folder / "joulefront_hook.py")
+        files["options.json"] = json.dumps(start.options, indent=2) + "\n"
+        words = [str((folder / "joulefront_hook.py").resolve()), "run", *words]
+        exports = ["JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))]
+        about.append("# joulefront_hook.py lays options.json over what it passes to DeepSpeed.")
+    return _Program(words, about, folder=start.cwd, exports=exports), files
+
+
+def _launch_sh(
+    configuration: Configuration, job: TrainingJob, cluster: Cluster | None, program: _Program
+) -> str:
     world = configuration.world_size
     nodes = _nodes(world, cluster)
     on_cpu = cluster is not None and cluster.device.type == "cpu"
-    if script:
-        program = [*script, "--deepspeed_config", "ds_config.json"]
-        about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
-    else:
-        program = [str(training_program()), "--job", "job.json"]
-        program += ["--deepspeed_config", "ds_config.json", *training_arguments(configuration)]
-        about = [
-            "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
-            "# Yours must read ds_config.json, and heed what DeepSpeed's JSON cannot say:",
-            "#   " + _one_line(" ".join(knobs(configuration))),
-        ]
-    steps = "" if script else f' --steps "${{STEPS:-{job.steps}}}"'
+    steps = f' --steps "${{STEPS:-{job.steps}}}"' if program.steps else ""
     environment = ['export PATH="$(dirname "$python"):$PATH"  # ninja, where an op is compiled']
     if on_cpu:
         environment += ["export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1"]
@@ -138,8 +196,8 @@ def _launch_sh(
     else:
         share = f"$(( $(nproc) > {world // nodes} ? $(nproc) / {world // nodes} : 1 ))"
         environment += [f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
-    if not script:
-        environment += ["export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false"]
+    if program.exports:
+        environment += ["export " + " ".join(program.exports)]
     if nodes == 1:
         where = ["--standalone", "--nnodes=1"]
         how = "# Start it on the machine that has the devices."
@@ -158,13 +216,15 @@ def _launch_sh(
             "#!/usr/bin/env bash",
             f"# Trains {_one_line(job.name)} under {_one_line(configuration.key)}",
             how,
-            *([] if script else ["# A short try: STEPS=20 ./launch.sh"]),
+            *(["# A short try: STEPS=20 ./launch.sh"] if program.steps else []),
             f"# Live settings: {_one_line(live) or 'left to the device'} (clocks.toml).",
             "set -euo pipefail",
-            'cd "$(dirname "${BASH_SOURCE[0]}")"',
+            f"cd {shlex.quote(program.folder)}"
+            if program.folder
+            else 'cd "$(dirname "${BASH_SOURCE[0]}")"',
             "",
-            *about,
-            f"program=({shlex.join(program)}{steps})",
+            *program.about,
+            f"program=({shlex.join(program.words)}{steps})",
             "",
             f"installed_python={shlex.quote(sys.executable)}",
             'python="${PYTHON:-$installed_python}"',

@@ -24,6 +24,7 @@ from search_spaces.space import Candidates, default_configuration, load_space
 from tuner.acquisition import ProbeCost
 from tuner.runs import RunFolder, plain
 from workload.ranks import cannot_build
+from workload.script import ScriptJob
 from workload.table import RecordedTable, TableGroup, load_table
 
 if TYPE_CHECKING:
@@ -74,12 +75,24 @@ class Problem:
 
     @cached_property
     def prior(self) -> Prior | None:
-        """The analytic model of this job on this cluster; None where there is neither."""
+        """The analytic model of this job on this cluster; None where there is neither.
+
+        None too for a script whose model or sequence length nobody knows.
+        """
         if self.job is None or self.cluster is None:
+            return None
+        if not self.job.model or not self.job.sequence_length:
             return None
         from models.analytic import AnalyticModel
 
         return AnalyticModel(self.job, self.cluster)
+
+    @property
+    def device_memory_bytes(self) -> float | None:
+        """What a GPU holds; None without a cluster, and on a CPU, where it is no hard limit."""
+        if self.cluster is None or self.cluster.device.type == "cpu":
+            return None
+        return float(self.cluster.device.memory_bytes) or None
 
     @property
     def about(self) -> dict[str, Any]:
@@ -132,6 +145,7 @@ def problem_of_job(
     space: str = "default",
     *,
     baseline: Configuration | None = None,
+    plan: bool = False,
 ) -> Problem:
     """A job on a cluster.
 
@@ -140,6 +154,7 @@ def problem_of_job(
         cluster: a cluster, a name or path, or "auto" for this machine.
         space: a search space's name or path.
         baseline: what the user runs today; else the space's default configuration.
+        plan: keep what the built-in training program cannot run yet, for a simulated cluster.
 
     Raises:
         InputError: any of them is not what it should be, or nothing can run.
@@ -154,24 +169,36 @@ def problem_of_job(
             cluster = detect_cluster()
         else:
             cluster = load_cluster(cluster)
+    script = job if isinstance(job, ScriptJob) else None
     if baseline is None:
-        baseline = default_configuration(job, cluster)
+        baseline = script.baseline if script else default_configuration(job, cluster)
     elif broken := broken_rules(baseline, job, cluster):
         raise InvalidConfiguration(baseline.key, broken)
-    valid = load_space(space).candidates(job, cluster)
-    able = [configuration for configuration in valid if not unrunnable(configuration)]
+    if script:
+        from tuner.scripts import script_candidates
+
+        valid = script_candidates(script, cluster, space)
+    else:
+        valid = load_space(space).candidates(job, cluster)
+    able = [c for c in valid if plan or script or not unrunnable(c, job)]
     if not able:
         raise InputError(
             f"of space {space!r} nothing can be run yet: "
-            + "; ".join(unrunnable(valid.configurations[0]))
+            + "; ".join(unrunnable(valid.configurations[0], job))
         )
     candidates = valid if len(able) == len(valid) else Candidates.from_configurations(able)
-    notes = []
+    notes = list(script.sentences(load_space(space).choices)) if script else []
     if len(able) < len(valid):
         notes.append(
             f"{len(valid) - len(able)} of {len(valid)} configurations of space {space!r} are left "
             "out: the built-in training program cannot run them yet"
         )
+    candidates, left_out = _fitting(candidates, job, cluster)
+    notes += left_out
+    if here and cluster.device.type == "cuda" and not cluster.clock_control:
+        from workload.governor import why_fixed
+
+        notes.append(f"clocks and power limits stay as they are: {why_fixed(cluster)}")
     if here and (why := cannot_build("cpu_adam")):
         kept = [c for c in candidates if c.get("optimizer_offload") != "cpu"]
         if len(kept) < len(candidates):
@@ -198,6 +225,32 @@ def problem_of_job(
         cluster=cluster,
         notes=tuple(notes),
     )
+
+
+#: A configuration is left out where its predicted peak exceeds the device's memory by this factor:
+#: the largest error of predicted memory in `benchmarks.published` is below it.
+MEMORY_MARGIN = 1.15
+
+
+def _fitting(
+    candidates: Candidates, job: TrainingJob, cluster: Cluster
+) -> tuple[Candidates, list[str]]:
+    """The candidates without those that cannot fit a GPU's memory, and what to say of it."""
+    if not job.model or not job.sequence_length:
+        return candidates, []  # nothing is known that would tell
+    if cluster.device.type == "cpu" or not cluster.device.memory_bytes:
+        return candidates, []  # a process's share of host memory is no hard limit
+    from models.analytic import AnalyticModel
+
+    need = AnalyticModel(job, cluster).memory_bytes(candidates.configurations)
+    fits = need <= MEMORY_MARGIN * cluster.device.memory_bytes
+    if fits.all() or not fits.any():
+        return candidates, []
+    kept = [c for c, fit in zip(candidates.configurations, fits, strict=True) if fit]
+    return Candidates.from_configurations(kept), [
+        f"{int((~fits).sum())} of {len(candidates)} configurations are left out: they are "
+        f"predicted to need more than {MEMORY_MARGIN:g} times the memory of {cluster.device.name}"
+    ]
 
 
 def _rank(value: Any) -> tuple[int, float]:
@@ -329,7 +382,8 @@ def known_job(known: Mapping[str, Any]) -> TrainingJob | None:
     if not isinstance(section, Mapping):
         return None
     try:
-        return TrainingJob.from_json({**section, "model": json.loads(section["model"])})
+        kind = ScriptJob if "frame" in section else TrainingJob
+        return kind.from_json({**section, "model": json.loads(section["model"])})
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the [job] of study.toml is not a job: {error}") from error
 
@@ -352,8 +406,6 @@ def known_cluster(known: Mapping[str, Any]) -> Cluster | None:
         return cluster
     except (KeyError, TypeError) as error:
         raise InputError(f"the [cluster] of study.toml is not a cluster: {error}") from error
-
-
 
 
 def problem_of_run(

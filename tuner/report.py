@@ -32,6 +32,7 @@ from tuner.wording import (
     number,
     payback,
     percent,
+    prediction,
     unit_of_work,
     units_of,
     varying_knobs,
@@ -82,7 +83,9 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
 
     units = units_of(result)
     figures = plots.figures(result, records)
+    said = prediction(result)
     parts = [
+        f'<p class="note"><strong>{escape(said)}</strong></p>' if said else "",
         _top(result, units),
         _front(result, units, figures),
         _spent(result, figures),
@@ -489,6 +492,7 @@ def _about(result: Result) -> str:
         {
             f"{p.meter.name}: {p.meter.scope} scope, {p.meter.source}"
             + (" (estimated)" if p.meter.estimated else "")
+            + (f"; charged: {p.meter.host}" if p.meter.host else "")
             for p in result.points
         }
     )

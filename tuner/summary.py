@@ -19,6 +19,7 @@ from tuner.wording import (
     number,
     payback,
     percent,
+    prediction,
     units_of,
     varying_knobs,
 )
@@ -121,6 +122,8 @@ def summary_lines(result: Result) -> list[str]:
     estimated = label(is_estimated(result))
     names = varying_knobs(point.configuration for point in result.points)
     lines = [result.stopped, ""]
+    if said := prediction(result):
+        lines += [said, ""]
     lines.append(
         f"Front of {result.name}: {len(result.front)} of {len(result.points)} measured "
         f"configurations, {result.steps:,} x {result.about.get('unit_of_work', 'step')}"

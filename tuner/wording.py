@@ -26,6 +26,7 @@ __all__ = [
     "number",
     "payback",
     "percent",
+    "prediction",
     "unit_of_work",
     "units_of",
     "varying_knobs",
@@ -108,6 +109,18 @@ def is_estimated(result: Result) -> bool:
     points = [*result.points, *result.front, *(p for p in (result.best, result.baseline) if p)]
     return any(p.meter.estimated for p in points) or any(
         record.meter.estimated for record in result.failures
+    )
+
+
+def prediction(result: Result) -> str:
+    """What every page says of a study that ran on a simulated cluster; "" for any other."""
+    points = [*result.points, *result.front, *(p for p in (result.best, result.baseline) if p)]
+    meters = [p.meter for p in points] + [record.meter for record in result.failures]
+    if not any(meter.name == "simulated" for meter in meters):
+        return ""
+    return (
+        "A prediction: every figure is the analytic models', nothing was measured. Their known "
+        "error is told by `tuner predict` and by `python -m benchmarks.published`."
     )
 
 

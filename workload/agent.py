@@ -2,8 +2,9 @@
 
 All metering and clock control is here, outside the training processes: it costs the training
 nothing, needs privileges in one place and outlives a rank that dies. A probe is one launch: ranks
-are forked, warmed up, measured under each live setting in random order, and ended; whatever went
-wrong becomes a `Failure` in the record, with the last lines of the log as evidence.
+are forked, warmed up, measured under each live setting in random order (the first of several once
+more at the end, so that drift shows), and ended; whatever went wrong becomes a `Failure` in the
+record, with the last lines of the log as evidence.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from typing import Any
 
 from search_spaces.cluster import Cluster
 from search_spaces.configuration import Configuration, Settings
-from search_spaces.errors import InvalidConfiguration
+from search_spaces.errors import InputError, InvalidConfiguration
 from search_spaces.job import TrainingJob
 from search_spaces.rules import broken_rules, unrunnable
 from workload.deepspeed_config import render_deepspeed_config, training_arguments
 from workload.governor import Governor, GovernorError, open_governor
-from workload.meters import Meter, MeterError, PowerSample, Reading, open_meter
+from workload.host import Neighbours
+from workload.measured import drift_of, measurement
+from workload.meters import Meter, MeterError, Reading, open_beside, open_meter
 from workload.meters.timeline import Timeline
-from workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from workload.ranks import RankServer, RankSpec, ServerError, control_socket
+from workload.probe import Failure, Measurement, MeterInfo, Missed, ProbeRecord, ProbeRequest
+from workload.ranks import PRELOAD, RankGroup, RankServer, RankSpec, ServerError, control_socket
+from workload.script import ScriptJob, Start
 from workload.trace import write_power_samples
-from workload.window import Conductor, ProbeFailed, Window, batch_means_error, standard_error
+from workload.window import Conductor, ProbeFailed
 
-__all__ = ["LocalRunner", "training_program"]
+__all__ = ["LocalRunner", "Probe", "refused", "training_program"]
 
 #: A step that takes longer than this is a hang. The first step may compile and allocate.
 STEP_LIMIT_S = 120.0
@@ -54,6 +58,8 @@ class LocalRunner:
         cluster: this machine, as `workload.machine.detect_cluster` describes it.
         run_dir: logs go to `run_dir/probes/<id>`, power samples to `run_dir/trace/power`.
         meter, governor: opened for this cluster where not given; closed with the runner.
+        beside: meters of other scopes, read at the same boundaries; those that this node offers by
+            default, and none beside a meter that was given.
         say: told what takes long ("importing torch and deepspeed"), a sentence each.
         fresh: start a new interpreter for each rank instead of forking one that has imported.
         step_limit_s: a step longer than this is a hang.
@@ -68,6 +74,7 @@ class LocalRunner:
         run_dir: str | Path,
         meter: Meter | None = None,
         governor: Governor | None = None,
+        beside: Sequence[Meter] | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         fresh: bool = False,
         step_limit_s: float = STEP_LIMIT_S,
@@ -78,13 +85,18 @@ class LocalRunner:
         # A meter that was handed in is not ours to open again.
         self._open_meter = None if meter is not None else lambda: open_meter(cluster)
         self._meter = meter or open_meter(cluster)
+        if beside is None:
+            beside = open_beside(self._meter) if meter is None else ()
+        self._beside = tuple(beside)
         self._governor = governor or open_governor(cluster)
         self._say, self._fresh, self._step_limit_s = say, fresh, step_limit_s
         self._program = program or training_program()
         accelerator = "cuda" if cluster.device.type == "cuda" else "cpu"
-        model_type = job.model["model_type"]
+        model_type = job.model.get("model_type")
         self._server = RankServer(
             env={"DS_ACCELERATOR": accelerator},
+            # A user's own script may be plain torch.
+            needs=("torch",) if isinstance(job, ScriptJob) else PRELOAD,
             optional=[f"transformers.models.{model_type}.modeling_{model_type}"],
         )
         self._cancel = threading.Event()
@@ -98,7 +110,8 @@ class LocalRunner:
             Seconds it took: near 0 when it was done before.
 
         Raises:
-            ServerError: the interpreter lacks a framework, or an op cannot be built.
+            InputError: the interpreter lacks torch or DeepSpeed.
+            ServerError: an op cannot be built, or the fork server fails.
         """
         began = time.monotonic()
         if not self._server.alive:
@@ -108,6 +121,15 @@ class LocalRunner:
             self._say(f"loading {', '.join(ops)} (compiled once a machine, up to a minute)")
             self._server.load_ops(ops)
         return time.monotonic() - began
+
+    @property
+    def resolution_s(self) -> float:
+        """The energy counter's update period, seconds."""
+        return self._meter.resolution_s
+
+    def turn_to(self, job: TrainingJob) -> None:
+        """Probe another job from here on, with ranks of the same server."""
+        self._job = job
 
     def cancel(self) -> None:
         """End the running probe, from another thread; its record says "cancelled"."""
@@ -119,10 +141,28 @@ class LocalRunner:
         Raises:
             InputError: the request names a knob or value that cannot be, here or at all.
         """
+        return self.run_as(Probe, request)
+
+    def run_as(
+        self, kind: Callable[[LocalRunner, ProbeRequest], Probe], request: ProbeRequest
+    ) -> ProbeRecord:
+        """Run one probe of a kind that does more than visit the live settings.
+
+        Raises:
+            InputError: as `run`.
+        """
+        self._check(request)
+        with self._one_at_a_time:
+            self._cancel.clear()
+            self._renew_meter()
+            return kind(self, request).run()
+
+    def _check(self, request: ProbeRequest) -> None:
+        """Raise where the request cannot be run here."""
         for configuration in request.configurations():
             reasons = [
                 *broken_rules(configuration, self._job, self._cluster),
-                *unrunnable(configuration),
+                *refused(configuration, self._job),
             ]
             if configuration.world_size > self._cluster.devices_per_node:
                 reasons.append(
@@ -131,10 +171,6 @@ class LocalRunner:
                 )
             if reasons:
                 raise InvalidConfiguration(configuration.key, reasons)
-        with self._one_at_a_time:
-            self._cancel.clear()
-            self._renew_meter()
-            return _Probe(self, request).run()
 
     def _renew_meter(self) -> None:
         """A meter that lost joules stays broken on purpose; the next probe gets a new one."""
@@ -144,15 +180,23 @@ class LocalRunner:
             if self._open_meter is not None:
                 self._meter.close()
                 self._meter = self._open_meter()
+        for other in self._beside:
+            try:
+                other.read()
+            except MeterError as error:  # what is only shown beside must not cost a probe
+                self._say(f"no energy by {other.info.name} from here on: {error}")
+                other.close()
+                self._beside = tuple(meter for meter in self._beside if meter is not other)
 
     def close(self) -> None:
         self._cancel.set()
         self._server.close()
         self._governor.close()
-        self._meter.close()
+        for meter in (self._meter, *self._beside):
+            meter.close()
 
 
-class _Probe:
+class Probe:
     """One launch, from the request to the record."""
 
     def __init__(self, runner: LocalRunner, request: ProbeRequest) -> None:
@@ -162,7 +206,11 @@ class _Probe:
         self._configuration = Configuration(request.launch)
         self._folder = runner._run_dir / "probes" / request.probe_id
         self._measurements: list[Measurement] = []
+        self._missed: list[Missed] = []
+        self._idle_W: float | None = None
+        self._phases: list[tuple[float, str]] = []
         self._environment: dict[str, Any] = {}
+        self._group: RankGroup | None = None
         self._launch_s = 0.0
         self._peak_bytes: int | None = None
         self._began_s = 0.0
@@ -175,12 +223,16 @@ class _Probe:
         timeline: Timeline | None = None
         try:
             opened = closed = self._meter.read()
-            timeline = Timeline(self._meter)
+            timeline = Timeline(self._meter, beside=self._runner._beside)
+            self._measure_idle()
             self._launch_and_measure(timeline)
         except ProbeFailed as failed:
             failure = replace(failed.failure, log_tail=self._log_tail())
         except ServerError as error:
-            failure = Failure("crash", f"ranks could not be started: {error}", self._log_tail())
+            detail = error.detail or self._log_tail()
+            failure = Failure("crash", f"ranks could not be started: {error}", detail)
+        except InputError as error:
+            failure = Failure("refused", str(error))
         except (MeterError, GovernorError) as error:
             failure = Failure("crash", f"the node cannot be metered or set: {error}")
         try:
@@ -197,7 +249,11 @@ class _Probe:
                 self._request.probe_id,
                 timeline.stop(),
                 since_s=self._began_s,
+                phases=self._phases,
             )
+            self._environment["power_samples_lost"] = timeline.lost
+        if failure is None and self._missed and not self._measurements:
+            failure = Failure("not_taken", self._missed[0].message)
         return ProbeRecord(
             request=self._request,
             measurements=tuple(
@@ -212,35 +268,44 @@ class _Probe:
             started_at=started_at,
             host=socket.gethostname(),
             environment=self._environment,
+            idle_W=self._idle_W,
+            waiting_devices=self._cluster.devices_per_node - self._configuration.world_size,
+            drift=drift_of(self._measurements),
+            missed=tuple(self._missed),
         )
+
+    def _measure_idle(self) -> None:
+        """What the scope draws before the ranks start."""
+        if self._request.window.idle_s <= 0:
+            return
+        opened = self._meter.boundary(opens=True)
+        self._runner._cancel.wait(self._request.window.idle_s)
+        closed = self._meter.boundary(opens=False)
+        if closed.time_s > opened.time_s:
+            self._idle_W = (closed.energy_J - opened.energy_J) / (closed.time_s - opened.time_s)
 
     def _launch_and_measure(self, timeline: Timeline) -> None:
         request, server = self._request, self._runner._server
         if not server.alive:
             self._runner.prepare()
-        if self._configuration.get("optimizer_offload") == "cpu":
+        if self._configuration.get("optimizer_offload") != "none":
             server.load_ops(["CPUAdamBuilder"])
         listener, address, remove = control_socket()
         group = None
         try:
             specs = self._rank_specs(address)
             oom_before = _oom_kills()
-            group = server.spawn(specs, listener)
+            group = self._group = server.spawn(specs, listener)
             conductor = Conductor(
                 group,
                 deadline_s=self._began_s + request.time_limit_s,
-                step_limit_s=self._runner._step_limit_s,
+                step_limit_s=self.step_limit_s,
                 explain_exit=lambda rank, code: _explain_exit(rank, code, oom_before),
                 cancelled=self._runner._cancel.is_set,
             )
+            self._phases = conductor.phases
             conductor.first_step()
-            warm = conductor.warm_up()
-            step_time_s = warm[-1]
-            # In random order, so that drift (temperature) is not mistaken for the clock's effect.
-            visits = list(request.live)
-            random.Random(request.probe_id).shuffle(visits)
-            for live in visits:
-                step_time_s = self._visit(live, conductor, timeline, step_time_s)
+            self.lead(conductor, timeline)
             conductor.finish()
             self._peak_bytes = _peak(conductor.peaks)
         finally:
@@ -248,29 +313,101 @@ class _Probe:
                 group.kill()
             remove()
 
+    @property
+    def step_limit_s(self) -> float:
+        """A step longer than this is a hang."""
+        return self._runner._step_limit_s
+
+    def lead(self, conductor: Conductor, timeline: Timeline) -> None:
+        """What happens between the first step and the last: warm up, then measure."""
+        warm = conductor.warm_up()
+        self._environment["warm_up_steps"] = len(warm.step_times_s)
+        unstable = () if warm.stable else ("step time was not stable after the warm-up",)
+        self.measure(conductor, timeline, warm.step_time_s, unstable)
+
+    def measure(
+        self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]
+    ) -> None:
+        """Visit the live settings."""
+        # In random order, so that drift (temperature) is not mistaken for the clock's effect.
+        visits = list(self._request.live)
+        random.Random(self._request.probe_id).shuffle(visits)
+        for live in visits:
+            step_time_s = self._visit(live, conductor, timeline, step_time_s, notes)
+        if self._request.window.check_drift and len(set(visits)) == len(visits) > 1:
+            # The first once more: what differs now is drift, for the setting is the same.
+            if self._time_for_one_more():
+                self._visit(visits[0], conductor, timeline, step_time_s, notes)
+            self._flag_drift()
+
+    def _time_for_one_more(self) -> bool:
+        """Whether another visit fits into the probe's time limit, with half as much to spare."""
+        window = self._request.window
+        left_s = self._began_s + self._request.time_limit_s - time.monotonic()
+        longest_s = max((m.window_s for m in self._measurements), default=window.max_s)
+        return left_s > 1.5 * (window.settle_s + max(window.min_s, longest_s))
+
+    def _flag_drift(self) -> None:
+        drift = drift_of(self._measurements)
+        if drift is None:
+            sentence = "drift was not checked: no setting was measured twice"
+        elif drift.notable:
+            sentence = f"drift: {drift.sentence}"
+        else:
+            return
+        self._measurements = [replace(m, flags=(*m.flags, sentence)) for m in self._measurements]
+
     def _visit(
-        self, live: Settings, conductor: Conductor, timeline: Timeline, step_time_s: float
+        self,
+        live: Settings,
+        conductor: Conductor,
+        timeline: Timeline,
+        step_time_s: float,
+        notes: Sequence[str] = (),
     ) -> float:
         """Measure one live setting; its step time."""
-        applied = self._governor.apply(live)
+        policy = self._request.window
+        applied = self._governor.apply(live, ranks=self._configuration.world_size)
         if live:
-            conductor.settle(self._request.window.settle_s, step_time_s)
+            conductor.settle(policy.settle_s, step_time_s)
         if not self._launch_s:
             self._launch_s = time.monotonic() - self._began_s
-        window = conductor.measure(self._meter, self._request.window, step_time_s)
-        samples = [
-            sample
-            for sample in timeline.samples
-            if window.opened.time_s <= sample.time_s <= window.closed.time_s
-        ]
-        self._measurements.append(
-            _measurement(live, window, samples, self._began_s, self._request, applied.notes)
+        neighbours = self._neighbours()
+        window = conductor.measure(
+            self._meter,
+            policy,
+            step_time_s,
+            samples=lambda: timeline.samples,
+            beside=self._runner._beside,
         )
+        disturbed = neighbours.note() if neighbours is not None else ""
+        told = measurement(
+            live,
+            window,
+            policy,
+            settings=applied.settings,
+            began_s=self._began_s,
+            notes=(*notes, *applied.notes, *([disturbed] if disturbed else [])),
+            resolution_s=self._meter.resolution_s,
+            independent=self._meter.info.independent,
+        )
+        if isinstance(told, Missed):
+            self._missed.append(told)
+        else:
+            self._measurements.append(told)
         return window.length_s / len(window.step_times_s)
 
-    def _rank_specs(self, address: str) -> list[RankSpec]:
-        """Write the probe's files and describe its ranks."""
+    def _neighbours(self) -> Neighbours | None:
+        """Watches who else uses the cores, where cores are the devices."""
+        if self._cluster.device.type != "cpu" or self._group is None:
+            return None
+        return Neighbours(self._group.pids, os.sched_getaffinity(0))
+
+    def _start(self) -> Start:
+        """Write the probe's files, and say how its ranks start."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(self._job, ScriptJob):
+            return self._job.start(self._configuration, self._folder)
         job_file, config_file = self._folder / "job.json", self._folder / "ds_config.json"
         config = render_deepspeed_config(self._configuration, self._job)
         job_file.write_text(json.dumps(self._job.to_json(), indent=1))
@@ -286,10 +423,15 @@ class _Probe:
             "1000000000",
             *training_arguments(self._configuration),
         )
+        return Start(argv, str(self._folder), {}, config, {"HF_HUB_OFFLINE": "1"})
+
+    def _rank_specs(self, address: str) -> list[RankSpec]:
+        """Describe the probe's ranks."""
+        start = self._start()
         world = self._configuration.world_size
         self._environment |= {
-            "deepspeed_config": config,
-            "argv": list(argv),
+            "deepspeed_config": start.config,
+            "argv": list(start.words),
             "ranks": world,
             "fresh_interpreter": self._runner._fresh,
         }
@@ -302,14 +444,15 @@ class _Probe:
             log.unlink(missing_ok=True)
             specs.append(
                 RankSpec(
-                    argv=argv,
-                    env=self._rank_env(rank, world, port),
+                    argv=start.argv(rank, world),
+                    env={**self._rank_env(rank, world, port), **start.env},
                     log=str(log),
-                    cwd=str(self._folder),
+                    cwd=start.cwd,
                     # A device of a CPU cluster is one core: a rank keeps to it.
                     cpus=(cores[rank % len(cores)],) if on_cpu else (),
                     address=address,
                     fresh=self._runner._fresh,
+                    options=start.options,
                 )
             )
         return specs
@@ -325,7 +468,6 @@ class _Probe:
             "MASTER_PORT": str(port),
             # The ranks of one node talk over loopback, whatever its name resolves to.
             "GLOO_SOCKET_IFNAME": "lo",
-            "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }
@@ -346,39 +488,11 @@ class _Probe:
         return tails[0] if tails else ""
 
 
-def _measurement(
-    live: Settings,
-    window: Window,
-    samples: Sequence[PowerSample],
-    began_s: float,
-    request: ProbeRequest,
-    notes: Sequence[str],
-) -> Measurement:
-    steps = len(window.step_times_s)
-    flags = list(notes)
-    if window.length_s < request.window.min_s:
-        flags.append(f"window shorter than {request.window.min_s:g} s")
-    clocks = [s.extra["clock_MHz"] for s in samples if "clock_MHz" in s.extra]
-    temperatures = [s.extra["temperature_C"] for s in samples if "temperature_C" in s.extra]
-    for cause in sorted({name for s in samples for name in s.extra if name.startswith("throttle")}):
-        hit = sum(1 for s in samples if s.extra.get(cause))
-        if hit:
-            flags.append(f"{cause} in {hit} of {len(samples)} samples")
-    return Measurement(
-        live=live,
-        steps=steps,
-        window_s=window.length_s,
-        step_time_s=window.length_s / steps,
-        step_time_se_s=standard_error(window.step_times_s),
-        energy_J=window.energy_J,
-        power_W=window.energy_J / window.length_s,
-        power_se_W=batch_means_error(samples),
-        delivered={"clock_MHz": sum(clocks) / len(clocks)} if clocks else {},
-        temperature_C=max(temperatures) if temperatures else None,
-        flags=tuple(flags),
-        step_times_s=window.step_times_s,
-        started_s=window.opened.time_s - began_s,
-    )
+def refused(configuration: Configuration, job: TrainingJob) -> list[str]:
+    """What the program, ours or the user's, cannot be given."""
+    if isinstance(job, ScriptJob):
+        return job.refused(configuration)
+    return unrunnable(configuration, job)
 
 
 def _peak(peaks: Sequence[Mapping[str, int]]) -> int | None:

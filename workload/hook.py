@@ -6,19 +6,27 @@ there, so that only the first probe pays for them. Inside a *rank* it counts who
 tells the agent of each, and halts at the boundaries the agent names: it finishes the device's work,
 says "boundary", and goes on when told. The training program itself need know nothing of it.
 
-The program may use it all the same: `import joulefront_hook` gives this module, and `phase(name)`
-marks the part of a step that begins.
+The program may use it all the same: `import joulefront_hook` gives this module, `configuration()`
+says what it is started under, `phase(name)` marks the part of a step that begins, and `step()`
+counts a step where neither DeepSpeed nor a torch optimizer takes one. A program that asks nothing
+gets the configuration through what it passes to `deepspeed.initialize`. Outside a probe,
+`hook.py run SCRIPT ...` starts a script with the same settings and counts nothing.
 
 Wire (a line of text each way, over a Unix socket):
-    rank to agent   hello RANK PID · step N T · at N T · phase NAME T · peak JSON · fail JSON · end
+    rank to agent   hello RANK PID · step N T · at N T · phase NAME T · facts JSON · peak JSON ·
+                    fail JSON · end
     agent to rank   run N (go on until N steps are done) · quit
 T is CLOCK_MONOTONIC, which all processes of a node share.
 """
 
+import base64
 import contextlib
+import copy
 import ctypes
 import fcntl
+import functools
 import importlib
+import inspect
 import json
 import os
 import resource
@@ -29,6 +37,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 # Ordinary exceptions that mean "no memory left", by name: torch cannot be imported here.
@@ -69,6 +78,10 @@ class Link:
         """One optimizer step is done on this rank; waits here if the agent named this boundary."""
         self.steps += 1
         self.starting = False
+        if self.steps == 1:
+            _silence_frameworks()
+            if _options.get("inspect"):
+                self.send("facts " + json.dumps(_facts(), default=str))
         if self.steps < self._until:
             self.send(f"step {self.steps} {time.monotonic():.7f}")
             return
@@ -91,7 +104,7 @@ class Link:
         names = {cls.__name__ for cls in type(error).__mro__}
         if names & _OOM_TYPES or any(word in text.lower() for word in _OOM_WORDS):
             kind = "out_of_memory"
-        elif self.starting and _raised_by_framework(error):
+        elif isinstance(error, WrongBatch) or (self.starting and _raised_by_framework(error)):
             kind = "refused"
         message = f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
@@ -114,6 +127,50 @@ def _raised_by_framework(error: BaseException) -> bool:
 
 
 _link: Link | None = None
+#: What the agent wants of this launch: see `workload.script.Start.options`.
+_options: dict[str, Any] = {}
+#: What was seen of the program: how it is built, for `_facts`.
+_seen: dict[str, Any] = {}
+
+
+# ---------------------------------------------------------------- what the program may ask
+
+
+class _Asked(dict[str, Any]):
+    """The configuration, which notes the knobs that the program reads."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+
+def configuration() -> dict[str, Any]:
+    """What this process is started under, by knob name; empty where nobody tunes.
+
+    Every launch knob is there, its default included, and `gradient_accumulation`. A knob that the
+    program reads here is one that it turns, so the search may offer it.
+    """
+    if "asked" not in _seen:
+        _seen["asked"] = _Asked(_options.get("configuration", {}))
+    asked: dict[str, Any] = _seen["asked"]
+    return asked
+
+
+def step() -> None:
+    """One optimizer step is done. Only for programs whose steps the hook cannot see by itself."""
+    _count("program")
 
 
 def phase(name: str) -> None:
@@ -145,52 +202,330 @@ def _exit(code: int) -> NoReturn:
         os._exit(code)
 
 
+# ---------------------------------------------------------------- around the program
+
+
+class WrongBatch(ValueError):
+    """The program's batches are not those of the configuration: it would measure another one."""
+
+
+def _count(source: str) -> None:
+    """Count a step. The first source that reports one is the one that counts: the DeepSpeed engine,
+    the first torch optimizer, or the program itself, which may all report the same step."""
+    if _seen.setdefault("counts", source) == source and _link is not None:
+        _link.step_done()
+
+
+def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `overlay` laid over it, table by table; None takes a key away."""
+    merged = dict(base)
+    for key, value in overlay.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            below = merged.get(key)
+            merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+_BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def micro_batches(config: Mapping[str, Any], replicas: int) -> tuple[int, int]:
+    """(micro-batch, accumulation) that a DeepSpeed configuration means on `replicas` replicas.
+
+    (0, 0) where it does not say: transformers fills "auto" in from its own arguments.
+    """
+    whole, micro, times = (config.get(name) for name in _BATCH_KEYS)
+    if any(value is not None and type(value) is not int for value in (whole, micro, times)):
+        return 0, 0
+    if micro is None:
+        times = times or 1
+        micro = (whole or 0) // (times * replicas)
+    return (micro, times or (max(1, (whole or 0) // (micro * replicas)))) if micro else (0, 0)
+
+
+def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any]:
+    """Settings that keep the global batch in other micro-batches; empty where there are none.
+
+    A program whose batches then change in size takes it from DeepSpeed, and any other does not.
+    """
+    micro, times = micro_batches(config, replicas)
+    if micro and micro % 2 == 0:
+        parts = (None, micro // 2, times * 2)
+    elif micro and times % 2 == 0:
+        parts = (None, micro * 2, times // 2)
+    else:
+        return {}
+    return dict(zip(_BATCH_KEYS, parts, strict=True))
+
+
+def _owner() -> str:
+    """The framework that calls, where it is not the program itself: it owns the batches then."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if name in ("transformers", "accelerate", "lightning", "pytorch_lightning"):
+            return name
+        frame = frame.f_back
+    return ""
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Every tensor in nested inputs, token ids first."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        yield value
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=lambda name: name != "input_ids"):
+            yield from _tensors(value[key])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _see_batch(inputs: Any) -> None:
+    """Note the shape of the first batch, and refuse one of another size than was asked for."""
+    first = next((t for t in _tensors(inputs) if len(t.shape) > 0), None)
+    _seen["batch"] = list(first.shape) if first is not None else []
+    _seen["tokens"] = first is not None and str(first.dtype) in ("torch.int64", "torch.int32")
+    wanted = _options.get("micro_batch")
+    if wanted and _seen["batch"] and _seen["batch"][0] != wanted:
+        raise WrongBatch(
+            f"the program's batches hold {_seen['batch'][0]} samples where micro_batch is {wanted}"
+        )
+
+
+def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What the program passes to `deepspeed.initialize` as its configuration."""
+    given = told.get("config")
+    given = told.get("config_params") if given is None else given
+    if given is None:
+        given = getattr(told.get("args"), "deepspeed_config", None)
+    if isinstance(given, Mapping):
+        return copy.deepcopy(dict(given))
+    if given is None:
+        return {}
+    if os.path.exists(given):
+        with open(given, encoding="utf-8") as file:
+            return dict(json.load(file))
+    return dict(json.loads(base64.urlsafe_b64decode(given)))
+
+
+def _wrap_initialize(plain: Any) -> Any:
+    """`deepspeed.initialize` that lays the settings of this launch over what it is given."""
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        told = signature.bind(*args, **kwargs).arguments
+        config, model = _read_config(told), told.get("model")
+        _seen["engines"] = _seen.get("engines", 0) + 1
+        if not config or _seen["engines"] > 1:
+            return plain(*args, **kwargs)  # a second engine (a teacher, a critic) stays as it is
+        _see_model(model, told, config)
+        overlay = dict(_options.get("deepspeed", {}))
+        if _options.get("alter") and not _seen["owner"]:
+            overlay |= split_differently(config, int(os.environ.get("WORLD_SIZE", "1")))
+        _set_checkpointing(model, _options.get("activation_checkpointing"))
+        told = {**told, "config": merge(config, overlay)}
+        told.pop("config_params", None)
+        holder = told.get("args")
+        path = getattr(holder, "deepspeed_config", None)
+        if path is not None:  # DeepSpeed takes one of the two
+            holder.deepspeed_config = None  # type: ignore[union-attr]
+        try:
+            made = plain(**told)
+        finally:
+            if path is not None:
+                holder.deepspeed_config = path  # type: ignore[union-attr]
+        engine = made[0]
+        _seen["micro_batch"] = engine.train_micro_batch_size_per_gpu()
+        _seen["accumulation"] = engine.gradient_accumulation_steps()
+        _seen["global_batch"] = engine.train_batch_size()
+        _seen["pipeline"] = hasattr(engine, "num_stages")
+        _seen["stages"] = getattr(engine, "num_stages", 1)
+        return made
+
+    return initialize
+
+
+def _see_model(model: Any, told: Mapping[str, Any], config: dict[str, Any]) -> None:
+    optimizer = told.get("optimizer")
+    _seen["config"], _seen["owner"] = config, _owner()
+    _seen["client_optimizer"] = type(optimizer).__name__ if optimizer is not None else ""
+    _seen["training_data"] = told.get("training_data") is not None
+    able = getattr(model, "supports_gradient_checkpointing", False)
+    _seen["can_checkpoint"] = bool(able) and hasattr(model, "gradient_checkpointing_enable")
+    _seen["checkpoints"] = bool(getattr(model, "is_gradient_checkpointing", False))
+    if hasattr(getattr(model, "config", None), "to_dict"):
+        _seen["model"] = model.config.to_dict()
+
+
+def _set_checkpointing(model: Any, mode: str | None) -> None:
+    """Turn a transformers model's own activation checkpointing on or off."""
+    if mode == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif mode == "none" and getattr(model, "is_gradient_checkpointing", False):
+        model.gradient_checkpointing_disable()
+
+
 def _patch_deepspeed(deepspeed: Any) -> None:
-    """Count optimizer steps where DeepSpeed takes them: at accumulation boundaries only."""
+    """Lay settings over what the program gives, and count steps at accumulation boundaries only."""
     engine = deepspeed.DeepSpeedEngine
     if getattr(engine, "_joulefront", False):
         return
     engine._joulefront = True
-    plain_step = engine.step
-
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        boundary = self.is_gradient_accumulation_boundary()
-        result = plain_step(self, *args, **kwargs)
-        if boundary and _link is not None:
-            _link.step_done()
-        return result
-
-    engine.step = step
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        # Building DeepSpeed's shared-memory collective for a CPU needs a compiler and half a
+        # minute at the first start; gloo, which it falls back to, serves as well.
+        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.initialize = _wrap_initialize(deepspeed.initialize)
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
-    plain_train_batch = PipelineEngine.train_batch
+    def stepping(owner: Any, name: str, ends_step: Any) -> None:
+        plain = getattr(owner, name)
 
-    def train_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = plain_train_batch(self, *args, **kwargs)
-        if _link is not None:
-            _link.step_done()
-        return result
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            counts = ends_step(self) and _seen.setdefault("engine", id(self)) == id(self)
+            # The torch optimizer inside would report the same step.
+            _seen["inside_engine"] = True
+            result = plain(self, *args, **kwargs)
+            _seen["inside_engine"] = False
+            if counts:
+                _count("engine")
+            return result
 
-    PipelineEngine.train_batch = train_batch
+        setattr(owner, name, run)
+
+    stepping(engine, "step", lambda self: self.is_gradient_accumulation_boundary())
+    stepping(PipelineEngine, "train_batch", lambda self: True)
+    plain_forward = engine.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "batch" not in _seen:
+            _see_batch((kwargs, args))
+        return plain_forward(self, *args, **kwargs)
+
+    engine.forward = forward
+    zero = _options.get("deepspeed", {}).get("zero_optimization", {})
+    if zero.get("stage", 3) != 3:
+        plain_init = deepspeed.zero.Init.__init__
+
+        def without_partition(self: Any, *args: Any, **kwargs: Any) -> None:
+            plain_init(self, *args, **{**kwargs, "enabled": False})
+
+        deepspeed.zero.Init.__init__ = without_partition
+
+
+def _patch_torch(torch: Any) -> None:
+    """Count the steps of the first torch optimizer, where no DeepSpeed engine counts them."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _seen.get("inside_engine") or _seen.get("engines"):
+            return
+        if _seen.setdefault("optimizer", id(optimizer)) == id(optimizer):
+            if "owner" not in _seen:
+                _seen["owner"] = _owner()
+            _count("optimizer")
+
+    register_optimizer_step_post_hook(stepped)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> bool:
+    """Stands for what a probe leaves out."""
+    return True
+
+
+def _silence(torch: Any) -> None:
+    """A probe writes no checkpoints: they cost time that a step does not, and disk."""
+    plain_save = torch.save
+
+    def save(value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(file, str | os.PathLike):  # in memory: part of the program
+            plain_save(value, file, *args, **kwargs)
+
+    torch.save = save
+    deepspeed = sys.modules.get("deepspeed")
+    for name in ("save_checkpoint", "save_16bit_model", "save_fp16_model"):
+        if deepspeed is not None and hasattr(deepspeed.DeepSpeedEngine, name):
+            setattr(deepspeed.DeepSpeedEngine, name, _nothing)
+
+
+_WRITERS = (
+    ("transformers.trainer", "Trainer", ("_save_checkpoint", "save_model", "save_state")),
+    ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",)),
+    ("accelerate.accelerator", "Accelerator", ("save_state", "save_model")),
+    ("lightning.pytorch.trainer.trainer", "Trainer", ("save_checkpoint",)),
+    ("pytorch_lightning.trainer.trainer", "Trainer", ("save_checkpoint",)),
+)
+
+
+def _silence_frameworks() -> None:
+    """The same for frameworks that the program imported, at the first step: none saves earlier."""
+    if not _options.get("quiet"):
+        return
+    for module, name, methods in _WRITERS:
+        writer = getattr(sys.modules.get(module), name, None)
+        for method in methods:
+            if writer is not None and hasattr(writer, method):
+                setattr(writer, method, _nothing)
+
+
+_PRIVATE = ("asked", "optimizer", "engine", "inside_engine")
+
+
+def _facts() -> dict[str, Any]:
+    """What the first step showed of how the program is built."""
+    named = {k: v for k, v in _seen.items() if k not in _PRIVATE}
+    asked = _seen.get("asked")
+    return {**named, "reads": sorted(asked.read) if asked is not None else []}
+
+
+def _prepare_program(options: Mapping[str, Any]) -> None:
+    """Stand around the program that is about to start, as `options` say."""
+    _options.clear()
+    _options.update(options)
+    _seen.clear()
+    sys.modules["joulefront_hook"] = sys.modules[__name__]
+    import torch
+
+    _patch_torch(torch)
+    # A plain torch program may live without DeepSpeed.
+    with contextlib.suppress(ModuleNotFoundError):
+        import deepspeed
+
+        _patch_deepspeed(deepspeed)
+    if options.get("quiet"):
+        _silence(torch)
+
+
+def _run_program(argv: list[str]) -> None:
+    """The program as `__main__`, as `python SCRIPT ...` or `python -m MODULE ...` would run it."""
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = argv
+    path = os.path.abspath(argv[0])
+    sys.path.insert(0, os.path.dirname(path))
+    runpy.run_path(path, run_name="__main__")
 
 
 def _run_rank(spec: dict[str, Any]) -> NoReturn:
     """Become a rank: environment, link, then the training program as `__main__`."""
     global _link
-    sys.modules["joulefront_hook"] = sys.modules[__name__]
     _link = Link(spec["address"], int(spec["env"]["RANK"]))
     try:
         torch = sys.modules.get("torch")
         if torch is not None and "OMP_NUM_THREADS" in spec["env"]:
             # A forked rank read OMP_NUM_THREADS before it was set for it.
             torch.set_num_threads(int(spec["env"]["OMP_NUM_THREADS"]))
-        import deepspeed
-
-        _patch_deepspeed(deepspeed)
-        script = spec["argv"][0]
-        sys.argv = list(spec["argv"])
-        sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-        runpy.run_path(script, run_name="__main__")
+        _prepare_program(spec.get("options") or {})
+        _run_program(list(spec["argv"]))
         _link.send("end")
     except SystemExit as stop:
         _link.send("end")
@@ -375,8 +710,16 @@ def main(arguments: list[str]) -> None:
         ForkServer(socket.socket(fileno=int(arguments[1]))).serve()
     elif arguments[:1] == ["rank"]:
         _run_rank(json.loads(arguments[1]))
+    elif arguments[:1] == ["run"] and len(arguments) > 1:
+        with open(os.environ["JOULEFRONT_OPTIONS"], encoding="utf-8") as file:
+            _prepare_program(json.load(file))
+        mine = {name: os.environ[name.upper()] for name in ("rank", "local_rank", "world_size")}
+        words = arguments[1:]
+        for name, value in mine.items():
+            words = [word.replace(f"{{{name}}}", value) for word in words]
+        _run_program(words)
     else:
-        print("hook.py serve FD | rank SPEC", file=sys.stderr)
+        print("hook.py serve FD | rank SPEC | run SCRIPT ...", file=sys.stderr)
         sys.exit(2)
 
 

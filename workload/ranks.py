@@ -20,13 +20,14 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from search_spaces.errors import InputError
 
 __all__ = [
+    "PRELOAD",
     "Event",
     "RankGroup",
     "RankServer",
@@ -106,6 +107,7 @@ class RankSpec:
         cpus: cores it may use; empty leaves them as they are.
         address: the agent's Unix socket.
         fresh: start a new interpreter instead of forking one that has imported.
+        options: what the hook does beside counting steps: `workload.script.Start.options`.
     """
 
     argv: tuple[str, ...]
@@ -115,6 +117,7 @@ class RankSpec:
     address: str
     cpus: tuple[int, ...] = ()
     fresh: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,6 +125,7 @@ class RankSpec:
             "argv": list(self.argv),
             "env": dict(self.env),
             "cpus": list(self.cpus),
+            "options": dict(self.options),
         }
 
 
@@ -130,12 +134,13 @@ class Event:
     """What a rank said, or what became of it.
 
     Attributes:
-        kind: "hello", "step", "at", "phase", "peak", "fail", "end" from the rank itself, or "exit"
-            when its process ended.
+        kind: "hello", "step", "at", "phase", "facts", "peak", "fail", "end" from the rank itself,
+            or "exit" when its process ended.
         rank: which one.
         step: steps done (for "step" and "at").
         time_s: CLOCK_MONOTONIC at the rank.
-        detail: parsed JSON of "peak" and "fail", {"code": n} of "exit", {"name": ...} of "phase".
+        detail: parsed JSON of "facts", "peak" and "fail", {"code": n} of "exit", {"name": ...} of
+            "phase".
     """
 
     kind: str
@@ -150,6 +155,7 @@ class RankServer:
 
     Args:
         python: the interpreter that runs training.
+        needs: modules without which nothing can be trained, imported before the first fork.
         optional: modules to import before the first fork, where they exist, beside the usual.
         env: environment in which they are imported (DS_ACCELERATOR is read at import).
     """
@@ -158,10 +164,12 @@ class RankServer:
         self,
         *,
         python: str = sys.executable,
+        needs: Sequence[str] = PRELOAD,
         optional: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self._python, self._optional = python, (*PRELOAD_OPTIONAL, *optional)
+        self._python, self._needs = python, tuple(needs)
+        self._optional = (*PRELOAD, *PRELOAD_OPTIONAL, *optional)
         self._env = {**os.environ, **(env or {})}
         # Compiling an op needs ninja, which pip puts beside the interpreter.
         self._env["PATH"] = os.pathsep.join(
@@ -221,7 +229,7 @@ class RankServer:
         self._socket, self._buffer, self._ops = ours, b"", set()
         try:
             self._ask(
-                {"op": "prepare", "imports": list(PRELOAD), "optional": list(self._optional)},
+                {"op": "prepare", "imports": list(self._needs), "optional": list(self._optional)},
                 timeout_s=300,
             )
         except ServerError as error:
@@ -335,7 +343,7 @@ class RankGroup:
     def __init__(
         self, server: RankServer, group: int, pids: Sequence[int], listener: socket.socket
     ) -> None:
-        self.group, self.size = group, len(pids)
+        self.group, self.size, self.pids = group, len(pids), tuple(pids)
         self._server, self._listener = server, listener
         self._rank_of = {pid: rank for rank, pid in enumerate(pids)}
         self._running = set(pids)
@@ -356,8 +364,10 @@ class RankGroup:
             if left <= 0:
                 return None
             for key, _ in self._selector.select(left):
-                handle: Callable[[Any], None] = key.data
-                handle(key.fileobj)
+                # Handling an exit reads its rank's link to the end, which may be next in this list.
+                if key.fileobj in self._selector.get_map():
+                    handle: Callable[[Any], None] = key.data
+                    handle(key.fileobj)
         return self._pending.popleft()
 
     def send(self, line: str) -> None:
@@ -414,7 +424,7 @@ class RankGroup:
         if kind in ("step", "at"):
             step, at = rest.split()
             return Event(kind, rank, int(step), float(at))
-        if kind in ("peak", "fail"):
+        if kind in ("facts", "peak", "fail"):
             return Event(kind, rank, detail=json.loads(rest))
         if kind == "phase":
             name, _, at = rest.rpartition(" ")
