@@ -15,9 +15,10 @@ from search_spaces.cluster import Cluster, Device
 from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError
 from search_spaces.space import load_space
+from tuner.asked import known_job
 from tuner.cli import main
 from tuner.launch_files import write_launch_files
-from tuner.problem import known_job, problem_of_job
+from tuner.problem import problem_of_job
 from workload import hook
 from workload.script import Frame, Script, ScriptJob
 

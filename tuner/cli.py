@@ -134,7 +134,7 @@ def _predict(args: argparse.Namespace) -> int:
     records: tuple[Any, ...] = ()
     probed_on = None
     if args.run is not None:
-        from tuner.problem import known_cluster
+        from tuner.asked import known_cluster
         from tuner.runs import find_run
         from workload.trace import read_trace
 

@@ -40,7 +40,7 @@ def launch_of(result: Result) -> Launch:
     Raises:
         InputError: nothing was chosen, or the study was of a recorded table, which has no job.
     """
-    from tuner.problem import known_cluster, known_job
+    from tuner.asked import known_cluster, known_job
 
     if result.best is None:
         raise InputError(f"study {result.name!r} chose no configuration, so nothing can be started")

@@ -15,13 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.cluster import Cluster, Device, load_cluster
+from search_spaces.cluster import Cluster, load_cluster
 from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError, InvalidConfiguration, InvalidValue
 from search_spaces.job import TrainingJob, load_job
 from search_spaces.rules import broken_rules, unrunnable
 from search_spaces.space import Candidates, default_configuration, load_space
 from tuner.acquisition import ProbeCost
+from tuner.asked import known_cluster, known_job
 from tuner.runs import RunFolder, plain
 from workload.ranks import cannot_build
 from workload.script import ScriptJob
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Problem",
-    "known_cluster",
-    "known_job",
     "problem_of_job",
     "problem_of_run",
     "recorded_problem",
@@ -370,42 +369,6 @@ def recorded_problem(
         )
     runner.seed = seed  # type: ignore[attr-defined]
     return problem, runner
-
-
-def known_job(known: Mapping[str, Any]) -> TrainingJob | None:
-    """The job that study.toml or a result's `about` tells of; None where it tells of none.
-
-    Raises:
-        InputError: its section is no job.
-    """
-    section = known.get("job")
-    if not isinstance(section, Mapping):
-        return None
-    try:
-        kind = ScriptJob if "frame" in section else TrainingJob
-        return kind.from_json({**section, "model": json.loads(section["model"])})
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the [job] of study.toml is not a job: {error}") from error
-
-
-def known_cluster(known: Mapping[str, Any]) -> Cluster | None:
-    """The cluster that study.toml or a result's `about` tells of; None where it tells of none.
-
-    Raises:
-        InputError: its section is no cluster.
-    """
-    section = known.get("cluster")
-    if not isinstance(section, Mapping):
-        return None
-
-    def build(cls: type, data: Mapping[str, Any]) -> Any:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
-
-    try:
-        cluster: Cluster = build(Cluster, {**section, "device": build(Device, section["device"])})
-        return cluster
-    except (KeyError, TypeError) as error:
-        raise InputError(f"the [cluster] of study.toml is not a cluster: {error}") from error
 
 
 def problem_of_run(

@@ -14,7 +14,7 @@ from pathlib import Path
 from search_spaces.cluster import Cluster
 from search_spaces.errors import InputError
 from search_spaces.space import Candidates, load_space
-from tuner.problem import known_job
+from tuner.asked import known_job
 from tuner.runs import RunFolder
 from workload.script import Script, ScriptJob
 
