@@ -368,15 +368,20 @@ def _clock_offered(c: Configuration, job: TrainingJob, cluster: Cluster) -> str 
     return None
 
 
-@_rule("A clock a stage needs as many clocks as stages.", "clock_MHz", "pipeline_parallel")
-def _clock_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    clocks = c.get("clock_MHz")
-    if isinstance(clocks, tuple) and len(clocks) != c.pipeline_parallel:
+def _one_a_stage(c: Configuration, knob: str, what: str) -> str | None:
+    """A phrase where a tuple does not hold one value a pipeline stage."""
+    values = c.get(knob)
+    if isinstance(values, tuple) and len(values) != c.pipeline_parallel:
+        plural = "s" if len(values) != 1 else ""
         return (
-            f"clock_MHz names {len(clocks)} clock{'s' if len(clocks) != 1 else ''}, "
-            f"pipeline_parallel is {c.pipeline_parallel}"
+            f"{knob} names {len(values)} {what}{plural}, pipeline_parallel is {c.pipeline_parallel}"
         )
     return None
+
+
+@_rule("A clock a stage needs as many clocks as stages.", "clock_MHz", "pipeline_parallel")
+def _clock_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    return _one_a_stage(c, "clock_MHz", "clock")
 
 
 @_rule("Clocks and power limits can be set only where the machine permits it.", "power_limit_W")
@@ -405,13 +410,7 @@ def _limit_range(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
     "A power limit a stage needs as many limits as stages.", "power_limit_W", "pipeline_parallel"
 )
 def _limit_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    limits = c.get("power_limit_W")
-    if isinstance(limits, tuple) and len(limits) != c.pipeline_parallel:
-        return (
-            f"power_limit_W names {len(limits)} limit{'s' if len(limits) != 1 else ''}, "
-            f"pipeline_parallel is {c.pipeline_parallel}"
-        )
-    return None
+    return _one_a_stage(c, "power_limit_W", "limit")
 
 
 @_rule("Clocks and power limits can be set only where the machine permits it.", "memory_clock_MHz")

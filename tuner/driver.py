@@ -145,10 +145,10 @@ def real_executor(
 
 def _ops(problem: Problem) -> tuple[str, ...]:
     """DeepSpeed ops that some candidate needs: built before the first probe, not inside one."""
-    offloads = any(
-        launch.get("optimizer_offload") == "cpu" for launch in problem.candidates.launches
-    )
-    return ("CPUAdamBuilder",) if offloads else ()
+    from workload.deepspeed_config import ops_needed
+
+    needed = (op for launch in problem.candidates.launches for op in ops_needed(launch))
+    return tuple(dict.fromkeys(needed))
 
 
 def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> list[str]:

@@ -26,7 +26,7 @@ from search_spaces.configuration import Configuration, Settings
 from search_spaces.errors import InputError, InvalidConfiguration
 from search_spaces.job import TrainingJob
 from search_spaces.rules import broken_rules, unrunnable
-from workload.deepspeed_config import render_deepspeed_config, training_arguments
+from workload.deepspeed_config import ops_needed, render_deepspeed_config, training_arguments
 from workload.governor import Governor, GovernorError, open_governor
 from workload.host import Neighbours
 from workload.measured import drift_of, measurement
@@ -288,8 +288,7 @@ class Probe:
         request, server = self._request, self._runner._server
         if not server.alive:
             self._runner.prepare()
-        if self._configuration.get("optimizer_offload") != "none":
-            server.load_ops(["CPUAdamBuilder"])
+        server.load_ops(ops_needed(request.launch))
         listener, address, remove = control_socket()
         group = None
         try:

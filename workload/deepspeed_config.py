@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import Configuration, Settings
 from search_spaces.job import TrainingJob
 from search_spaces.knobs import KNOBS
 
-__all__ = ["render_deepspeed_config", "training_arguments"]
+__all__ = ["ops_needed", "render_deepspeed_config", "training_arguments"]
 
 #: The knobs that DeepSpeed's JSON has no key for.
 _ARGUMENTS = (
@@ -24,6 +24,11 @@ _ARGUMENTS = (
     "activation_checkpointing",
     "activation_offload",
 )
+
+
+def ops_needed(launch: Settings) -> tuple[str, ...]:
+    """DeepSpeed ops, by builder name, that a launch compiles and loads: build them beforehand."""
+    return ("CPUAdamBuilder",) if launch.get("optimizer_offload", "none") != "none" else ()
 
 
 def render_deepspeed_config(configuration: Configuration, job: TrainingJob) -> dict[str, Any]:

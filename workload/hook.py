@@ -674,8 +674,6 @@ class ForkServer:
                 self._send(_prepare(request))
             elif request["op"] == "spawn":
                 self._send({"spawned": self._spawn(request["ranks"])})
-            elif request["op"] == "kill":
-                _kill_group(request["group"])
         except Exception as error:
             self._send(
                 {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
