@@ -93,7 +93,7 @@ def result_of(
     }
     return Result(
         name=name,
-        front=tuple(front),
+        front_points=tuple(front),
         points=tuple(points),
         best=chosen,
         baseline=baseline,

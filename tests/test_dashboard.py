@@ -80,7 +80,7 @@ def test_api_shows_study_metric_names_graphs_and_note(study: optuna.Study, journ
     graphs = {g["id"]: json.loads(g["graph_object"]) for g in detail["plotly_graph_objects"]}
     assert set(graphs) == set(dashboard.GRAPH_IDS)
     front = next(t for t in graphs["joulefront-front"]["data"] if t.get("name") == "front")
-    assert front["x"] == [p.time_to_solution_s for p in result.front]
+    assert front["x"] == [p.time_to_solution_s for p in result.front_points]
     assert result.choice.sentence in detail["note"]["body"]
     assert "energy to solution" in detail["note"]["body"]
 

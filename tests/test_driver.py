@@ -57,8 +57,8 @@ def test_a_replayed_study_covers_the_true_front(table, options):
     found = np.log([[p.time_to_solution_s, 1000 * p.energy_to_solution_kJ] for p in result.points])
     assert covered(found) >= 0.97 * covered(truth)
     assert result.spent.measurements < len(truth)
-    times = [p.time_to_solution_s for p in result.front]
-    energies = [p.energy_to_solution_kJ for p in result.front]
+    times = [p.time_to_solution_s for p in result.front_points]
+    energies = [p.energy_to_solution_kJ for p in result.front_points]
     assert times == sorted(times)
     assert energies == sorted(energies, reverse=True)
 
@@ -76,8 +76,8 @@ def test_points_tell_how_they_were_measured(table, options):
         assert point.power_W == pytest.approx(
             1000 * point.energy_to_solution_kJ / point.time_to_solution_s
         )
-    assert {p.configuration for p in result.front} <= {p.configuration for p in result.points}
-    assert all(point.p_nondominated > 0.05 for point in result.front)
+    assert {p.configuration for p in result.front_points} <= {p.configuration for p in result.points}
+    assert all(point.p_nondominated > 0.05 for point in result.front_points)
     assert result.leave_one_out is not None
     assert result.leave_one_out.measurements == result.spent.measurements
     curve = result.progress
@@ -150,8 +150,8 @@ def test_every_shipped_table_is_studied_to_a_front(options, name, group):
     result = tuner.replay(TRACES / name, group=group, **options, max_probes=8, in_flight=2)
     assert result.spent.probes == 8
     assert not result.failures
-    assert len(result.front) >= 2
-    assert result.best in result.front
+    assert len(result.front_points) >= 2
+    assert result.best in result.front_points
 
 
 # What it may spend.
@@ -174,7 +174,7 @@ def test_a_budget_below_one_probe_starts_none(options):
     runner = TalliedRunner(ModelRunner())
     result = optimize(runner, options, probe_budget_kJ=1e-4)
     assert runner.asked == []
-    assert (result.front, result.best, result.baseline) == ((), None, None)
+    assert (result.front_points, result.best, result.baseline) == ((), None, None)
     assert result.choice.met is False
 
 
@@ -249,7 +249,7 @@ def test_failures_are_recorded_and_never_retried_for_ever(options):
     assert failed
     assert len(failed) == len(set(failed))
     assert result.spent.failed == len(failed)
-    assert result.front
+    assert result.front_points
     assert all(spoil_free(p.configuration) for p in result.points)
 
 
@@ -261,7 +261,7 @@ def test_when_everything_fails_the_study_ends_and_says_so(options):
     runner = TalliedRunner(ModelRunner(), lambda r: Failure("crash", "no luck"))
     result = optimize(runner, options, max_probes=6)
     assert (result.spent.probes, result.spent.failed) == (6, 6)
-    assert (result.front, result.best, result.baseline) == ((), None, None)
+    assert (result.front_points, result.best, result.baseline) == ((), None, None)
     assert "Nothing was measured" in result.choice.sentence
 
 
@@ -272,7 +272,7 @@ def test_a_failed_baseline_leaves_a_study_without_one(options):
     result = optimize(runner, options, max_probes=6)
     assert result.baseline is None
     assert result.spent.payback_steps is None
-    assert result.front
+    assert result.front_points
     assert sum(r.purpose == "baseline" for r in runner.asked) == 1
 
 
@@ -384,12 +384,12 @@ def test_a_limit_that_is_no_positive_number_is_refused(options, name, bad):
 
 def test_constraints_choose_and_do_not_cut(table, options):
     free = tuner.replay(table, **options, max_probes=8)
-    asked = (free.front[0].energy_to_solution_kJ + free.front[-1].energy_to_solution_kJ) / 2
+    asked = (free.front_points[0].energy_to_solution_kJ + free.front_points[-1].energy_to_solution_kJ) / 2
     options["name"] = "bound"
     bound = tuner.replay(table, **options, max_probes=8, budget_kJ=asked)
     fits = [p for p in bound.points if p.energy_to_solution_kJ <= asked]
     assert bound.best == min(fits, key=lambda p: p.time_to_solution_s)
-    assert any(p.energy_to_solution_kJ > asked for p in bound.front)
+    assert any(p.energy_to_solution_kJ > asked for p in bound.front_points)
     assert bound.constraints == {"budget_kJ": asked, "max_probes": 8}
 
 
@@ -441,7 +441,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(options, wrong):
 def test_the_answer_can_be_had_again_from_the_folder(options):
     result = optimize(ModelRunner(), options, max_probes=9, budget_kJ=30)
     again = tuner.load_result("study", runs_dir=options["runs_dir"])
-    assert [p.configuration for p in again.front] == [p.configuration for p in result.front]
+    assert [p.configuration for p in again.front_points] == [p.configuration for p in result.front_points]
     assert again.best.configuration == result.best.configuration
     assert again.best.energy_to_solution_kJ == pytest.approx(
         result.best.energy_to_solution_kJ, rel=1e-3

@@ -86,7 +86,7 @@ def test_the_shipped_recording_was_really_made_here():
 @pytest.mark.parametrize("what", ["trace/probes.jsonl", ""])
 def test_the_shipped_recording_drives_a_whole_study(tmp_path, what):
     result = replay(SHIPPED / what, runs_dir=tmp_path, steps=2000, max_probes=16, budget_kJ=25.0)
-    assert result.front
+    assert result.front_points
     assert result.best is not None
     assert result.best.energy_to_solution_kJ <= 25.0
     assert all(point.meter.estimated for point in result.points)

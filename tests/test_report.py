@@ -84,7 +84,7 @@ def empty_result() -> Result:
     return replace(
         small_result(),
         points=(),
-        front=(),
+        front_points=(),
         best=None,
         baseline=None,
         leave_one_out=None,
@@ -126,10 +126,10 @@ def test_every_front_point_and_the_baseline_are_rows() -> None:
     text = render_report(result)
     front = text[text.index("<tbody>") : text.index("</tbody>")]
     outside = 1  # the baseline is not on this front
-    assert front.count("<tr") == len(result.front) + outside
+    assert front.count("<tr") == len(result.front_points) + outside
     assert front.count(">chosen<") == 1
     assert front.count(">baseline<") == 1
-    for p in result.front:
+    for p in result.front_points:
         assert f"clock_MHz={p.configuration.get('clock_MHz')}" in front
 
 
@@ -271,7 +271,7 @@ def test_a_figure_that_is_not_finite_is_not_a_number_on_the_page() -> None:
         power_W=math.nan,
     )
     result = small_result()
-    result = replace(result, points=(wild, *result.points[1:]), front=(wild,), best=wild)
+    result = replace(result, points=(wild, *result.points[1:]), front_points=(wild,), best=wild)
     page = render_report(result)
     body = page[page.index("<main>") : page.index('id="palette"')]
     assert not re.search(r"\b(nan|inf|NaN|Infinity)\b", body)
@@ -291,12 +291,12 @@ def test_the_front_is_a_staircase_through_its_points() -> None:
     line = next(t for t in figure.data if t.mode == "lines")
     assert line.line.shape == "hv"
     front = trace(figure, "front")
-    assert list(line.x) == list(front.x) == sorted(p.time_to_solution_s for p in result.front)
-    assert list(front.y) == sorted((p.energy_to_solution_kJ for p in result.front), reverse=True)
-    assert len(trace(figure, "dominated").x) == len(result.points) - len(result.front)
-    low, high = result.front[0].energy_interval_kJ
-    assert front.error_y.array[0] == pytest.approx(high - result.front[0].energy_to_solution_kJ)
-    assert front.error_y.arrayminus[0] == pytest.approx(result.front[0].energy_to_solution_kJ - low)
+    assert list(line.x) == list(front.x) == sorted(p.time_to_solution_s for p in result.front_points)
+    assert list(front.y) == sorted((p.energy_to_solution_kJ for p in result.front_points), reverse=True)
+    assert len(trace(figure, "dominated").x) == len(result.points) - len(result.front_points)
+    low, high = result.front_points[0].energy_interval_kJ
+    assert front.error_y.array[0] == pytest.approx(high - result.front_points[0].energy_to_solution_kJ)
+    assert front.error_y.arrayminus[0] == pytest.approx(result.front_points[0].energy_to_solution_kJ - low)
 
 
 def test_hover_holds_the_whole_configuration() -> None:
@@ -304,7 +304,7 @@ def test_hover_holds_the_whole_configuration() -> None:
     figure = front_figure(result)
     assert figure is not None
     text = trace(figure, "front").hovertext[0].replace("<br>", " ")
-    for part in result.front[0].configuration.key.replace(" | ", " ").split():
+    for part in result.front_points[0].configuration.key.replace(" | ", " ").split():
         assert part in text
     assert "power" in text
     assert "gpu scope" in text

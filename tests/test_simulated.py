@@ -198,4 +198,4 @@ def test_a_study_over_1024_gpus_keeps_16_probes_in_flight(tmp_path: Any) -> None
     )
     assert result.spent.probes == 20
     # On simulated time the probes overlap: the search is far shorter than their sum.
-    assert len(result.front) > 1
+    assert len(result.front_points) > 1

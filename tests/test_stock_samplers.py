@@ -149,4 +149,4 @@ def test_they_run_in_the_real_study(tmp_path, name) -> None:
     )
     assert result.spent.probes == 8
     assert len(result.points) >= 6
-    assert result.front
+    assert result.front_points

@@ -365,7 +365,7 @@ def build_result(
     return Result(
         name=name,
         run_dir=run_dir,
-        front=front,
+        front_points=front,
         points=points,
         best=best,
         choice=choice,

@@ -61,15 +61,15 @@ _AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"
 def front_figure(result: Result) -> go.Figure | None:
     """Energy against time: the points, the front as the staircase that it attains, the baseline,
     the choice, 90 % intervals and the constraints. None where nothing was measured."""
-    every = {p.configuration: p for p in (*result.points, *result.front)}
+    every = {p.configuration: p for p in (*result.points, *result.front_points)}
     for point in (result.baseline, result.best):
         if point is not None:
             every.setdefault(point.configuration, point)
     if not every:
         return None
     units = units_of(result)
-    on_front = {p.configuration for p in result.front}
-    front = sorted(result.front, key=lambda p: p.time_to_solution_s)
+    on_front = {p.configuration for p in result.front_points}
+    front = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
     dominated = [p for c, p in every.items() if c not in on_front and p.source == "measured"]
     predicted = [p for c, p in every.items() if c not in on_front and p.source != "measured"]
     shown = [p for p in (*front, result.best, result.baseline) if p]

@@ -313,13 +313,13 @@ def _table(result: Result, points: Sequence[Point], units: Units, names: Sequenc
 
 
 def _front(result: Result, units: Units, figures: Mapping[str, go.Figure]) -> str:
-    every = [*result.points, *result.front, *(p for p in (result.best, result.baseline) if p)]
+    every = [*result.points, *result.front_points, *(p for p in (result.best, result.baseline) if p)]
     if not every:
         return _section("The front", "<p>Nothing was measured, so there is no front.</p>")
     fixed = sorted({n for p in every for n in (*p.configuration.launch, *p.configuration.live)})
     names = varying_knobs(point.configuration for point in every) or tuple(fixed)
     fixed = [name for name in fixed if name not in names]
-    front = sorted(result.front, key=lambda p: p.time_to_solution_s)
+    front = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
     shown = list(front)
     if result.baseline and all(p.configuration != result.baseline.configuration for p in front):
         shown.append(result.baseline)

@@ -122,7 +122,7 @@ class Result:
     Attributes:
         name: the study's name.
         run_dir: its folder; None for a study that keeps none.
-        front: the non-dominated points, fastest first.
+        front_points: the non-dominated points, fastest first.
         points: every point measured, the front included.
         best: the choice under the constraints; the knee where there are none.
         choice: how it was chosen, in a sentence.
@@ -141,7 +141,7 @@ class Result:
 
     name: str
     run_dir: Path | None
-    front: tuple[Point, ...]
+    front_points: tuple[Point, ...]
     points: tuple[Point, ...]
     best: Point | None
     choice: Choice
@@ -205,7 +205,7 @@ class Result:
         return {
             "name": self.name,
             "run_dir": str(self.run_dir) if self.run_dir else None,
-            "front": [point.to_json() for point in self.front],
+            "front": [point.to_json() for point in self.front_points],
             "points": [point.to_json() for point in self.points],
             "best": self.best.to_json() if self.best else None,
             "choice": dict(vars(self.choice)),

@@ -83,14 +83,14 @@ def plot_lines(result: Result) -> list[str]:
 
     The axes span front, baseline and choice; dominated points beyond them are not drawn.
     """
-    shown = [*result.front, *(p for p in (result.baseline, result.best) if p is not None)]
+    shown = [*result.front_points, *(p for p in (result.baseline, result.best) if p is not None)]
     if len({point.configuration for point in shown}) < 2:
         return []
     x = [math.log(point.time_to_solution_s) for point in shown]
     y = [math.log(point.energy_to_solution_kJ) for point in shown]
     span_x, span_y = max(x) - min(x) or 1.0, max(y) - min(y) or 1.0
     grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
-    front = {point.configuration for point in result.front}
+    front = {point.configuration for point in result.front_points}
     marks = [(point, "o" if point.configuration in front else ".") for point in result.points]
     marks.sort(key=lambda mark: mark[1] == "o")  # what matters more is drawn later
     marks += [(p, mark) for p, mark in ((result.baseline, "B"), (result.best, "X")) if p]
@@ -125,10 +125,10 @@ def summary_lines(result: Result) -> list[str]:
     if said := prediction(result):
         lines += [said, ""]
     lines.append(
-        f"Front of {result.name}: {len(result.front)} of {len(result.points)} measured "
+        f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} measured "
         f"configurations, {result.steps:,} x {result.about.get('unit_of_work', 'step')}"
     )
-    lines += front_lines(result.front, names, intervals=True)
+    lines += front_lines(result.front_points, names, intervals=True)
     lines += ["", *plot_lines(result)]
     if result.baseline is not None:
         lines += [

@@ -80,7 +80,7 @@ class Units:
 
 def units_of(result: Result) -> Units:
     """The units of a result's points."""
-    points = [*result.points, *result.front, *(p for p in (result.best, result.baseline) if p)]
+    points = [*result.points, *result.front_points, *(p for p in (result.best, result.baseline) if p)]
     return Units.for_values(
         (p.energy_to_solution_kJ for p in points), (p.time_to_solution_s for p in points)
     )
@@ -106,7 +106,7 @@ def percent(share: float) -> str:
 
 def is_estimated(result: Result) -> bool:
     """Whether any energy of the result was estimated instead of metered."""
-    points = [*result.points, *result.front, *(p for p in (result.best, result.baseline) if p)]
+    points = [*result.points, *result.front_points, *(p for p in (result.best, result.baseline) if p)]
     return any(p.meter.estimated for p in points) or any(
         record.meter.estimated for record in result.failures
     )
@@ -114,7 +114,7 @@ def is_estimated(result: Result) -> bool:
 
 def prediction(result: Result) -> str:
     """What every page says of a study that ran on a simulated cluster; "" for any other."""
-    points = [*result.points, *result.front, *(p for p in (result.best, result.baseline) if p)]
+    points = [*result.points, *result.front_points, *(p for p in (result.best, result.baseline) if p)]
     meters = [p.meter for p in points] + [record.meter for record in result.failures]
     if not any(meter.name == "simulated" for meter in meters):
         return ""

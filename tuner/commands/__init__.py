@@ -1,0 +1,1 @@
+"""The command's subcommands, a module for each kind; see `tuner.cli`."""
