@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from search_spaces.errors import InputError, InvalidValue, UnknownName
+from search_spaces.typed import check_fields, names_a_file
 
 __all__ = ["Cluster", "Device", "cluster_names", "device_names", "load_cluster", "load_device"]
+
+
+#: Nodes, and devices of a node: more than any machine has, and few enough to be enumerated.
+LARGEST = 100_000
 
 
 def _check_amount(what: str, value: object) -> None:
@@ -42,6 +47,7 @@ class Device:
         min_limit_W: the lowest power limit it takes; None where it takes none.
         clocks_MHz: the SM clocks it offers, ascending; empty where the clock cannot be set.
         default_clock_MHz: the clock it runs at when left alone; None where unknown.
+        memory_clock_MHz: the memory clock that its bandwidth is stated for; None where unknown.
         sources: where the figures come from, a line each.
     """
 
@@ -55,6 +61,7 @@ class Device:
     min_limit_W: float | None = None
     clocks_MHz: tuple[int, ...] = ()
     default_clock_MHz: int | None = None
+    memory_clock_MHz: int | None = None
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -63,7 +70,7 @@ class Device:
             raise InvalidValue(f"type {where}", self.type, "cuda or cpu")
         for name in ("memory_bytes", "peak_flops", "memory_bandwidth_Bps", "idle_W", "max_W"):
             _check_amount(f"{name} {where}", getattr(self, name))
-        for name in ("min_limit_W", "default_clock_MHz"):
+        for name in ("min_limit_W", "default_clock_MHz", "memory_clock_MHz"):
             if getattr(self, name) is not None:
                 _check_amount(f"{name} {where}", getattr(self, name))
         clocks = self.clocks_MHz
@@ -91,6 +98,7 @@ class Cluster:
             power; 0 where only devices are charged.
         clock_control: whether clocks may be set; False makes the clock a fixed dimension.
         sources: where the figures come from.
+        nvme_path: a folder on each node's own NVMe drive, for offload; empty where there is none.
     """
 
     name: str
@@ -106,13 +114,20 @@ class Cluster:
     supply_loss: float = 0.0
     clock_control: bool = False
     sources: tuple[str, ...] = field(default=())
+    nvme_path: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.nvme_path, str):
+            raise InvalidValue(f"nvme_path of cluster {self.name!r}", self.nvme_path, "a folder")
         for name in ("devices_per_node", "nodes"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidValue(
                     f"{name} of cluster {self.name!r}", value, "an integer of at least 1"
+                )
+            if value > LARGEST:
+                raise InvalidValue(
+                    f"{name} of cluster {self.name!r}", "larger", f"at most {LARGEST:,}"
                 )
         amounts = ("link_Bps", "network_Bps", "host_link_Bps", "host_memory_bytes")
         for name in (*amounts, "host_memory_Bps", "host_W", "supply_loss"):
@@ -152,15 +167,15 @@ def cluster_names() -> list[str]:
 
 def _read(kind: str, name: str) -> tuple[dict[str, Any], str, Path | None]:
     shipped = _folder(kind) / f"{name}.toml"
-    path = None if shipped.is_file() else Path(name)
-    if path is not None and not path.is_file():
+    path = None if names_a_file(shipped) else Path(name)
+    if path is not None and not names_a_file(path):
         raise UnknownName(
             kind.removesuffix("s"), name, [*_names(kind), "or the path of a toml file"]
         )
     try:
         text = shipped.read_text(encoding="utf-8") if path is None else path.read_text("utf-8")
         return tomllib.loads(text), (name if path is None else path.stem), path
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the {kind.removesuffix('s')} {name!r}: {error}") from error
 
 
@@ -170,7 +185,7 @@ def _build(cls: type, data: Mapping[str, Any], what: str) -> Any:
             raise UnknownName(f"key in {what}", key, cls.__dataclass_fields__)  # type: ignore[attr-defined]
     tidy = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     try:
-        return cls(**tidy)
+        return check_fields(cls(**tidy), what)
     except TypeError as error:
         raise InputError(f"{what} is incomplete: {error}") from error
 
@@ -182,8 +197,8 @@ def load_device(name: str) -> Device:
     if isinstance(clocks, dict):
         try:
             low, high, step = (int(clocks[key]) for key in ("min", "max", "step"))
-            data["clocks_MHz"] = list(range(low, high + 1, step))
-        except (KeyError, TypeError, ValueError) as error:
+            data["clocks_MHz"] = list(range(low, min(high, 100_000) + 1, step))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(
                 f"clocks_MHz of device {name!r} must hold integers min, max and step"
             ) from error
@@ -201,7 +216,7 @@ def load_cluster(name: str) -> Cluster:
     if not isinstance(data.get("device"), str):
         raise InputError(f"cluster {stem!r} names no device; known: {', '.join(device_names())}")
     kind = data["device"]
-    if path is not None and (path.parent / kind).is_file():
+    if path is not None and names_a_file(path.parent / kind):
         kind = str(path.parent / kind)
     cluster: Cluster = _build(
         Cluster, {"name": stem, **data, "device": load_device(kind)}, f"cluster {stem!r}"

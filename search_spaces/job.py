@@ -11,12 +11,14 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError, InvalidValue, UnknownName
+from search_spaces.typed import names_a_file
 
 __all__ = ["TrainingJob", "job_names", "load_job"]
 
@@ -25,13 +27,21 @@ _FIELDS = {
     "name",
     "model",
     "sequence_length",
+    "frames",
     "global_batch",
     "steps",
     "tokens",
     "precision",
     "learning_rate",
     "seed",
+    "steps_at",
+    "noise_scale",
+    "min_steps",
 }
+_OPTIONAL = ("precision", "learning_rate", "seed", "frames")
+
+#: No count of a job (steps, samples, tokens) is larger; products of them must stay within a float.
+LARGEST = 10**12
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,18 @@ class TrainingJob:
     Attributes:
         name: what the job is called in reports.
         model: the model's Hugging Face configuration, as its `config.json` holds it.
-        sequence_length: tokens a sequence.
+        sequence_length: tokens a sequence, those of its video included.
         global_batch: sequences an optimizer step, over all replicas.
         steps: optimizer steps that make the solution.
         precision: "fp32", "bf16" or "fp16".
         learning_rate: for the built-in training program.
         seed: for weights and data.
+        frames: video frames a sequence, for a model that encodes them; 0 for text alone.
+        steps_at: optimizer steps that make the solution at other global batches.
+        noise_scale: the gradient noise scale, sequences, which tells the steps at any global batch
+            (McCandlish et al. 2018, arXiv 1812.06162, section 2): min_steps x (1 + noise_scale
+            / global batch). 0 where nobody says it.
+        min_steps: the steps that no global batch, however large, goes below.
     """
 
     name: str
@@ -57,8 +73,13 @@ class TrainingJob:
     precision: Precision = "bf16"
     learning_rate: float = 1e-4
     seed: int = 0
+    frames: int = 0
+    steps_at: Mapping[int, int] = field(default_factory=dict, hash=False)
+    noise_scale: float = 0.0
+    min_steps: int = 0
 
     def __post_init__(self) -> None:
+        self._check_batches()
         where = f"in job {self.name!r}"
         if not self.model or "model_type" not in self.model:
             raise InputError(
@@ -69,13 +90,77 @@ class TrainingJob:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidValue(f"{name} {where}", value, "an integer of at least 1")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise InvalidValue(f"seed {where}", self.seed, "an integer of at least 0")
+            if value > LARGEST:
+                raise InvalidValue(f"{name} {where}", "larger", f"at most {LARGEST:g}")
+        for name in ("seed", "frames"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidValue(f"{name} {where}", value, "an integer of at least 0")
         rate = self.learning_rate
         if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
             raise InvalidValue(f"learning_rate {where}", rate, "a number above 0")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
+
+    def _check_batches(self) -> None:
+        """Read the table's sizes, which JSON and TOML hold as text, and refuse what cannot be."""
+        where, table = f"in job {self.name!r}", {}
+        if not isinstance(self.steps_at, Mapping):
+            raise InvalidValue(f"steps_at {where}", self.steps_at, "a table of batch = steps")
+        for size, steps in self.steps_at.items():
+            if not str(size).isdigit() or int(size) < 1:
+                raise InvalidValue(f"a size of steps_at {where}", size, "an integer of at least 1")
+            if type(steps) is not int or steps < 1:
+                raise InvalidValue(f"steps_at {size} {where}", steps, "an integer of at least 1")
+            table[int(size)] = steps
+        object.__setattr__(self, "steps_at", dict(sorted(table.items())))
+        if bool(self.noise_scale) != bool(self.min_steps):
+            raise InputError(f"noise_scale and min_steps {where} are given together or not at all")
+        if table and self.noise_scale:
+            raise InputError(f"give steps_at or noise_scale {where}, not both")
+        for name, value in (("noise_scale", self.noise_scale), ("min_steps", self.min_steps)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 <= value < math.inf:
+                raise InvalidValue(f"{name} {where}", value, "a number above 0")
+        for own in [table.get(self.global_batch)] if table else []:
+            if own != self.steps:
+                raise InputError(
+                    f"steps_at {where} must hold the job's own global batch {self.global_batch} "
+                    f"with its {self.steps} steps"
+                )
+
+    def steps_with(self, global_batch: int) -> int | None:
+        """Optimizer steps that make the solution at a global batch; None where nobody says it."""
+        if global_batch == self.global_batch:
+            return self.steps
+        if self.noise_scale:
+            return math.ceil(self.min_steps * (1 + self.noise_scale / global_batch))
+        return self.steps_at.get(global_batch)
+
+    @property
+    def global_batches(self) -> tuple[int, ...]:
+        """The global batches to choose from: the table's, or the job's own and four around it."""
+        if self.noise_scale:
+            quarters = [self.global_batch * n for n in (1, 2, 4, 8, 16)]
+            return tuple(n // 4 for n in quarters if n % 4 == 0)
+        return tuple(self.steps_at) or (self.global_batch,)
+
+    def at(self, configuration: Configuration) -> Self:
+        """The same job at the global batch that a configuration chooses, and its steps there.
+
+        Raises:
+            InvalidValue: nobody says how many steps the solution takes at it.
+        """
+        chosen = configuration.get("global_batch")
+        if chosen is None or chosen == self.global_batch:
+            return self
+        steps = self.steps_with(chosen) if isinstance(chosen, int) else None
+        if steps is None:
+            legal = ", ".join(map(str, self.global_batches))
+            raise InvalidValue("global_batch", chosen, f"one of {legal}")
+        assert isinstance(chosen, int)
+        own = {"steps_at": {}, "noise_scale": 0.0, "min_steps": 0}
+        return replace(self, global_batch=chosen, steps=steps, **own)  # type: ignore[arg-type]
 
     @property
     def tokens_per_step(self) -> int:
@@ -85,6 +170,10 @@ class TrainingJob:
         """Plain types; what the built-in training program reads."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
         data["model"] = dict(self.model)
+        data["steps_at"] = {str(size): steps for size, steps in self.steps_at.items()}
+        for name in ("steps_at", "noise_scale", "min_steps"):
+            if not data[name]:  # nobody says it
+                del data[name]
         return data
 
     @classmethod
@@ -111,7 +200,7 @@ class TrainingJob:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the job {path}: {error}") from error
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not valid TOML: {error}") from error
         for key in data:
             if key not in _FIELDS:
@@ -132,18 +221,29 @@ class TrainingJob:
         for key, value in (("sequence_length", sequence_length), ("global_batch", global_batch)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidValue(f"{key} in {path.name}", value, "an integer of at least 1")
+            if value > LARGEST:
+                raise InvalidValue(f"{key} in {path.name}", "larger", f"at most {LARGEST:g}")
         assert isinstance(sequence_length, int)
         assert isinstance(global_batch, int)
-        if ("steps" in data) == ("tokens" in data):
+        by_batch: dict[str, Any] = {
+            k: data[k] for k in ("steps_at", "noise_scale", "min_steps") if k in data
+        }
+        if by_batch and ("steps" in data or "tokens" in data):
+            raise InputError(
+                f"{path.name} tells the steps by {next(iter(by_batch))}; leave steps and tokens out"
+            )
+        if not by_batch and ("steps" in data) == ("tokens" in data):
             raise InputError(f"{path.name} must give either steps or tokens to the solution")
-        if "steps" in data:
+        if by_batch:
+            steps = _steps_by_batch(by_batch, global_batch, path.name)
+        elif "steps" in data:
             steps = data["steps"]
         else:
             tokens = data["tokens"]
             if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
                 raise InvalidValue(f"tokens in {path.name}", tokens, "an integer of at least 1")
             steps = -(-tokens // (global_batch * sequence_length))
-        optional = {k: data[k] for k in ("precision", "learning_rate", "seed") if k in data}
+        optional = {k: data[k] for k in _OPTIONAL if k in data}
         return cls(
             name=name,
             model=model,
@@ -151,7 +251,25 @@ class TrainingJob:
             global_batch=global_batch,
             steps=steps,
             **optional,
+            **by_batch,
         )
+
+
+def _steps_by_batch(said: Mapping[str, Any], global_batch: int, where: str) -> int:
+    """The steps at the job's own global batch, from what tells them at every one."""
+    if "steps_at" in said:
+        table = said["steps_at"]
+        if not isinstance(table, dict) or str(global_batch) not in table:
+            raise InputError(
+                f"[steps_at] of {where} must hold the job's own global batch {global_batch}"
+            )
+        return table[str(global_batch)]
+    values = [said.get(name) for name in ("noise_scale", "min_steps")]
+    for name, value in zip(("noise_scale", "min_steps"), values, strict=True):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e18:
+            raise InvalidValue(f"{name} in {where}", value, "a number above 0")
+    noise_scale, least = map(float, values)  # type: ignore[arg-type]
+    return math.ceil(least * (1 + noise_scale / global_batch))
 
 
 def _data_folder(kind: str) -> Any:
@@ -173,15 +291,15 @@ def _load_model(config: Any, beside: Path) -> dict[str, Any]:
     if not isinstance(config, str):
         raise InvalidValue("model.config", config, "a path, a shipped model's name, or a table")
     shipped = _data_folder("models") / f"{config}.json"
-    source = shipped if shipped.is_file() else beside / config
-    if not source.is_file():
+    source = shipped if names_a_file(shipped) else beside / config
+    if not names_a_file(source):
         raise InputError(
             f"model config {config!r} is neither a file nor one of "
             + ", ".join(_names("models", ".json"))
         )
     try:
         data = json.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the model config {config!r}: {error}") from error
     if not isinstance(data, dict):
         raise InvalidValue(f"model config {config!r}", type(data).__name__, "a JSON object")
@@ -203,6 +321,6 @@ def load_job(name_or_path: str | Path | None = None) -> TrainingJob:
     if text in job_names():
         with resources.as_file(_data_folder("jobs") / f"{text}.toml") as path:
             return TrainingJob.from_toml(path)
-    if not Path(text).is_file():
+    if not names_a_file(Path(text)):
         raise UnknownName("job", text, [*job_names(), "or the path of a job.toml"])
     return TrainingJob.from_toml(text)

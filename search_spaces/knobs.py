@@ -28,7 +28,7 @@ class Knob:
         scale: how far apart two values are: "log2" (degrees, batches), "linear" (clocks, watts) or
             "category" (no order).
         default: the value where a configuration does not name the knob; None for a live knob that
-            is left to the device.
+            is left to the device, and for the global batch, which the job says.
         choices: the legal values of a category; empty for numbers.
         minimum: the least legal number; None for a category.
         what: one line for people.
@@ -72,6 +72,8 @@ KNOBS: Mapping[str, Knob] = {
         Knob("pipeline_parallel", "launch", "log2", 1, "stages that split the depth", minimum=1),
         Knob("sequence_parallel", "launch", "log2", 1, "ranks that split the sequence", minimum=1),
         Knob("expert_parallel", "launch", "log2", 1, "ranks that split the experts", minimum=1),
+        # Its default is the job's own; another needs to know the steps that it takes.
+        Knob("global_batch", "launch", "log2", None, "sequences an optimizer step", minimum=1),
         Knob("micro_batch", "launch", "log2", 1, "sequences a rank takes at once", minimum=1),
         Knob(
             "zero_stage",
@@ -87,7 +89,7 @@ KNOBS: Mapping[str, Knob] = {
             "category",
             "none",
             "where the optimizer's states live",
-            choices=("none", "cpu", "async"),
+            choices=("none", "cpu", "async", "nvme"),
         ),
         Knob(
             "parameter_offload",
@@ -95,7 +97,7 @@ KNOBS: Mapping[str, Knob] = {
             "category",
             "none",
             "where the parameters live between uses",
-            choices=("none", "cpu"),
+            choices=("none", "cpu", "nvme"),
         ),
         Knob(
             "activation_checkpointing",

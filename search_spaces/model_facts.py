@@ -3,19 +3,24 @@
 A `config.json` names the same thing differently from family to family (`hidden_size`, `n_embd`,
 `d_model`); the aliases here read them all. Parameters are then counted tensor by tensor from what
 tells the families apart (`_FAMILIES`): gates, biases, norms, positions, experts. A family that is
-not listed still gets an answer from the standard keys, marked `exact = False`.
+not listed still gets an answer from the standard keys, marked `exact = False`. A model of video
+and text is its language model and what encodes the frames (`vision_facts`).
+
+What `python -m benchmarks.flops` shows: all of it agrees with the models that transformers builds,
+and the FLOPs with DeepSpeed's profiler and with torch's own counter.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
 from search_spaces.errors import InputError, InvalidValue
 from search_spaces.job import Precision, TrainingJob
+from search_spaces.vision_facts import VisionFacts
 
 __all__ = ["UNKNOWN_MODEL", "ModelFacts", "facts_of", "flops_per_step", "model_state_bytes"]
 
@@ -90,6 +95,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "mistral": _Family(kv_heads=8),
     "mixtral": _Family(kv_heads=8),
     "qwen2": _Family(qkv_bias=True, kv_heads=32),
+    "qwen2_vl_text": _Family(qkv_bias=True, kv_heads=8),
     "qwen2_moe": _Family(qkv_bias=True, kv_heads=16),
     "qwen3": _Family(qk_norm="head", kv_heads=32, head_dim=128),
     "qwen3_moe": _Family(qk_norm="head", kv_heads=4),
@@ -101,7 +107,10 @@ _FAMILIES: Mapping[str, _Family] = {
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes of one decoder-only language model.
+    """Sizes of one decoder-only language model, and of what encodes frames for it.
+
+    Where there is an encoder, all but `parameters`, `active_parameters`, `largest_layer` and
+    `vision` are the language model's alone.
 
     Attributes:
         model_type: the family, as the configuration names it.
@@ -128,6 +137,7 @@ class ModelFacts:
         expert_parameters: those of `block_parameters` that expert parallelism spreads.
         largest_layer: parameters of the largest block or table (what ZeRO-3 gathers at once).
         exact: the family is known, and the count equals that of transformers' own model.
+        vision: the encoder of frames and its projector; None where there is none.
     """
 
     model_type: str
@@ -152,6 +162,7 @@ class ModelFacts:
     expert_parameters: int
     largest_layer: int
     exact: bool
+    vision: VisionFacts | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelFacts:
@@ -163,6 +174,8 @@ class ModelFacts:
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or not model_type:
             raise InvalidValue("model_type of the model config", model_type, "a name such as llama")
+        if model_type == "llava_onevision":
+            return _with_encoder(config)
         family = _FAMILIES.get(model_type)
         exact = family is not None
         if family is None:
@@ -222,6 +235,7 @@ class ModelFacts:
             gated=family.gated,
             tied=tied,
             exact=exact,
+            vision=None,
             **_count(
                 config,
                 family,
@@ -241,7 +255,7 @@ class ModelFacts:
             ),
         )
 
-    def flops(self, sequences: int, sequence_length: int) -> float:
+    def flops(self, sequences: int, sequence_length: int, frames: int = 0) -> float:
         """FLOPs of forward and backward over `sequences` sequences, nothing recomputed.
 
         6 a parameter and token for the matrix products (2 forward, 4 backward: Kaplan et al. 2020,
@@ -249,15 +263,40 @@ class ModelFacts:
         two products, 4 s (heads x head_dim) a token and layer forward, three times that in all. For
         a GPT whose MLP is 4 h wide that is Megatron's and NeMo's
         (24 B s h^2 + 4 B s^2 h) 3 L + 6 B s h V. The causal mask is not discounted, as there.
-        Full recomputation adds one forward pass of the blocks: see `forward_flops`.
-        """
-        return 3.0 * self.forward_flops(sequences, sequence_length)
+        Full recomputation adds one forward pass of the blocks: see `forward_flops`. The arithmetic
+        between the products (norms, activations, softmax) is left out, as it is there.
 
-    def forward_flops(self, sequences: int, sequence_length: int) -> float:
+        Args:
+            sequences: how many.
+            sequence_length: tokens of each, those of its video included.
+            frames: video frames of each.
+        """
+        return 3.0 * self.forward_flops(sequences, sequence_length, frames)
+
+    def forward_flops(self, sequences: int, sequence_length: int, frames: int = 0) -> float:
         """FLOPs of the forward pass alone, the output projection included."""
         tokens = float(sequences) * sequence_length
         attention = 4.0 * sequence_length * self.heads * self.head_dim * self.layers
-        return tokens * (2.0 * self.matmul_parameters + attention)
+        seen = self.vision.forward_flops(sequences * frames) if self.vision else 0.0
+        return seen + tokens * (2.0 * self.matmul_parameters + attention)
+
+
+def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:
+    """The facts of a language model that reads frames, too."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping) or not isinstance(config.get("vision_config"), Mapping):
+        raise InputError("the llava_onevision model config lacks text_config or vision_config")
+    tied = _flag(config, "tie_word_embeddings", False)
+    language = ModelFacts.from_config({**text, "tie_word_embeddings": tied})
+    vision = VisionFacts.from_config(config, language.hidden)
+    return replace(
+        language,
+        model_type=str(config["model_type"]),
+        parameters=language.parameters + vision.parameters,
+        active_parameters=language.active_parameters + vision.parameters,
+        largest_layer=max(language.largest_layer, vision.largest_layer),
+        vision=vision,
+    )
 
 
 def _count(
@@ -360,6 +399,10 @@ def _sparse_layers(config: Mapping[str, Any], layers: int) -> int:
     return sum(1 for i in range(layers) if i not in dense and (i + 1) % step == 0)
 
 
+#: No dimension of a model is larger; products of several must stay within a float.
+LARGEST = 10**12
+
+
 def _number(config: Mapping[str, Any], key: str) -> int | None:
     """A positive integer under this very key; None where it is absent or null."""
     value = config.get(key)
@@ -367,6 +410,8 @@ def _number(config: Mapping[str, Any], key: str) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidValue(f"{key} of the model config", value, "an integer of at least 1")
+    if value > LARGEST:
+        raise InvalidValue(f"{key} of the model config", "larger", f"at most {LARGEST:g}")
     return value
 
 
@@ -399,7 +444,7 @@ def _flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
 #: A model of which nothing is known: no sizes, and as many layers as are asked for.
 _NOTHING: Any = {item.name: 0 for item in fields(ModelFacts)} | {
     **{"model_type": "unknown", "layers": sys.maxsize, "positions": None},
-    **{"learned_positions": False, "gated": False, "tied": False, "exact": False},
+    **{"learned_positions": False, "gated": False, "tied": False, "exact": False, "vision": None},
 }
 UNKNOWN_MODEL = ModelFacts(**_NOTHING)
 
@@ -424,7 +469,7 @@ def flops_per_step(job: TrainingJob) -> float:
     The formula and its source: `ModelFacts.flops`. Fixed by the job alone, because the global batch
     is: no configuration changes it, only recomputation adds to it.
     """
-    return facts_of(job).flops(job.global_batch, job.sequence_length)
+    return facts_of(job).flops(job.global_batch, job.sequence_length, job.frames)
 
 
 def model_state_bytes(

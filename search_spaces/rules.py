@@ -9,14 +9,14 @@ it. Figures and quirks of DeepSpeed are those of release 0.19.8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from search_spaces.cluster import Cluster
 from search_spaces.configuration import Configuration
 from search_spaces.job import TrainingJob
-from search_spaces.knobs import KNOBS
 from search_spaces.model_facts import facts_of
+from search_spaces.program_rules import unrunnable
 
 __all__ = ["RULES", "Rule", "broken_rules", "unrunnable"]
 
@@ -112,16 +112,34 @@ def _whole_nodes(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
 
 
 @_rule(
-    "The global batch is fixed, so that no choice changes what the model learns.",
+    "Another global batch changes what a step learns: it can be compared only where the job says "
+    "how many steps the solution then takes.",
+    "global_batch",
+)
+def _batch_known(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    chosen = c.get("global_batch")
+    if isinstance(chosen, int) and job.steps_with(chosen) is None:
+        legal = ", ".join(map(str, job.global_batches))
+        return (
+            f"nobody says how many steps job {job.name!r} takes at global_batch {chosen} (it says "
+            f"it for {legal}; a table steps_at or a noise_scale in its file would)"
+        )
+    return None
+
+
+@_rule(
+    "Micro-batches, accumulated over all replicas, are the global batch.",
     "data_parallel",
     "micro_batch",
+    "global_batch",
 )
 def _global_batch(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    share = c.micro_batch * c.data_parallel
-    if job.global_batch % share:
+    share, chosen = c.micro_batch * c.data_parallel, c.get("global_batch")
+    whole = chosen if isinstance(chosen, int) else job.global_batch
+    if whole % share:
         return (
             f"micro_batch {c.micro_batch} x data_parallel {c.data_parallel} = {share} "
-            f"does not divide the global batch {job.global_batch}"
+            f"does not divide the global batch {whole}"
         )
     return None
 
@@ -327,6 +345,31 @@ def _checkpointed_blocks(c: Configuration, job: TrainingJob, cluster: Cluster) -
     return None
 
 
+@_rule(
+    "DeepSpeed swaps to an NVMe drive only what ZeRO 3 has partitioned.",
+    "optimizer_offload",
+    "zero_stage",
+)
+def _nvme_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    # Stage 0 is refused by `_offload_zero`: one phrase is enough.
+    if c.get("optimizer_offload") == "nvme" and c.zero_stage in (1, 2):
+        return f"optimizer_offload nvme needs zero_stage 3, not {c.zero_stage}"
+    return None
+
+
+@_rule(
+    "What is kept on an NVMe drive needs a folder there.", "optimizer_offload", "parameter_offload"
+)
+def _nvme_path(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    for name in ("optimizer_offload", "parameter_offload"):
+        if c.get(name) == "nvme" and not cluster.nvme_path:
+            return (
+                f"{name} nvme needs a folder on the node's own drive: nvme_path in the cluster's "
+                "file, or JOULEFRONT_NVME_PATH for this machine"
+            )
+    return None
+
+
 # Full checkpointing and activation offload go together: what checkpointing still keeps, one input a
 # layer (2 s b h bytes), is what DeepSpeed's `cpu_checkpointing` moves, and for long sequences that
 # is what fills the device. So no rule refuses the pair.
@@ -443,68 +486,3 @@ def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluste
     """
     phrases = (rule.broken(configuration, job, cluster) for rule in RULES)
     return [phrase for phrase in phrases if phrase is not None]
-
-
-# The built-in training program.
-
-#: The model families in which each degree was compared with data parallelism, loss and gradient
-#: norm step by step (tests/test_knobs_real.py). Another family may place its blocks, positions or
-#: experts differently, and would then quietly train another model.
-_COMPARED: Mapping[str, frozenset[str]] = {
-    "tensor_parallel": frozenset({"llama", "opt", "qwen2"}),
-    "pipeline_parallel": frozenset({"llama", "olmoe", "opt", "qwen2"}),
-    "sequence_parallel": frozenset({"llama", "olmoe", "opt", "qwen2"}),
-    "expert_parallel": frozenset({"olmoe"}),
-}
-
-#: Why the program does not split a model in these two ways at once. Layers written for it (as
-#: Megatron-DeepSpeed has) can be, which is why `RULES` allows it.
-_APART: Mapping[tuple[str, str], str] = {
-    ("tensor_parallel", "pipeline_parallel"): (
-        "DeepSpeed's automatic tensor parallelism aborts inside a pipeline"
-    ),
-    ("tensor_parallel", "sequence_parallel"): (
-        "DeepSpeed's automatic tensor parallelism puts its own groups in the place of Ulysses'"
-    ),
-    ("tensor_parallel", "expert_parallel"): (
-        "DeepSpeed's automatic tensor parallelism refuses mixtures of experts"
-    ),
-    ("pipeline_parallel", "sequence_parallel"): (
-        "its pipeline stages take whole sequences, for DeepSpeed knows one set of groups at a time"
-    ),
-    ("sequence_parallel", "expert_parallel"): (
-        "DeepSpeed's MoE layer fails on the shorter parts of sequences that Ulysses leaves it"
-    ),
-}
-
-
-def _degree(configuration: Configuration, name: str) -> int:
-    """A degree; 1 where a recorded table calls something else by that name."""
-    value = configuration.get(name)
-    return value if isinstance(value, int) else 1
-
-
-def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> list[str]:
-    """A phrase for each reason why the built-in training program cannot be given this.
-
-    Empty when it can run all of it. Without a job what depends on the model is not judged.
-    """
-    phrases = [
-        f"{name} is no knob of the built-in training program"
-        for name in (*configuration.launch, *configuration.live)
-        if name not in KNOBS
-    ]
-
-    split = [name for name in _COMPARED if _degree(configuration, name) > 1]
-    for (one, other), why in _APART.items():
-        if one in split and other in split:
-            phrases.append(f"{one} with {other} is not run by the built-in training program: {why}")
-    if job is not None:
-        family = str(job.model["model_type"])
-        for name in split:
-            if family not in _COMPARED[name]:
-                phrases.append(
-                    f"{name} is run by the built-in training program for models of type "
-                    f"{', '.join(sorted(_COMPARED[name]))} only, not {family}"
-                )
-    return phrases

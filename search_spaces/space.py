@@ -26,6 +26,7 @@ from search_spaces.job import TrainingJob
 from search_spaces.knobs import KNOBS, Knob, Value, knob_named
 from search_spaces.model_facts import facts_of, model_state_bytes
 from search_spaces.rules import RULES, Rule, broken_rules
+from search_spaces.typed import names_a_file
 
 __all__ = [
     "Auto",
@@ -177,7 +178,9 @@ class SearchSpace:
 
     def _check_micro_batches(self, values: Mapping[str, Sequence[Value]], job: TrainingJob) -> None:
         micro_batches = [m for m in values.get("micro_batch", (1,)) if isinstance(m, int)]
-        if all(job.global_batch % micro for micro in micro_batches):
+        batches = [b for b in values.get("global_batch", ()) if isinstance(b, int)]
+        batches = batches or [job.global_batch]
+        if all(batch % micro for micro in micro_batches for batch in batches):
             raise InputError(
                 f"the global batch {job.global_batch} of job {job.name!r} is divided by no "
                 f"micro-batch of space {self.name!r} ({', '.join(map(str, micro_batches))}); "
@@ -219,6 +222,8 @@ def _automatic(knob: Knob, choice: Auto, job: TrainingJob, cluster: Cluster) -> 
         # The highest limit is what the device does when left alone, so it is not asked for again.
         count = choice.count or 8
         return tuple(dict.fromkeys(math.ceil(low + (high - low) * i / count) for i in range(count)))
+    if knob.name == "global_batch":
+        return job.global_batches
     if knob.name in _DEGREES:
         found = _degrees(cluster.devices)
     else:
@@ -367,14 +372,20 @@ def _activation_bytes(job: TrainingJob, micro_batch: int, checkpointing: str) ->
 
     34 s b h a layer in 16 bits (Korthikanti et al. 2022, arXiv 2205.05198, equation 1 without the
     scores that fused attention never stores), or 2 s b h a layer and one live layer under full
-    checkpointing; about 10 bytes a logit for the loss. Rough: it only picks the baseline.
+    checkpointing; the same for an encoder's layers and patches; about 10 bytes a logit for the
+    loss. Rough: it only picks the baseline.
     """
     facts = facts_of(job)
     tokens = job.sequence_length * micro_batch
-    layer = 34.0 * tokens * facts.hidden
-    kept = layer * facts.layers
+    towers = [(float(tokens * facts.hidden), facts.layers)]
+    if facts.vision is not None:
+        patches = job.frames * facts.vision.patches * micro_batch
+        towers.append((float(patches * facts.vision.hidden), facts.vision.layers))
     if checkpointing == "full":
-        kept = 2.0 * tokens * facts.hidden * facts.layers + layer
+        kept = sum(2.0 * width * layers for width, layers in towers)
+        kept += 34.0 * max(width for width, _ in towers)
+    else:
+        kept = sum(34.0 * width * layers for width, layers in towers)
     return kept * (2 if job.precision == "fp32" else 1) + 10.0 * tokens * facts.vocab
 
 
@@ -403,13 +414,13 @@ def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
     text = str(name_or_path or "default")
     shipped = resources.files("search_spaces") / "data" / "spaces" / f"{text}.toml"
     path = None if text in space_names() else Path(text)
-    if path is not None and not path.is_file():
+    if path is not None and not names_a_file(path):
         raise UnknownName("space", text, [*space_names(), "or the path of a toml file"])
     try:
         data = tomllib.loads(
             shipped.read_text(encoding="utf-8") if path is None else path.read_text("utf-8")
         )
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the space {text!r}: {error}") from error
     name = text if path is None else path.stem
     for key in data:

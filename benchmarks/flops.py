@@ -1,0 +1,180 @@
+"""Our FLOPs and parameters against DeepSpeed's flops profiler, torch's own counter, and models.
+
+Each job's model is built by the training program and run forward once on the job's own samples,
+under both counters; a full-size model is built without weights (torch's meta device). Ours counts
+matrix products, as torch's does; DeepSpeed's adds norms, activations and softmax, which are under
+0.4 % even of the twins.
+
+Where one of the two is wrong, and what was done about it (DeepSpeed 0.19.8, torch 2.13):
+- DeepSpeed replaces functions of torch.nn.functional by counting ones. transformers runs a layer's
+  experts by one grouped product (`torch.nn.functional.grouped_mm`), which is not among them: of
+  OLMoE's twin it misses all of the experts, 19 % of the pass. Looped over (transformers' "eager"
+  experts, the same products one by one) it sees them; `as_it_comes` tells the difference.
+- torch's counter knows no formula for the fused attention of a CPU and skips it, 6 to 13 % of the
+  twins' pass; told to use the plain products (`SDPBackend.MATH`) it sees them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, arguments, publish
+from search_spaces.job import TrainingJob, job_names, load_job
+from search_spaces.model_facts import facts_of
+
+#: Samples of one forward pass.
+SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class Count:
+    """One pass of one job, counted by others.
+
+    Attributes:
+        job: its name.
+        ours: `ModelFacts.forward_flops`.
+        deepspeed: the profiler's FLOPs of a forward pass, everything that it knows.
+        products: the profiler's multiply-accumulates twice: matrix products and convolutions alone.
+        torch: `torch.utils.flop_counter`, which counts matrix products at the dispatcher.
+        torch_step: the same of a forward and a backward pass, of which ours is `ModelFacts.flops`.
+        as_it_comes: the profiler's of the model as transformers runs it, experts grouped.
+    """
+
+    job: str
+    ours: float
+    deepspeed: float
+    products: float
+    torch: float
+    torch_step: float
+    as_it_comes: float
+
+    def off(self, name: str) -> float:
+        """How far ours is from another count, as a share of it."""
+        mine = 3 * self.ours if name == "torch_step" else self.ours
+        return float(mine / getattr(self, name) - 1)
+
+
+@contextmanager
+def program() -> Iterator[Any]:
+    """The training program's module that builds models, imported as the program does."""
+    folder = str(Path(__file__).parents[1] / "workload" / "program")
+    sys.path.insert(0, folder)
+    try:
+        import causal_lm
+
+        yield causal_lm
+    finally:
+        sys.path.remove(folder)
+
+
+def built(job: TrainingJob, *, weights: bool = True) -> Any:
+    """The job's model; without weights it takes no memory and can only be asked for its shapes."""
+    with program() as causal_lm:
+        make = causal_lm.build_model if weights else causal_lm.planned_model
+        return make(job.to_json(), "none")
+
+
+def inputs_of(job: TrainingJob) -> dict[str, Any]:
+    """The first micro-batch of the job's first step."""
+    job = replace(job, global_batch=SAMPLES)
+    with program() as causal_lm:
+        share = causal_lm.Share(accumulation=1, replicas=1, replica=0, micro_batch=SAMPLES)
+        samples: Any = causal_lm.Samples
+        if job.frames:
+            import multimodal
+
+            samples = multimodal.Samples
+        inputs, _ = next(samples(job.to_json(), share).of_step(0))
+    if job.frames:
+        inputs["pixel_values_videos"] = inputs["pixel_values_videos"].float()
+    return dict(inputs)
+
+
+def profiled(model: Any, inputs: dict[str, Any]) -> tuple[float, float]:
+    """DeepSpeed's (FLOPs, FLOPs of matrix products and convolutions) of one forward pass."""
+    import torch
+    from deepspeed.profiling.flops_profiler import FlopsProfiler
+
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    try:
+        with torch.no_grad():
+            model(**inputs)
+        return float(profiler.get_total_flops()), 2.0 * profiler.get_total_macs()
+    finally:
+        profiler.end_profile()
+
+
+def counted(job: TrainingJob, model: Any, inputs: dict[str, Any]) -> Count:
+    """Run the model under each counter."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    deepspeed, products = profiled(model, inputs)
+    as_it_comes = deepspeed
+    if facts_of(job).experts:
+        model.set_experts_implementation("eager")
+        deepspeed, products = profiled(model, inputs)
+    with sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False) as forward:
+            logits = model(**inputs).logits
+        with FlopCounterMode(display=False) as backward:
+            logits.float().square().mean().backward()
+    return Count(
+        job.name,
+        facts_of(job).forward_flops(SAMPLES, job.sequence_length, job.frames),
+        deepspeed,
+        products,
+        float(forward.get_total_flops()),
+        float(forward.get_total_flops() + backward.get_total_flops()),
+        as_it_comes,
+    )
+
+
+def parameters_off(job: TrainingJob, model: Any) -> int:
+    """Our count of parameters less the model's own."""
+    return facts_of(job).parameters - sum(p.numel() for p in model.parameters())
+
+
+def main() -> None:
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--job", action="append", help="only this job, or these (default: all)")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    jobs = [load_job(name) for name in options.job or job_names()]
+    counts: list[Count] = []
+    wrong = 0
+    print(f"{'job':14}{'parameters':>16}{'theirs':>16}")
+    for job in jobs:
+        off = parameters_off(job, built(job, weights=False))
+        wrong += off != 0
+        ours = facts_of(job).parameters
+        print(f"{job.name:14}{ours:16,d}{ours - off:16,d}", flush=True)
+    names = ("deepspeed", "products", "torch", "torch_step", "as_it_comes")
+    print("\nhow far ours is from theirs, %")
+    print(f"{'job':14}{'forward FLOPs':>14}" + "".join(f"{name:>13}" for name in names))
+    for job in jobs:
+        if job.name.startswith("tiny"):
+            count = counted(job, built(job), inputs_of(job))
+            counts.append(count)
+            cells = "".join(f"{100 * count.off(name):13.2f}" for name in names)
+            print(f"{job.name:14}{count.ours:14.4g}{cells}", flush=True)
+    figures = [Figure("parameter_counts_wrong", wrong, "count")]
+    for name in names if counts else ():
+        away = [100 * abs(count.off(name)) for count in counts]
+        figures += [
+            Figure(f"flops_off_{name}_median", statistics.median(away), "%"),
+            Figure(f"flops_off_{name}_worst", max(away), "%"),
+        ]
+    publish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

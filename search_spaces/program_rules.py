@@ -1,0 +1,105 @@
+"""What the built-in training program cannot be given, and why.
+
+These are no rules of DeepSpeed: layers written for it can do more. They say which models the
+program's own splitting was compared with data parallelism on, which two ways of splitting it does
+not join, and whether a job's video can be fed as it is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from search_spaces.configuration import Configuration
+from search_spaces.job import TrainingJob
+from search_spaces.knobs import KNOBS
+from search_spaces.model_facts import facts_of
+
+__all__ = ["unrunnable"]
+
+#: The model families in which each degree was compared with data parallelism, loss and gradient
+#: norm step by step (tests/test_knobs_real.py). Another family may place its blocks, positions or
+#: experts differently, and would then quietly train another model.
+_COMPARED: Mapping[str, frozenset[str]] = {
+    "tensor_parallel": frozenset({"llama", "llava_onevision", "opt", "qwen2"}),
+    "pipeline_parallel": frozenset({"llama", "llava_onevision", "olmoe", "opt", "qwen2"}),
+    "sequence_parallel": frozenset({"llama", "llava_onevision", "olmoe", "opt", "qwen2"}),
+    "expert_parallel": frozenset({"olmoe"}),
+}
+
+#: Why the program does not split a model in these two ways at once. Layers written for it (as
+#: Megatron-DeepSpeed has) can be, which is why `RULES` allows it.
+_APART: Mapping[tuple[str, str], str] = {
+    ("tensor_parallel", "pipeline_parallel"): (
+        "DeepSpeed's automatic tensor parallelism aborts inside a pipeline"
+    ),
+    ("tensor_parallel", "sequence_parallel"): (
+        "DeepSpeed's automatic tensor parallelism puts its own groups in the place of Ulysses'"
+    ),
+    ("tensor_parallel", "expert_parallel"): (
+        "DeepSpeed's automatic tensor parallelism refuses mixtures of experts"
+    ),
+    ("pipeline_parallel", "sequence_parallel"): (
+        "its pipeline stages take whole sequences, for DeepSpeed knows one set of groups at a time"
+    ),
+    ("sequence_parallel", "expert_parallel"): (
+        "DeepSpeed's MoE layer fails on the shorter parts of sequences that Ulysses leaves it"
+    ),
+}
+
+
+def _degree(configuration: Configuration, name: str) -> int:
+    """A degree; 1 where a recorded table calls something else by that name."""
+    value = configuration.get(name)
+    return value if isinstance(value, int) else 1
+
+
+def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> list[str]:
+    """A phrase for each reason why the built-in training program cannot be given this.
+
+    Empty when it can run all of it. Without a job what depends on the model is not judged.
+    """
+    phrases = [
+        f"{name} is no knob of the built-in training program"
+        for name in (*configuration.launch, *configuration.live)
+        if name not in KNOBS
+    ]
+
+    split = [name for name in _COMPARED if _degree(configuration, name) > 1]
+    for (one, other), why in _APART.items():
+        if one in split and other in split:
+            phrases.append(f"{one} with {other} is not run by the built-in training program: {why}")
+    if job is not None:
+        family = str(job.model["model_type"])
+        for name in split:
+            if family not in _COMPARED[name]:
+                phrases.append(
+                    f"{name} is run by the built-in training program for models of type "
+                    f"{', '.join(sorted(_COMPARED[name]))} only, not {family}"
+                )
+        phrases += _unfit_frames(configuration, job)
+    return phrases
+
+
+def _unfit_frames(configuration: Configuration, job: TrainingJob) -> list[str]:
+    """Why the job's video cannot be fed to its model as the configuration splits it."""
+    vision, frames = facts_of(job).vision, job.frames
+    if vision is None:
+        return [f"the model reads no video, and the job gives {frames} frames"] if frames else []
+    visual, length = vision.tokens_of(frames), job.sequence_length
+    if not frames:
+        return ["the model reads video, and the job gives no frames; set frames in the job's file"]
+    if visual + 2 > length:
+        return [
+            f"{frames} frames are {visual} tokens, which with two of text do not fit in a "
+            f"sequence of {length}"
+        ]
+    degree = _degree(configuration, "sequence_parallel")
+    if frames % degree:
+        return [
+            f"sequence_parallel {degree} does not divide the {frames} frames, and each rank of a "
+            "sequence encodes equally many"
+        ]
+    tensor = _degree(configuration, "tensor_parallel")
+    if vision.heads % tensor:
+        return [f"tensor_parallel {tensor} does not divide the encoder's {vision.heads} heads"]
+    return []

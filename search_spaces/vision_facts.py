@@ -1,0 +1,125 @@
+"""The size and the arithmetic of what turns video frames into tokens, from a configuration.
+
+That is a SigLIP encoder, which cuts a frame into patches and runs a plain transformer over them; a
+two-layer MLP that projects each patch to the language model's width; and 2x2 pooling, which leaves
+a quarter of them as tokens. A learnt token ends the video. As in LLaVA-OneVision
+(`transformers.models.llava_onevision`), parameter by parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from search_spaces.errors import InputError, InvalidValue
+
+__all__ = ["VisionFacts"]
+
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "image_size",
+    "patch_size",
+)
+
+
+@dataclass(frozen=True)
+class VisionFacts:
+    """Sizes of the encoder of one multimodal model, its projector included.
+
+    Attributes:
+        layers: transformer blocks.
+        hidden: width of the encoder.
+        heads: attention heads.
+        intermediate: width of its MLPs.
+        patches: patches of one frame.
+        tokens: tokens of one frame that the language model reads.
+        extra_tokens: tokens that end a video, whatever its frames.
+        parameters: encoder, projector and the token that ends a video.
+        matmul_parameters: those of `parameters` that multiply each patch.
+        projector_parameters: those of `matmul_parameters` that are the projector's.
+        largest_layer: parameters of the largest block.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    patches: int
+    tokens: int
+    extra_tokens: int
+    parameters: int
+    matmul_parameters: int
+    projector_parameters: int
+    largest_layer: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], width: int) -> VisionFacts:
+        """Read a multimodal configuration; `width` is the language model's.
+
+        Raises:
+            InputError: the encoder is not SigLIP's, or lacks a size.
+        """
+        vision = config["vision_config"]
+        kind = vision.get("model_type") if isinstance(vision, Mapping) else None
+        if kind != "siglip_vision_model":
+            raise InvalidValue(
+                "vision_config.model_type of the model config", kind, "siglip_vision_model"
+            )
+        sizes: dict[str, int] = {}
+        for name in (*_SIZES, "num_channels"):
+            value = vision.get(name, 3 if name == "num_channels" else None)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                if value is None:
+                    raise InputError(f"the vision_config of the model config does not give {name}")
+                raise InvalidValue(
+                    f"{name} of the vision_config", value, "an integer of at least 1"
+                )
+            sizes[name] = value
+        hidden, wide, layers, heads, image, patch = (sizes[name] for name in _SIZES)
+        if hidden % heads:
+            raise InvalidValue(
+                "num_attention_heads of the vision_config",
+                heads,
+                f"a divisor of the hidden size {hidden}",
+            )
+        side = image // patch
+        patches = side * side
+        cells = sizes["num_channels"] * patch * patch * hidden
+        block_matrices = 4 * hidden * hidden + 2 * hidden * wide
+        # Biases of four projections and two MLP matrices; two norms with weight and bias.
+        block = block_matrices + 4 * hidden + wide + hidden + 4 * hidden
+        parameters = cells + hidden + patches * hidden + layers * block + 2 * hidden
+        if vision.get("vision_use_head", True):
+            # A probe, attention, a norm and an MLP that pool a frame to one vector.
+            parameters += hidden + 4 * hidden * hidden + 4 * hidden + 2 * hidden
+            parameters += 2 * hidden * wide + wide + hidden
+        projector = hidden * width + width * width
+        biases = 2 * width if config.get("multimodal_projector_bias", True) else 0
+        return cls(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            intermediate=wide,
+            patches=patches,
+            tokens=math.ceil(side / 2) ** 2,
+            extra_tokens=1,
+            parameters=parameters + projector + biases + width,
+            matmul_parameters=cells + layers * block_matrices + projector,
+            projector_parameters=projector,
+            largest_layer=max(block, projector + biases),
+        )
+
+    def tokens_of(self, frames: int) -> int:
+        """Tokens of a video."""
+        return frames * self.tokens + self.extra_tokens
+
+    def forward_flops(self, frames: float) -> float:
+        """FLOPs of encoding and projecting frames: 2 a parameter and patch, and attention over the
+        patches of a frame, 4 n h a patch and layer (see `ModelFacts.forward_flops`)."""
+        attention = 4.0 * self.patches * self.hidden * self.layers
+        return frames * self.patches * (2.0 * self.matmul_parameters + attention)
