@@ -2,7 +2,8 @@
 
 Each value of each launch knob is turned in a real probe of two ranks, and the first five steps'
 loss and gradient norm are compared with plain data parallelism from the same seed: a knob that
-trains another job is no knob. What needs CUDA is told with the rule's reason. With `--all`, every
+trains another job is no knob. What needs CUDA, or what this machine lacks, is told with the reason
+and with how its code is tested all the same. With `--all`, every
 configuration that the space `cpu-all` offers at two ranks is run (about three seconds each).
 """
 
@@ -25,6 +26,7 @@ from search_spaces.space import load_space
 from workload.agent import LocalRunner
 from workload.machine import detect_cluster
 from workload.probe import ProbeRequest, WindowPolicy
+from workload.ranks import cannot_build
 
 #: Long enough for five steps to be logged.
 QUICK = WindowPolicy(min_s=0.1, min_steps=5, max_s=0.5)
@@ -36,7 +38,18 @@ _WITH: dict[tuple[str, Value], dict[str, Any]] = {
     ("expert_parallel", 2): {"data_parallel": 2},
     ("optimizer_offload", "cpu"): {"data_parallel": 2, "zero_stage": 2},
     ("optimizer_offload", "async"): {"data_parallel": 2, "zero_stage": 3},
+    ("optimizer_offload", "nvme"): {"data_parallel": 2, "zero_stage": 3},
     ("parameter_offload", "cpu"): {"data_parallel": 2, "zero_stage": 3},
+    ("parameter_offload", "nvme"): {"data_parallel": 2, "zero_stage": 3},
+}
+
+#: How the code of a value is tested where the value itself cannot be run.
+_TESTED: dict[tuple[str, Value], str] = {
+    ("optimizer_offload", "async"): "its settings are read by DeepSpeed's own schema",
+    ("optimizer_offload", "nvme"): "its settings are read by DeepSpeed's own schema",
+    ("parameter_offload", "nvme"): "its settings are read by DeepSpeed's own schema",
+    ("activation_offload", "sync"): "it trains the same on a CPU with the rule set aside",
+    ("activation_offload", "async"): "a fake plays the streams and events",
 }
 
 
@@ -117,10 +130,13 @@ class Trainer:
 
 
 def values() -> list[tuple[str, Value]]:
-    """Every launch knob's values but the default: 2 for numbers, which is what two ranks can do."""
+    """Every launch knob's values but the default: 2 for numbers, which is what two ranks can do.
+
+    The global batch is none of them: another one trains another job.
+    """
     found: list[tuple[str, Value]] = []
     for knob in KNOBS.values():
-        if knob.kind == "launch":
+        if knob.kind == "launch" and knob.default is not None:
             choices = knob.choices or (2,)
             found += [(knob.name, value) for value in choices if value != knob.default]
     return found
@@ -138,11 +154,12 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="run all that cpu-all offers, too")
     options = parser.parse_args()
     cluster = replace(detect_cluster(), devices_per_node=2, nodes=1)
-    cuda = load_cluster("h100-32")
-    counts = {"run": 0, "cuda": 0}
+    cuda = replace(load_cluster("h100-32"), nvme_path="/nvme")
+    counts = {"run": 0, "cuda": 0, "elsewhere": 0}
     worst_loss = worst_norm = 0.0
     failed = tried = 0
     with tempfile.TemporaryDirectory() as folder:
+        cluster = replace(cluster, nvme_path=folder)
         trainer = Trainer(Path(folder), cluster)
         print(f"{'knob':26} {'value':8} {'offered':8} two CPU ranks", flush=True)
         for name, value in values():
@@ -153,9 +170,14 @@ def main() -> None:
             asked = configuration_with(name, value)
             refused = [*broken_rules(asked, job, cluster), *unrunnable(asked, job)]
             offered = not broken_rules(asked, job, cuda) and not unrunnable(asked, job)
+            lacks = cannot_build("async_io") if value == "nvme" else ""
+            tested = f" (tested: {_TESTED[name, value]})" if (name, value) in _TESTED else ""
             if refused:
                 counts["cuda"] += offered
-                result = f"CUDA only: {refused[0]}"
+                result = f"CUDA only: {refused[0]}{tested}"
+            elif lacks:
+                counts["elsewhere"] += 1
+                result = f"not on this machine: {lacks}{tested}"
             else:
                 expected, began = trainer.reference(job), time.monotonic()
                 loss, norm = trainer.train(job, asked).differs(expected)
@@ -180,6 +202,7 @@ def main() -> None:
     figures = [
         Figure("knob_values_run_on_cpu", counts["run"], "count"),
         Figure("knob_values_cuda_only", counts["cuda"], "count"),
+        Figure("knob_values_not_on_this_machine", counts["elsewhere"], "count"),
         Figure("worst_loss_difference", worst_loss, "nats"),
         Figure("worst_gradient_norm_difference", worst_norm, "ratio"),
     ]

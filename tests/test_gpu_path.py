@@ -27,6 +27,7 @@ from workload.trace import read_phases, read_power_samples
 pytestmark = pytest.mark.real
 
 CLOCKS = (900, 1200, 1410)
+PHASES = {"data", "forward", "backward", "communication", "optimizer", "boundary"}
 
 
 def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> Non
     # The training program's phase marks lie on the power timeline.
     power = tmp_path / "trace" / "power" / "sweep.csv.gz"
     phases = read_phases(power)
-    assert {name for _, name in phases} == {"data", "forward", "backward", "optimizer"}
+    assert {name for _, name in phases} == PHASES
     opened_s = record.measurements[0].started_s
     inside = [at_s for at_s, _ in phases if 0 <= at_s - opened_s <= record.measurements[0].window_s]
     assert len(inside) >= 4 * record.measurements[0].steps

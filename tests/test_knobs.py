@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from search_spaces.cluster import load_cluster
 from search_spaces.configuration import Configuration
 from search_spaces.job import load_job
-from workload.deepspeed_config import render_deepspeed_config, training_arguments
+from search_spaces.rules import broken_rules
+from workload.deepspeed_config import ops_needed, render_deepspeed_config, training_arguments
+from workload.machine import detect_cluster
 
 PROGRAM = Path(__file__).parents[1] / "workload" / "program"
 JOB = load_job("qwen2.5-7b")
@@ -68,6 +71,45 @@ def test_a_configuration_renders_to_what_it_names_and_nothing_else() -> None:
         assert rendered(data_parallel=4, **knobs) == plain
 
 
+def test_what_is_kept_on_a_drive_names_its_folder() -> None:
+    knobs = {"zero_stage": 3, "optimizer_offload": "nvme", "parameter_offload": "nvme"}
+    asked = Configuration.of({"data_parallel": 8, **knobs})
+    zero = render_deepspeed_config(asked, JOB, nvme_path="/nvme")["zero_optimization"]
+    there = {"device": "nvme", "pin_memory": True, "nvme_path": "/nvme"}
+    assert (zero["offload_optimizer"], zero["offload_param"]) == (there, there)
+    assert ops_needed(asked.launch) == ("CPUAdamBuilder", "AsyncIOBuilder")
+    (phrase,) = {p.partition(" ")[2] for p in broken_rules(asked, JOB, load_cluster("h100-32"))}
+    assert "JOULEFRONT_NVME_PATH" in phrase
+    here = replace(load_cluster("h100-32"), nvme_path="/nvme")
+    assert broken_rules(asked, JOB, here) == []
+    low = Configuration.of(data_parallel=8, zero_stage=2, optimizer_offload="nvme")
+    assert broken_rules(low, JOB, here) == ["optimizer_offload nvme needs zero_stage 3, not 2"]
+
+
+def test_this_machines_drive_is_told_by_the_environment() -> None:
+    assert detect_cluster(environ={}).nvme_path == ""
+    assert detect_cluster(environ={"JOULEFRONT_NVME_PATH": "/nvme"}).nvme_path == "/nvme"
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"optimizer_offload": "async"},
+        {"optimizer_offload": "nvme", "parameter_offload": "nvme"},
+        {"optimizer_offload": "cpu", "parameter_offload": "cpu"},
+    ],
+)
+def test_deepspeeds_own_schema_reads_the_settings(knobs: dict[str, str]) -> None:
+    config = pytest.importorskip("deepspeed.runtime.zero.config")
+    asked = Configuration.of({"data_parallel": 8, "zero_stage": 3, **knobs})
+    zero = render_deepspeed_config(asked, JOB, nvme_path="/nvme")["zero_optimization"]
+    read = config.DeepSpeedZeroConfig(**zero)
+    assert not read.model_extra
+    assert not read.offload_optimizer.model_extra
+    assert read.offload_optimizer.super_offload is (knobs["optimizer_offload"] == "async")
+    assert read.offload_optimizer.device == zero["offload_optimizer"]["device"]
+
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
@@ -108,11 +150,58 @@ def test_which_blocks_are_recomputed(job: str, mode: str, recomputed: list[int])
     assert sorted(runs) == sorted([0, 1, 2, 3, 4, 5, *recomputed])
 
 
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-olmoe", "tiny-lmm"])
+def test_a_part_filled_alone_has_the_weights_it_has_in_the_whole(name: str) -> None:
+    """What a pipeline stage does, or a rank of ZeRO-3 block by block; the rest takes no memory."""
+    import causal_lm
+
+    job = load_job(name).to_json()
+    whole, planned = causal_lm.build_model(job, "none"), causal_lm.planned_model(job, "none")
+    assert not any(t.is_meta for t in (*whole.parameters(), *whole.buffers()))
+    assert all(parameter.is_meta for parameter in planned.parameters())
+    last = causal_lm.blocks_of(planned)[-1]
+    causal_lm.Filler(planned, job["seed"])(last)
+    for mine, theirs in zip(
+        last.parameters(), causal_lm.blocks_of(whole)[-1].parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    assert all(p.is_meta for p in causal_lm.blocks_of(planned)[0].parameters())
+    # Blocks differ from each other, and other seeds give other weights.
+    matrices = [p for p in last.parameters() if p.dim() == 2]
+    first = [p for p in causal_lm.blocks_of(whole)[0].parameters() if p.dim() == 2]
+    other = causal_lm.build_model({**job, "seed": 1}, "none")
+    again = [p for p in causal_lm.blocks_of(other)[-1].parameters() if p.dim() == 2]
+    assert not any(torch.equal(a, b) for a, b in zip(matrices, first, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(matrices, again, strict=True))
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-olmoe", "tiny-lmm"])
+def test_weights_are_spread_as_the_family_spreads_them(name: str) -> None:
+    import causal_lm
+    from transformers import AutoConfig
+
+    job = load_job(name).to_json()
+    ours = causal_lm.build_model(job, "none")
+    values = dict(job["model"])
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    torch.manual_seed(0)
+    theirs = type(ours)(config)
+    for (where, mine), usual in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if mine.numel() > 1000:
+            assert float(mine.std()) == pytest.approx(float(usual.std()), rel=0.1), where
+        else:
+            assert float(mine.mean()) == pytest.approx(float(usual.mean()), abs=0.1), where
+    for (where, mine), usual in zip(ours.named_buffers(), theirs.buffers(), strict=True):
+        assert torch.equal(mine, usual), where
+
+
 def test_a_window_of_attention_is_not_split() -> None:
     import causal_lm
 
     model = torch.nn.Linear(1, 1)
-    model.config = type("Config", (), {"sliding_window": 64})()
+    config = type("Config", (), {"sliding_window": 64})()
+    config.get_text_config = lambda: config
+    model.config = config
     causal_lm.check_attention(model, 64)
     with pytest.raises(NotImplementedError, match="window of 64 tokens"):
         causal_lm.check_attention(model, 65)

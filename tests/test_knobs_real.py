@@ -30,6 +30,7 @@ pytestmark = pytest.mark.real
 CLUSTER = replace(detect_cluster(), devices_per_node=4, nodes=1)
 DENSE = small_dense_job()
 SPARSE = small_sparse_job()
+VIDEO = load_job("tiny-lmm")
 
 
 def compare(trainer: Trainer, job: TrainingJob, knobs: dict[str, Any]) -> None:
@@ -150,6 +151,46 @@ def test_more_of_a_mixture_of_experts_trains_the_same(
     check(trainer, SPARSE, knobs)
 
 
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"sequence_parallel": 2, "zero_stage": 1},
+        pytest.param({"data_parallel": 2, "zero_stage": 3}, marks=pytest.mark.slow),
+        pytest.param({"data_parallel": 2}, marks=pytest.mark.slow),
+        pytest.param({"sequence_parallel": 2, "zero_stage": 3}, marks=pytest.mark.slow),
+        pytest.param(
+            {"data_parallel": 2, "sequence_parallel": 2, "zero_stage": 2}, marks=pytest.mark.slow
+        ),
+        pytest.param({"sequence_parallel": 4, "zero_stage": 1}, marks=pytest.mark.slow),
+        pytest.param({"tensor_parallel": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {"data_parallel": 2, "tensor_parallel": 2, "zero_stage": 1}, marks=pytest.mark.slow
+        ),
+        pytest.param({"pipeline_parallel": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {"data_parallel": 2, "pipeline_parallel": 2, "zero_stage": 1}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {
+                "data_parallel": 2,
+                "zero_stage": 2,
+                "optimizer_offload": "cpu",
+                "activation_checkpointing": "every_2",
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"data_parallel": 2, "zero_stage": 3, "parameter_offload": "cpu", "micro_batch": 4},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=names,
+)
+def test_a_model_of_video_and_text_trains_the_same(trainer: Trainer, knobs: dict[str, Any]) -> None:
+    check(trainer, VIDEO, knobs)
+    assert min(trainer.reference(VIDEO).norms) > 1.0  # so clipping was at work
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [1, 3])
 def test_any_number_of_chosen_experts_trains_the_same(trainer: Trainer, chosen: int) -> None:
@@ -234,9 +275,13 @@ def test_what_the_rules_refuse_deepspeed_refuses(
 
 
 @pytest.mark.slow
-def test_whatever_the_space_offers_at_two_ranks_trains_the_same(trainer: Trainer) -> None:
-    """A random dozen of all that `cpu-all` offers; `benchmarks.knobs --all` runs every one."""
-    cluster = replace(CLUSTER, devices_per_node=2)
+@pytest.mark.parametrize(("ranks", "sample"), [(2, 12), (4, 8)])
+def test_whatever_the_space_offers_trains_the_same(
+    trainer: Trainer, ranks: int, sample: int
+) -> None:
+    """Some at random of all that `cpu-all` offers; `benchmarks.knobs --all` runs every one."""
+    cluster = replace(CLUSTER, devices_per_node=ranks)
     offered = load_space("cpu-all").candidates(DENSE, cluster)
-    for configuration in random.Random(0).sample(list(offered), 12):
+    most = [c for c in offered if c.world_size == ranks and not unrunnable(c, DENSE)]
+    for configuration in random.Random(0).sample(most, sample):
         compare(trainer, DENSE, dict(configuration.launch))

@@ -99,10 +99,14 @@ def test_power_samples_are_written_on_the_probes_own_clock(runner: LocalRunner) 
     assert 0 <= samples[0].time_s < samples[-1].time_s <= record.wall_s + 0.5
     (window,) = record.measurements
     marks = read_phases(runner._run_dir / "trace" / "power" / "power.csv.gz")
-    assert {name for _, name in marks} == {"data", "forward", "backward", "optimizer"}
+    phases = {"data", "forward", "backward", "communication", "optimizer"}
+    assert {name for _, name in marks} == {*phases, "boundary"}
     closed_s = window.started_s + window.window_s
     inside = [name for at_s, name in marks if window.started_s <= at_s <= closed_s]
     assert inside.count("optimizer") == window.steps
+    # The phases make up the steps; waits at boundaries belong to none.
+    assert set(window.phases_s) == phases
+    assert 0 < sum(window.phases_s.values()) <= window.step_time_s
     assert record.idle_W is not None
     assert record.idle_W > 0
     assert record.waiting_devices == CLUSTER.devices_per_node - 1

@@ -101,6 +101,9 @@ def test_an_unmodified_deepspeed_script(bench: Bench, repo: Path) -> None:
     assert config["train_batch_size"] == 16
     assert config["train_micro_batch_size_per_gpu"] == 2
     assert config["gradient_accumulation_steps"] == 4
+    # The engine's calls are the phases of a program that marks none.
+    phases = record.measurements[0].phases_s
+    assert set(phases) == {"data", "forward", "backward", "optimizer"}
     # Alone, with the states on the host, the same steps are taken: of the same batch in all.
     record, log = bench.probe(
         job, "alone", data_parallel=1, micro_batch=8, zero_stage=1, optimizer_offload="cpu"
@@ -273,7 +276,7 @@ def test_a_transformers_model_brings_its_sizes_and_its_switch(bench: Bench, tmp_
 
 
 @pytest.mark.parametrize("deepspeed", [False, True], ids=["torch", "deepspeed"])
-def test_a_transformers_trainer(bench: Bench, repo: Path, deepspeed: bool) -> None:
+def test_an_unmodified_transformers_trainer(bench: Bench, repo: Path, deepspeed: bool) -> None:
     pytest.importorskip("accelerate")
     auto = {
         "train_batch_size": "auto",
@@ -285,19 +288,62 @@ def test_a_transformers_trainer(bench: Bench, repo: Path, deepspeed: bool) -> No
     (repo / "auto.json").write_text(json.dumps(auto))
     command = (
         "hf_trainer.py --output_dir out --use_cpu --save_steps 2 --max_steps 100000 "
-        "--report_to none --per_device_train_batch_size {micro_batch=4} "
-        "--gradient_accumulation_steps {gradient_accumulation=2}"
+        "--report_to tensorboard --per_device_train_batch_size 4 --gradient_accumulation_steps 2"
     )
     job = bench.look(command + " --deepspeed auto.json" * deepspeed, repo)
-    assert job.frame.owner == "accelerate"
-    assert job.global_batch == 16
+    assert job.frame.owner == "transformers"
+    assert (job.global_batch, job.sequence_length) == (16, 16)
+    assert (job.frame.micro_batch, job.frame.accumulation, job.frame.measured) == (4, 2, True)
     turned = {name for name, offer in job.offers.items() if offer.turned}
-    states = {"zero_stage", "optimizer_offload", "parameter_offload", "activation_checkpointing"}
-    assert turned == {"data_parallel", "micro_batch"} | (states if deepspeed else set())
-    knobs = {"zero_stage": 2, "activation_checkpointing": "full"} if deepspeed else {}
-    record, log = bench.probe(job, f"trainer-{deepspeed}", micro_batch=2, **knobs)
+    states = {"zero_stage", "optimizer_offload", "parameter_offload"} if deepspeed else set()
+    assert turned == {"data_parallel", "micro_batch", "activation_checkpointing"} | states
+    knobs = {"zero_stage": 2} if deepspeed else {"data_parallel": 1}
+    # A batch of another size than was asked for would have been refused.
+    record, log = bench.probe(
+        job, f"trainer-{deepspeed}", micro_batch=2, activation_checkpointing="full", **knobs
+    )
     assert record.ok, (record.failure, log[-1000:])
     assert not any((repo / "out").glob("checkpoint-*"))
+
+
+def test_an_unmodified_lightning_script(bench: Bench, repo: Path) -> None:
+    """On a CPU Lightning's own choice is one rank, so each of two would train alone."""
+    pytest.importorskip("lightning")
+    before = sorted(path.name for path in repo.iterdir())
+    job = bench.look("lightning_module.py", repo)
+    assert (job.frame.owner, job.frame.turns) == ("lightning", ("gradient_accumulation",))
+    assert (job.global_batch, job.baseline.micro_batch, job.frame.accumulation) == (16, 4, 2)
+    assert {name for name, offer in job.offers.items() if offer.turned} == {"data_parallel"}
+    record, log = bench.probe(job, "lightning", data_parallel=1)
+    assert record.ok, (record.failure, log[-1000:])
+    # No logs, no checkpoints.
+    assert sorted(path.name for path in repo.iterdir()) == before
+
+
+def test_an_unmodified_accelerate_script(bench: Bench, repo: Path) -> None:
+    """Its logger is not installed here: a probe that did not turn it off would fail."""
+    pytest.importorskip("accelerate")
+    before = sorted(path.name for path in repo.iterdir())
+    job = bench.look("bare_accelerate.py", repo)
+    assert (job.frame.owner, job.frame.turns) == ("accelerate", ("gradient_accumulation",))
+    assert (job.global_batch, job.baseline.micro_batch) == (16, 4)
+    record, log = bench.probe(job, "accelerate", data_parallel=1)
+    assert record.ok, (record.failure, log[-1000:])
+    assert "step 3 of 4" in log
+    assert sorted(path.name for path in repo.iterdir()) == before
+
+
+def test_ranks_that_train_alone_are_refused(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(8, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)\n"
+        "while True:\n"
+        "    net(torch.randn(4, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    with pytest.raises(InputError, match="of 2 ranks each trains alone"):
+        bench.look("train.py", tmp_path)
 
 
 def test_a_script_that_fails_says_why_and_where(bench: Bench, tmp_path: Path) -> None:

@@ -169,6 +169,11 @@ class TestWindow:
         scene.conductor.run(2)
         assert [name for _, name in scene.conductor.phases] == ["forward", "backward"] * 3
 
+    def test_a_window_tells_the_time_of_its_phases(self) -> None:
+        scene = Scene(marks=("forward",))
+        window = scene.measure(step_time_s=0.25)
+        assert window.phases_s == {"forward": pytest.approx(window.length_s / len(window.ends_s))}
+
     def test_out_of_time_is_a_failure(self) -> None:
         scene = Scene(lambda n: 1.0, deadline_s=4.0)
         with pytest.raises(ProbeFailed, match="out of time"):

@@ -9,6 +9,7 @@ record, with the last lines of the log as evidence.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,26 @@ from search_spaces.rules import broken_rules, unrunnable
 from workload.deepspeed_config import ops_needed, render_deepspeed_config, training_arguments
 from workload.governor import Governor, GovernorError, open_governor
 from workload.host import Neighbours
+from workload.logs import bounded_logs
 from workload.measured import drift_of, measurement
 from workload.meters import Meter, MeterError, Reading, open_beside, open_meter
 from workload.meters.timeline import Timeline
 from workload.probe import Failure, Measurement, MeterInfo, Missed, ProbeRecord, ProbeRequest
-from workload.ranks import PRELOAD, RankGroup, RankServer, RankSpec, ServerError, control_socket
-from workload.script import ScriptJob, Start
+from workload.ranks import PRELOAD, Ranks, RankServer, RankSpec, ServerError, control_socket
+from workload.script import ScriptJob, Start, imported_frameworks
 from workload.trace import write_power_samples
 from workload.window import Conductor, ProbeFailed
 
-__all__ = ["LocalRunner", "Probe", "refused", "training_program"]
+__all__ = [
+    "LocalRunner",
+    "Place",
+    "Probe",
+    "explain_exit",
+    "free_port",
+    "oom_kills",
+    "refused",
+    "training_program",
+]
 
 #: A step that takes longer than this is a hang. The first step may compile and allocate.
 STEP_LIMIT_S = 120.0
@@ -92,12 +103,14 @@ class LocalRunner:
         self._say, self._fresh, self._step_limit_s = say, fresh, step_limit_s
         self._program = program or training_program()
         accelerator = "cuda" if cluster.device.type == "cuda" else "cpu"
-        model_type = job.model.get("model_type")
         self._server = RankServer(
             env={"DS_ACCELERATOR": accelerator},
             # A user's own script may be plain torch.
             needs=("torch",) if isinstance(job, ScriptJob) else PRELOAD,
-            optional=[f"transformers.models.{model_type}.modeling_{model_type}"],
+            optional=[
+                *_modelling_code(job.model),
+                *(imported_frameworks(job.words, job.cwd) if isinstance(job, ScriptJob) else ()),
+            ],
         )
         self._cancel = threading.Event()
         self._one_at_a_time = threading.Lock()
@@ -144,30 +157,49 @@ class LocalRunner:
         return self.run_as(Probe, request)
 
     def run_as(
-        self, kind: Callable[[LocalRunner, ProbeRequest], Probe], request: ProbeRequest
+        self,
+        kind: Callable[[LocalRunner, ProbeRequest], Probe],
+        request: ProbeRequest,
+        *,
+        nodes: int = 1,
     ) -> ProbeRecord:
         """Run one probe of a kind that does more than visit the live settings.
+
+        Args:
+            kind: makes the probe.
+            request: what is asked.
+            nodes: how many nodes its ranks may take.
 
         Raises:
             InputError: as `run`.
         """
-        self._check(request)
+        self.check(request, nodes=nodes)
         with self._one_at_a_time:
             self._cancel.clear()
-            self._renew_meter()
+            try:
+                self._renew_meter()
+            except MeterError as error:
+                failure = Failure("node", f"the node cannot be metered: {error}")
+                return ProbeRecord(request, (), self.meter, failure)
             return kind(self, request).run()
 
-    def _check(self, request: ProbeRequest) -> None:
-        """Raise where the request cannot be run here."""
+    def check(self, request: ProbeRequest, *, nodes: int = 1) -> None:
+        """Raise where the request cannot be run here, or on so many nodes.
+
+        Raises:
+            InvalidConfiguration: it cannot; every reason is told.
+        """
         for configuration in request.configurations():
             reasons = [
                 *broken_rules(configuration, self._job, self._cluster),
                 *refused(configuration, self._job),
             ]
-            if configuration.world_size > self._cluster.devices_per_node:
+            have = nodes * self._cluster.devices_per_node
+            if configuration.world_size > have:
+                where = "one node" if nodes == 1 else f"{nodes} nodes"
                 reasons.append(
-                    f"a probe runs inside one node yet, and needs {configuration.world_size} "
-                    f"devices where a node has {self._cluster.devices_per_node}"
+                    f"the probe was given {where} with {have} devices, and needs "
+                    f"{configuration.world_size}; probes across nodes run on Ray (--ray)"
                 )
             if reasons:
                 raise InvalidConfiguration(configuration.key, reasons)
@@ -191,26 +223,54 @@ class LocalRunner:
     def close(self) -> None:
         self._cancel.set()
         self._server.close()
-        self._governor.close()
+        try:
+            self._governor.close()
+        except GovernorError as error:
+            self._say(f"what was changed on the GPUs could not all be put back: {error}")
         for meter in (self._meter, *self._beside):
             meter.close()
 
 
-class Probe:
-    """One launch, from the request to the record."""
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of one node stand among all ranks of a probe.
 
-    def __init__(self, runner: LocalRunner, request: ProbeRequest) -> None:
+    Attributes:
+        first: the first one's number.
+        ranks: how many stand here.
+        master: address and port at which rank 0 gathers them.
+        interface: the network interface that they talk over; empty leaves it to the framework.
+    """
+
+    first: int
+    ranks: int
+    master: tuple[str, int]
+    interface: str = ""
+
+
+class Probe:
+    """One launch, from the request to the record.
+
+    Attributes:
+        nodes: how many nodes its ranks stand on.
+    """
+
+    nodes = 1
+
+    def __init__(self, runner: LocalRunner, request: ProbeRequest, *, part: str = "") -> None:
+        """`part` is the folder below the probe's for the files of one node's share."""
         self._runner, self._request = runner, request
         self._job, self._cluster = runner._job, runner._cluster
         self._meter, self._governor = runner._meter, runner._governor
         self._configuration = Configuration(request.launch)
-        self._folder = runner._run_dir / "probes" / request.probe_id
+        self._folder = runner._run_dir / "probes" / request.probe_id / part
         self._measurements: list[Measurement] = []
         self._missed: list[Missed] = []
+        self._given_up: tuple[Settings, ...] = ()
         self._idle_W: float | None = None
         self._phases: list[tuple[float, str]] = []
         self._environment: dict[str, Any] = {}
-        self._group: RankGroup | None = None
+        self._group: Ranks | None = None
         self._launch_s = 0.0
         self._peak_bytes: int | None = None
         self._began_s = 0.0
@@ -223,34 +283,47 @@ class Probe:
         timeline: Timeline | None = None
         try:
             opened = closed = self._meter.read()
-            timeline = Timeline(self._meter, beside=self._runner._beside)
+            timeline = self.open_timeline()
             self._measure_idle()
-            self._launch_and_measure(timeline)
+            with bounded_logs(self._folder, self._environment):
+                self._launch_and_measure(timeline)
         except ProbeFailed as failed:
-            failure = replace(failed.failure, log_tail=self._log_tail())
+            failure = replace(failed.failure, log_tail=self.log_tail())
         except ServerError as error:
-            detail = error.detail or self._log_tail()
+            detail = error.detail or self.log_tail()
             failure = Failure("crash", f"ranks could not be started: {error}", detail)
         except InputError as error:
             failure = Failure("refused", str(error))
         except (MeterError, GovernorError) as error:
-            failure = Failure("crash", f"the node cannot be metered or set: {error}")
+            failure = Failure("node", f"the node cannot be metered or set: {error}")
+        except OSError as error:
+            failure = Failure("node", f"the node cannot hold the probe's files: {error}")
+        except BaseException:
+            # An interrupt, or a fault of ours: no record, but nothing may stay changed either.
+            if timeline is not None:
+                timeline.stop()
+            with contextlib.suppress(GovernorError):
+                self._governor.restore()
+            raise
         try:
             self._governor.restore()
         except GovernorError as error:
-            failure = failure or Failure("crash", f"after the measurement: {error}")
+            failure = failure or Failure("node", f"after the measurement: {error}")
         try:
             closed = self._meter.read()
         except MeterError as error:
-            failure = failure or Failure("crash", f"after the measurement: {error}")
+            failure = failure or Failure("node", f"after the measurement: {error}")
         if timeline is not None:
-            write_power_samples(
-                self._runner._run_dir,
-                self._request.probe_id,
-                timeline.stop(),
-                since_s=self._began_s,
-                phases=self._phases,
-            )
+            try:
+                write_power_samples(
+                    self._runner._run_dir,
+                    self._request.probe_id,
+                    timeline.stop(),
+                    since_s=self._began_s,
+                    phases=self._phases,
+                )
+            except OSError as error:  # it is a picture: what was measured stands without it
+                self._environment["power_samples"] = f"not written: {error}"
             self._environment["power_samples_lost"] = timeline.lost
         if failure is None and self._missed and not self._measurements:
             failure = Failure("not_taken", self._missed[0].message)
@@ -269,9 +342,11 @@ class Probe:
             host=socket.gethostname(),
             environment=self._environment,
             idle_W=self._idle_W,
-            waiting_devices=self._cluster.devices_per_node - self._configuration.world_size,
+            waiting_devices=self.nodes * self._cluster.devices_per_node
+            - self._configuration.world_size,
             drift=drift_of(self._measurements),
             missed=tuple(self._missed),
+            given_up=self._given_up,
         )
 
     def _measure_idle(self) -> None:
@@ -292,14 +367,13 @@ class Probe:
         listener, address, remove = control_socket()
         group = None
         try:
-            specs = self._rank_specs(address)
-            oom_before = _oom_kills()
-            group = self._group = server.spawn(specs, listener)
+            oom_before = oom_kills()
+            group = self._group = self.spawn(listener, address)
             conductor = Conductor(
                 group,
                 deadline_s=self._began_s + request.time_limit_s,
                 step_limit_s=self.step_limit_s,
-                explain_exit=lambda rank, code: _explain_exit(rank, code, oom_before),
+                explain_exit=lambda rank, code: self.explain_exit(rank, code, oom_before),
                 cancelled=self._runner._cancel.is_set,
             )
             self._phases = conductor.phases
@@ -311,6 +385,21 @@ class Probe:
             if group is not None:
                 group.kill()
             remove()
+
+    def open_timeline(self) -> Timeline:
+        """Begin to sample power."""
+        return Timeline(self._meter, beside=self._runner._beside)
+
+    def spawn(self, listener: socket.socket, address: str) -> Ranks:
+        """Start the ranks, which report to the socket at `address`."""
+        ranks = self._configuration.world_size
+        # The ranks of one node talk over loopback, whatever its name resolves to.
+        place = Place(0, ranks, ("127.0.0.1", free_port()), "lo")
+        return self._runner._server.spawn(self.rank_specs(address, place), listener)
+
+    def explain_exit(self, rank: int, code: int, oom_kills_before: int) -> Failure:
+        """What an exit that no exception explained means."""
+        return explain_exit(rank, code, oom_kills_before)
 
     @property
     def step_limit_s(self) -> float:
@@ -329,10 +418,24 @@ class Probe:
     ) -> None:
         """Visit the live settings."""
         # In random order, so that drift (temperature) is not mistaken for the clock's effect.
-        visits = list(self._request.live)
-        random.Random(self._request.probe_id).shuffle(visits)
+        first, *others = self._request.live
+        order, rule = random.Random(self._request.probe_id), self._request.give_up
+        if rule is None:
+            visits = [first, *others]
+            order.shuffle(visits)
+        else:
+            visits = [first]
         for live in visits:
             step_time_s = self._visit(live, conductor, timeline, step_time_s, notes)
+        if rule is not None:  # the first one decides which of the others are worth their joules
+            left = list(others)
+            if self._measurements:
+                left = rule.worth_visiting(self._request.live, self._measurements[0])
+            self._given_up = tuple(live for live in others if live not in left)
+            order.shuffle(left)
+            for live in left:
+                step_time_s = self._visit(live, conductor, timeline, step_time_s, notes)
+            visits += left
         if self._request.window.check_drift and len(set(visits)) == len(visits) > 1:
             # The first once more: what differs now is drift, for the setting is the same.
             if self._time_for_one_more():
@@ -408,8 +511,11 @@ class Probe:
         if isinstance(self._job, ScriptJob):
             return self._job.start(self._configuration, self._folder)
         job_file, config_file = self._folder / "job.json", self._folder / "ds_config.json"
-        config = render_deepspeed_config(self._configuration, self._job)
-        job_file.write_text(json.dumps(self._job.to_json(), indent=1))
+        config = render_deepspeed_config(
+            self._configuration, self._job, nvme_path=self._cluster.nvme_path
+        )
+        job = self._job.at(self._configuration)
+        job_file.write_text(json.dumps(job.to_json(), indent=1))
         config_file.write_text(json.dumps(config, indent=1))
         argv = (
             str(self._runner._program),
@@ -424,8 +530,8 @@ class Probe:
         )
         return Start(argv, str(self._folder), {}, config, {"HF_HUB_OFFLINE": "1"})
 
-    def _rank_specs(self, address: str) -> list[RankSpec]:
-        """Describe the probe's ranks."""
+    def rank_specs(self, address: str, place: Place) -> list[RankSpec]:
+        """Describe the ranks that stand on this node."""
         start = self._start()
         world = self._configuration.world_size
         self._environment |= {
@@ -436,15 +542,14 @@ class Probe:
         }
         cores = sorted(os.sched_getaffinity(0))
         on_cpu = self._cluster.device.type == "cpu"
-        port = _free_port()
         specs = []
-        for rank in range(world):
+        for rank in range(place.first, place.first + place.ranks):
             log = self._folder / f"rank{rank}.log"
             log.unlink(missing_ok=True)
             specs.append(
                 RankSpec(
-                    argv=start.argv(rank, world),
-                    env={**self._rank_env(rank, world, port), **start.env},
+                    argv=start.argv(rank, world, rank - place.first),
+                    env={**self._rank_env(rank, world, place), **start.env},
                     log=str(log),
                     cwd=start.cwd,
                     # A device of a CPU cluster is one core: a rank keeps to it.
@@ -456,26 +561,27 @@ class Probe:
             )
         return specs
 
-    def _rank_env(self, rank: int, world: int, port: int) -> Mapping[str, str]:
+    def _rank_env(self, rank: int, world: int, place: Place) -> Mapping[str, str]:
         env = self._runner._server.env | {
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
+            "LOCAL_RANK": str(rank - place.first),
             "WORLD_SIZE": str(world),
-            "LOCAL_WORLD_SIZE": str(world),
-            "LOCAL_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            # The ranks of one node talk over loopback, whatever its name resolves to.
-            "GLOO_SOCKET_IFNAME": "lo",
+            "LOCAL_WORLD_SIZE": str(place.ranks),
+            "LOCAL_SIZE": str(place.ranks),
+            "MASTER_ADDR": place.master[0],
+            "MASTER_PORT": str(place.master[1]),
+            "GLOO_SOCKET_IFNAME": place.interface,
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }
+        if not place.interface:
+            del env["GLOO_SOCKET_IFNAME"]
         env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
         if self._cluster.device.type != "cpu":
-            env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(world, 1)))
+            env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(place.ranks, 1)))
         return env
 
-    def _log_tail(self) -> str:
+    def log_tail(self) -> str:
         """The last lines of the ranks' logs, the rank that said most about an error first."""
         tails = []
         for path in sorted(self._folder.glob("rank*.log")):
@@ -494,13 +600,22 @@ def refused(configuration: Configuration, job: TrainingJob) -> list[str]:
     return unrunnable(configuration, job)
 
 
+def _modelling_code(model: Mapping[str, Any]) -> list[str]:
+    """Modules of transformers that build a model, and its parts where it has several."""
+    parts = [model, *(part for part in model.values() if isinstance(part, Mapping))]
+    kinds = [str(part.get("model_type")) for part in parts]
+    # A part's type may say which half of a family it is.
+    names = {kind.removesuffix("_text").removesuffix("_vision_model") for kind in kinds}
+    return [f"transformers.models.{name}.modeling_{name}" for name in sorted(names)]
+
+
 def _peak(peaks: Sequence[Mapping[str, int]]) -> int | None:
     """The fullest rank's peak: of the device where it has memory of its own, else of the host."""
     values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
     return max(values) if values else None
 
 
-def _oom_kills() -> int:
+def oom_kills() -> int:
     """How many processes the kernel has killed for want of memory; 0 where it does not say."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():
@@ -511,9 +626,9 @@ def _oom_kills() -> int:
     return 0
 
 
-def _explain_exit(rank: int, code: int, oom_kills_before: int) -> Failure:
+def explain_exit(rank: int, code: int, oom_kills_before: int) -> Failure:
     """What an exit that no exception explained means."""
-    if code == -9 and _oom_kills() > oom_kills_before:
+    if code == -9 and oom_kills() > oom_kills_before:
         return Failure(
             "out_of_memory", f"the kernel killed rank {rank}: the host ran out of memory"
         )
@@ -521,7 +636,8 @@ def _explain_exit(rank: int, code: int, oom_kills_before: int) -> Failure:
     return Failure("crash", f"rank {rank} {how}")
 
 
-def _free_port() -> int:
+def free_port(address: str = "127.0.0.1") -> int:
+    """A TCP port that nobody listens at on this node."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])

@@ -28,18 +28,27 @@ _ARGUMENTS = (
 
 def ops_needed(launch: Settings) -> tuple[str, ...]:
     """DeepSpeed ops, by builder name, that a launch compiles and loads: build them beforehand."""
-    return ("CPUAdamBuilder",) if launch.get("optimizer_offload", "none") != "none" else ()
+    places = [launch.get(name, "none") for name in ("optimizer_offload", "parameter_offload")]
+    adam = ("CPUAdamBuilder",) if places[0] != "none" else ()
+    return (*adam, "AsyncIOBuilder") if "nvme" in places else adam
 
 
-def render_deepspeed_config(configuration: Configuration, job: TrainingJob) -> dict[str, Any]:
+def render_deepspeed_config(
+    configuration: Configuration, job: TrainingJob, *, nvme_path: str = ""
+) -> dict[str, Any]:
     """The DeepSpeed JSON of one configuration.
 
     Keys are DeepSpeed 0.19's (deepspeed.ai/docs/config-json).
 
+    Args:
+        configuration: what is chosen.
+        job: what is trained.
+        nvme_path: the folder for what is kept on an NVMe drive (`Cluster.nvme_path`).
+
     Raises:
         InvalidValue: micro-batch x data parallelism does not divide the global batch.
     """
-    offload = configuration.get("optimizer_offload")
+    offload, job = configuration.get("optimizer_offload"), job.at(configuration)
     config: dict[str, Any] = {
         "train_batch_size": job.global_batch,
         "train_micro_batch_size_per_gpu": configuration.micro_batch,
@@ -66,17 +75,24 @@ def render_deepspeed_config(configuration: Configuration, job: TrainingJob) -> d
         config[job.precision] = {"enabled": True}
     zero = config["zero_optimization"]
     if offload != "none":
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        zero["offload_optimizer"] = _kept_on("nvme" if offload == "nvme" else "cpu", nvme_path)
     if offload == "async":
         # SuperOffload; the share of the cores for Adam is the one its authors give.
         zero["offload_optimizer"] |= {"super_offload": True, "cpuadam_cores_perc": 0.8}
-    if configuration.get("parameter_offload") == "cpu":
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    parameters = configuration.get("parameter_offload")
+    if parameters != "none":
+        zero["offload_param"] = _kept_on(str(parameters), nvme_path)
     if configuration.tensor_parallel > 1:
         config["tensor_parallel"] = {"autotp_size": configuration.tensor_parallel}
         # DeepSpeed checks this against all ranks, tensor ranks included, before it splits them.
         del config["train_batch_size"]
     return config
+
+
+def _kept_on(device: str, nvme_path: str) -> dict[str, Any]:
+    """A section that moves a part of the training state to the host or to its drive."""
+    where = {"nvme_path": nvme_path} if device == "nvme" else {}
+    return {"device": device, "pin_memory": True, **where}
 
 
 def training_arguments(configuration: Configuration) -> tuple[str, ...]:

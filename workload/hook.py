@@ -1,10 +1,9 @@
 """The one file of ours inside a training process: standard library only, a script and a module.
 
-It stands between the node agent and the training program. As a *fork server* (`hook.py serve FD`)
-it imports the heavy frameworks once, before anything touches a device, and forks each rank from
-there, so that only the first probe pays for them. Inside a *rank* it counts whole optimizer steps,
-tells the agent of each, and halts at the boundaries the agent names: it finishes the device's work,
-says "boundary", and goes on when told. The training program itself need know nothing of it.
+It stands between the node agent and the training program, in each rank that `fork_server.py` forks.
+It counts whole optimizer steps, tells the agent of each, and halts at the boundaries the agent
+names: it finishes the device's work, says "boundary", and goes on when told. The training program
+itself need know nothing of it.
 
 The program may use it all the same: `import joulefront_hook` gives this module, `configuration()`
 says what it is started under, `phase(name)` marks the part of a step that begins, and `step()`
@@ -22,22 +21,20 @@ T is CLOCK_MONOTONIC, which all processes of a node share.
 import base64
 import contextlib
 import copy
-import ctypes
-import fcntl
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import os
 import resource
 import runpy
-import select
-import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 # Ordinary exceptions that mean "no memory left", by name: torch cannot be imported here.
@@ -47,6 +44,52 @@ _OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 
 # ---------------------------------------------------------------- inside a rank
+
+
+class Marks:
+    """When the phases of steps began, on CLOCK_MONOTONIC, by the clock of what runs them.
+
+    On a CUDA device the host runs ahead, so a mark is an event on the stream. Events are read once
+    they lie behind, against one that was recorded at the last boundary, where the device had
+    nothing to do and both clocks could be read at once: nothing waits for the device in a step.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[str, Any]] = deque()
+        self._reference: tuple[Any, float] | None = None  # an event, and when it was
+        self.used = False  # a program that marks nothing is told of no waits either
+
+    def add(self, name: str) -> None:
+        self.used = True
+        self._waiting.append((name, _device_event() or time.monotonic()))
+
+    def lines(self) -> str:
+        """A line for the agent of each mark that is known by now."""
+        lines = []
+        while self._waiting:
+            name, at = self._waiting[0]
+            if not isinstance(at, float):
+                if self._reference is None or not at.query():
+                    break
+                event, then_s = self._reference
+                at = then_s + event.elapsed_time(at) / 1000
+            self._waiting.popleft()
+            lines.append(f"phase {name} {at:.7f}\n")
+        return "".join(lines)
+
+    def all_lines(self, at_s: float) -> str:
+        """The same at a boundary, where the device is idle; what follows is a wait."""
+        event = _device_event()
+        if event is not None:
+            event.synchronize()
+            now_s = time.monotonic()
+            # The first boundary ends the first step: there is no earlier reference to read by.
+            self._reference = self._reference or (event, now_s)
+            told = self.lines()
+            self._reference = event, now_s
+        else:
+            told = self.lines()
+        return f"{told}phase boundary {at_s:.7f}\n"
 
 
 class Link:
@@ -60,6 +103,7 @@ class Link:
         # The first step is free: only after it is there anything to wait for.
         self._until = 1
         self.starting = True
+        self.marks = Marks() if rank == 0 else None  # the agent keeps one rank's
         self.send(f"hello {rank} {os.getpid()}")
 
     def send(self, line: str) -> None:
@@ -78,15 +122,16 @@ class Link:
         """One optimizer step is done on this rank; waits here if the agent named this boundary."""
         self.steps += 1
         self.starting = False
-        if self.steps == 1:
-            _silence_frameworks()
-            if _options.get("inspect"):
-                self.send("facts " + json.dumps(_facts(), default=str))
+        if self.steps == 1 and _options.get("inspect"):
+            self.send("facts " + json.dumps(_facts(), default=str))
         if self.steps < self._until:
-            self.send(f"step {self.steps} {time.monotonic():.7f}")
+            told = self.marks.lines() if self.marks and self.marks.used else ""
+            self.send(f"{told}step {self.steps} {time.monotonic():.7f}")
             return
         _finish_device_work()
-        self.send(f"at {self.steps} {time.monotonic():.7f}")
+        at_s = time.monotonic()
+        told = self.marks.all_lines(at_s) if self.marks and self.marks.used else ""
+        self.send(f"{told}at {self.steps} {at_s:.7f}")
         words = self._receive().split()
         if words[0] == "quit":
             self.leave()
@@ -104,9 +149,11 @@ class Link:
         names = {cls.__name__ for cls in type(error).__mro__}
         if names & _OOM_TYPES or any(word in text.lower() for word in _OOM_WORDS):
             kind = "out_of_memory"
-        elif isinstance(error, WrongBatch) or (self.starting and _raised_by_framework(error)):
+        elif isinstance(error, NotAsAsked) or (self.starting and _raised_by_framework(error)):
             kind = "refused"
-        message = f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"
+        lines = text.strip().splitlines() or [""]
+        told = " ".join(lines[:3]) if lines[0].endswith(":") else lines[0]  # a list follows
+        message = f"{type(error).__name__}: {told}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
         effect = any(word in text.lower() for word in _PEER_WORDS)
         self.send("fail " + json.dumps({"kind": kind, "message": message[:2000], "effect": effect}))
@@ -174,9 +221,35 @@ def step() -> None:
 
 
 def phase(name: str) -> None:
-    """Mark that a part of the step (data, forward, backward, optimizer, ...) begins now."""
-    if _link is not None:
-        _link.send(f"phase {name} {time.monotonic():.7f}")
+    """Mark that a part of the step (data, forward, backward, optimizer, ...) begins now.
+
+    A name is one word, or a part and where it runs: `forward.encoder`. It costs some microseconds.
+    A program that marks nothing has the calls of its DeepSpeed engine marked.
+    """
+    _seen["marks_itself"] = True
+    _mark(name)
+
+
+def _mark(name: str) -> None:
+    if _link is not None and _link.marks is not None:
+        _link.marks.add(name)
+
+
+def _seen_phase(name: str) -> None:
+    """Mark what the engine is called for, unless the program marks its steps itself. A pipeline's
+    engine calls itself, and not for all that it does."""
+    if not _seen.get("marks_itself") and not _seen.get("pipeline"):
+        _mark(name)
+
+
+def _device_event() -> Any:
+    """An event recorded on the CUDA stream now; None where no device is in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def _finish_device_work() -> None:
@@ -205,15 +278,36 @@ def _exit(code: int) -> NoReturn:
 # ---------------------------------------------------------------- around the program
 
 
-class WrongBatch(ValueError):
-    """The program's batches are not those of the configuration: it would measure another one."""
+class NotAsAsked(ValueError):
+    """The program does not train what the configuration says: another one would be measured."""
 
 
 def _count(source: str) -> None:
     """Count a step. The first source that reports one is the one that counts: the DeepSpeed engine,
     the first torch optimizer, or the program itself, which may all report the same step."""
-    if _seen.setdefault("counts", source) == source and _link is not None:
+    if _seen.setdefault("counts", source) != source:
+        return
+    watched = _seen.pop("watched", None)
+    if watched is not None:
+        watched.end()
+    if _link is not None:
+        if _link.steps == 0 and source != "program":
+            _check_ranks()
         _link.step_done()
+
+
+def _check_ranks() -> None:
+    """Make sure that all ranks train one model."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    together = 1
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        together = distributed.get_world_size()
+    if together != world and "horovod" not in sys.modules:
+        raise NotAsAsked(
+            f"of {world} ranks each trains {'alone' if together == 1 else f'with {together}'}: the "
+            "script makes no process group of all ranks that were started"
+        )
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,15 +356,24 @@ def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any
     return dict(zip(_BATCH_KEYS, parts, strict=True))
 
 
+#: Modules that hold a training loop or stand between it and the optimizer, the outermost first.
+_OWNERS = {
+    "transformers.trainer": "transformers",
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "accelerate": "accelerate",
+}
+
+
 def _owner() -> str:
     """The framework that calls, where it is not the program itself: it owns the batches then."""
+    found = set()
     frame = inspect.currentframe()
     while frame is not None:
-        name = str(frame.f_globals.get("__name__", "")).split(".")[0]
-        if name in ("transformers", "accelerate", "lightning", "pytorch_lightning"):
-            return name
+        name = str(frame.f_globals.get("__name__", ""))
+        found |= {owner for owner in _OWNERS if name == owner or name.startswith(f"{owner}.")}
         frame = frame.f_back
-    return ""
+    return next((name for owner, name in _OWNERS.items() if owner in found), "")
 
 
 def _tensors(value: Any) -> Iterator[Any]:
@@ -287,14 +390,95 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 def _see_batch(inputs: Any) -> None:
     """Note the shape of the first batch, and refuse one of another size than was asked for."""
-    first = next((t for t in _tensors(inputs) if len(t.shape) > 0), None)
-    _seen["batch"] = list(first.shape) if first is not None else []
-    _seen["tokens"] = first is not None and str(first.dtype) in ("torch.int64", "torch.int32")
+    _seen["batch"], _seen["tokens"] = _shape_of(inputs)
     wanted = _options.get("micro_batch")
     if wanted and _seen["batch"] and _seen["batch"][0] != wanted:
-        raise WrongBatch(
+        raise NotAsAsked(
             f"the program's batches hold {_seen['batch'][0]} samples where micro_batch is {wanted}"
         )
+
+
+def _shape_of(inputs: Any) -> tuple[list[int], bool]:
+    """The shape of the first tensor in nested inputs, and whether it holds token ids."""
+    first = next((t for t in _tensors(inputs) if len(t.shape) > 0), None)
+    if first is None:
+        return [], False
+    return list(first.shape), str(first.dtype) in ("torch.int64", "torch.int32")
+
+
+class _FirstForwards:
+    """Watches the calls of modules until the first optimizer step, where DeepSpeed is not there to.
+
+    Of the outermost modules that are called in training, the one with the most parameters is the
+    model (a loss may be a module too): its calls are the micro-batches of a step.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._module = owner = torch.nn.Module
+        self._plain = plain = owner.__call__
+        self._over = False
+        self._models: dict[int, tuple[int, Any]] = {}  # by identity: parameters, module
+        self._calls: dict[int, list[tuple[list[int], bool]]] = {}
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or _seen.get("engines"):
+                return plain(module, *args, **kwargs)
+            if not module.training or not torch.is_grad_enabled():
+                return plain(module, *args, **kwargs)
+            owner.__call__ = plain  # what is called inside is not the outermost
+            try:
+                self._called(module, (kwargs, args))
+                return plain(module, *args, **kwargs)
+            finally:
+                if not self._over:
+                    owner.__call__ = call
+
+        owner.__call__ = call
+
+    def _called(self, module: Any, inputs: Any) -> None:
+        if id(module) not in self._models:
+            size = sum(parameter.numel() for parameter in module.parameters())
+            self._models[id(module)] = size, module
+            _set_checkpointing(_with_switch(module), _options.get("activation_checkpointing"))
+        self._calls.setdefault(id(module), []).append(_shape_of(inputs))
+
+    def end(self) -> None:
+        """The first step is done: tell what was seen, and be gone."""
+        self._over, self._module.__call__ = True, self._plain
+        if not self._models or _seen.get("engines"):
+            return
+        name = max(self._models, key=lambda key: self._models[key][0])
+        model, calls = self._models[name][1], self._calls[name]
+        _see_switch(model)
+        _seen["forwards"] = len(calls)
+        if "batch" not in _seen:
+            _seen["batch"], _seen["tokens"] = calls[0]
+        wanted = _options.get("micro_batch")
+        if wanted and _seen["batch"] and _seen["batch"][0] != wanted:
+            raise NotAsAsked(
+                f"the program's batches hold {_seen['batch'][0]} samples where micro_batch is "
+                f"{wanted}"
+            )
+
+
+def _with_switch(module: Any) -> Any:
+    """The outermost part of a model that has transformers' switch for checkpointing; or None."""
+    for part in module.modules() if hasattr(module, "modules") else ():
+        if getattr(part, "supports_gradient_checkpointing", False) and hasattr(
+            part, "gradient_checkpointing_enable"
+        ):
+            return part
+    return None
+
+
+def _see_switch(module: Any) -> None:
+    """Note the model's own configuration, and its switch for checkpointing."""
+    part = _with_switch(module)
+    _seen["can_checkpoint"] = part is not None
+    _seen["checkpoints"] = bool(getattr(part, "is_gradient_checkpointing", False))
+    carrier = module if hasattr(getattr(module, "config", None), "to_dict") else part
+    if hasattr(getattr(carrier, "config", None), "to_dict"):
+        _seen["model"] = carrier.config.to_dict()
 
 
 def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,7 +512,7 @@ def _wrap_initialize(plain: Any) -> Any:
         overlay = dict(_options.get("deepspeed", {}))
         if _options.get("alter") and not _seen["owner"]:
             overlay |= split_differently(config, int(os.environ.get("WORLD_SIZE", "1")))
-        _set_checkpointing(model, _options.get("activation_checkpointing"))
+        _set_checkpointing(_with_switch(model), _options.get("activation_checkpointing"))
         told = {**told, "config": merge(config, overlay)}
         told.pop("config_params", None)
         holder = told.get("args")
@@ -356,15 +540,13 @@ def _see_model(model: Any, told: Mapping[str, Any], config: dict[str, Any]) -> N
     _seen["config"], _seen["owner"] = config, _owner()
     _seen["client_optimizer"] = type(optimizer).__name__ if optimizer is not None else ""
     _seen["training_data"] = told.get("training_data") is not None
-    able = getattr(model, "supports_gradient_checkpointing", False)
-    _seen["can_checkpoint"] = bool(able) and hasattr(model, "gradient_checkpointing_enable")
-    _seen["checkpoints"] = bool(getattr(model, "is_gradient_checkpointing", False))
-    if hasattr(getattr(model, "config", None), "to_dict"):
-        _seen["model"] = model.config.to_dict()
+    _see_switch(model)
 
 
 def _set_checkpointing(model: Any, mode: str | None) -> None:
     """Turn a transformers model's own activation checkpointing on or off."""
+    if model is None:
+        return
     if mode == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     elif mode == "none" and getattr(model, "is_gradient_checkpointing", False):
@@ -391,10 +573,14 @@ def _patch_deepspeed(deepspeed: Any) -> None:
             counts = ends_step(self) and _seen.setdefault("engine", id(self)) == id(self)
             # The torch optimizer inside would report the same step.
             _seen["inside_engine"] = True
+            if counts and name == "step":
+                _seen_phase("optimizer")
             result = plain(self, *args, **kwargs)
             _seen["inside_engine"] = False
             if counts:
                 _count("engine")
+            if name == "step":
+                _seen_phase("data")
             return result
 
         setattr(owner, name, run)
@@ -406,9 +592,17 @@ def _patch_deepspeed(deepspeed: Any) -> None:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "batch" not in _seen:
             _see_batch((kwargs, args))
+        _seen_phase("forward")
         return plain_forward(self, *args, **kwargs)
 
     engine.forward = forward
+    plain_backward = engine.backward
+
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _seen_phase("backward")
+        return plain_backward(self, *args, **kwargs)
+
+    engine.backward = functools.wraps(plain_backward)(backward)
     zero = _options.get("deepspeed", {}).get("zero_optimization", {})
     if zero.get("stage", 3) != 3:
         plain_init = deepspeed.zero.Init.__init__
@@ -417,6 +611,23 @@ def _patch_deepspeed(deepspeed: Any) -> None:
             plain_init(self, *args, **{**kwargs, "enabled": False})
 
         deepspeed.zero.Init.__init__ = without_partition
+    else:
+        deepspeed.zero.Init.__init__ = _after_group(deepspeed, deepspeed.zero.Init.__init__)
+
+
+def _after_group(deepspeed: Any, plain_init: Any) -> Any:
+    """`deepspeed.zero.Init` that sees all ranks.
+
+    It reads the batch sizes before it joins the process group, as if it were alone; transformers on
+    a CPU has not joined DeepSpeed to the group by then, and the sizes are refused.
+    """
+
+    def with_group(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "WORLD_SIZE" in os.environ and not deepspeed.comm.is_initialized():
+            deepspeed.init_distributed()
+        plain_init(self, *args, **kwargs)
+
+    return with_group
 
 
 def _patch_torch(torch: Any) -> None:
@@ -454,27 +665,169 @@ def _silence(torch: Any) -> None:
             setattr(deepspeed.DeepSpeedEngine, name, _nothing)
 
 
-_WRITERS = (
-    ("transformers.trainer", "Trainer", ("_save_checkpoint", "save_model", "save_state")),
-    ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",)),
-    ("accelerate.accelerator", "Accelerator", ("save_state", "save_model")),
-    ("lightning.pytorch.trainer.trainer", "Trainer", ("save_checkpoint",)),
-    ("pytorch_lightning.trainer.trainer", "Trainer", ("save_checkpoint",)),
-)
+_WRITERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "transformers.trainer": {"Trainer": ("_save_checkpoint", "save_model", "save_state")},
+    "transformers.modeling_utils": {"PreTrainedModel": ("save_pretrained",)},
+    "accelerate.accelerator": {"Accelerator": ("save_state", "save_model", "init_trackers", "log")},
+    "lightning.pytorch.trainer.trainer": {"Trainer": ("save_checkpoint",)},
+    "pytorch_lightning.trainer.trainer": {"Trainer": ("save_checkpoint",)},
+    "lightning.fabric.fabric": {"Fabric": ("save",)},
+}
 
 
-def _silence_frameworks() -> None:
-    """The same for frameworks that the program imported, at the first step: none saves earlier."""
-    if not _options.get("quiet"):
-        return
-    for module, name, methods in _WRITERS:
-        writer = getattr(sys.modules.get(module), name, None)
+def _silence_module(name: str, module: Any) -> None:
+    """The same for a framework."""
+    for owner, methods in _WRITERS.get(name, {}).items():
         for method in methods:
-            if writer is not None and hasattr(writer, method):
-                setattr(writer, method, _nothing)
+            if hasattr(getattr(module, owner, None), method):
+                setattr(getattr(module, owner), method, _nothing)
 
 
-_PRIVATE = ("asked", "optimizer", "engine", "inside_engine")
+# ---------------------------------------------------------------- frameworks that own the loop
+
+
+class _WhenImported:
+    """Calls `then(name, module)` for each of some modules: at once, or when it is imported."""
+
+    def __init__(self, names: Iterable[str], then: Callable[[str, Any], None]) -> None:
+        self._names, self._then = set(names), then
+        for name in sorted(self._names & set(sys.modules)):
+            self._names.discard(name)
+            then(name, sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self._names:
+            return None
+        self._names.discard(name)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            plain = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                plain(module)
+                self._then(name, module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _own(**said: int) -> dict[str, int]:
+    """Note what a framework is told of its batches, and give what it is to be told instead.
+
+    `micro_batch` or `gradient_accumulation`, as far as this framework takes them by itself.
+    """
+    first = _seen.setdefault("owned", dict(said))
+    return {name: (_options.get("owned") or {}).get(name, value) for name, value in first.items()}
+
+
+def _turn_arguments(transformers: Any) -> None:
+    """transformers' Trainer takes micro-batch and accumulation from its arguments."""
+    plain = transformers.TrainingArguments.__post_init__
+
+    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        told = _own(
+            micro_batch=self.per_device_train_batch_size,
+            gradient_accumulation=self.gradient_accumulation_steps,
+        )
+        self.per_device_train_batch_size = told["micro_batch"]
+        self.gradient_accumulation_steps = told["gradient_accumulation"]
+        if _options.get("quiet"):
+            self.report_to, self.push_to_hub = [], False
+        plain(self, *args, **kwargs)
+
+    transformers.TrainingArguments.__post_init__ = post_init
+
+
+def _turn_trainer(lightning: Any) -> None:
+    """Lightning's Trainer takes the accumulation, and trains on the ranks that were started."""
+    plain = lightning.Trainer.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        told = _own(gradient_accumulation=kwargs.get("accumulate_grad_batches", 1))
+        kwargs["accumulate_grad_batches"] = told["gradient_accumulation"]
+        if _options.get("quiet") and kwargs.get("logger") is not False:
+            package = lightning.__name__.removesuffix(".trainer.trainer")
+            kwargs["logger"] = importlib.import_module(f"{package}.loggers.logger").DummyLogger()
+        plain(self, *args, **(kwargs | _ranks_started()))
+
+    lightning.Trainer.__init__ = init
+
+
+def _turn_fabric(fabric: Any) -> None:
+    plain = fabric.Fabric.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **(kwargs | _ranks_started()))
+
+    fabric.Fabric.__init__ = init
+    check = fabric.Fabric._validate_launched
+
+    def launched(self: Any) -> None:
+        if not self._launched:  # a script for `fabric run`, which is no part of a probe
+            self.launch()
+        check(self)
+
+    fabric.Fabric._validate_launched = launched
+
+
+def _ranks_started() -> dict[str, Any]:
+    """Lightning's words for the ranks that torchrun or the agent started."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return {"devices": local, "num_nodes": int(os.environ.get("WORLD_SIZE", "1")) // local}
+
+
+def _turn_accelerator(accelerate: Any) -> None:
+    """Accelerate's accumulation is the script's own, where it trains under `accumulate`."""
+    owner = accelerate.Accelerator
+    plain_init, plain_accumulate = owner.__init__, owner.accumulate
+    signature = inspect.signature(plain_init)
+
+    @functools.wraps(plain_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        told = signature.bind(self, *args, **kwargs).arguments
+        told.pop("self")
+        # transformers' Trainer brings its own accumulation, which is turned there.
+        if _owner() != "transformers" and told.get("gradient_accumulation_plugin") is None:
+            said = told.get("gradient_accumulation_steps", 1)
+            told |= {"gradient_accumulation_steps": _own_accelerate(said)}
+        keywords = told.pop("kwargs", {})
+        plain_init(self, **told, **keywords)
+
+    def accumulate(self: Any, *models: Any) -> Any:
+        if "accelerates" in _seen:
+            _seen.setdefault("owned", {"gradient_accumulation": _seen["accelerates"]})
+        return plain_accumulate(self, *models)
+
+    owner.__init__, owner.accumulate = init, accumulate
+
+
+def _own_accelerate(said: int) -> int:
+    """What is in force instead of `said`; it is Accelerate's only once `accumulate` is called."""
+    _seen.setdefault("accelerates", said)
+    return int((_options.get("owned") or {}).get("gradient_accumulation", said))
+
+
+_TURNED: dict[str, Callable[[Any], None]] = {
+    "transformers.training_args": _turn_arguments,
+    "lightning.pytorch.trainer.trainer": _turn_trainer,
+    "pytorch_lightning.trainer.trainer": _turn_trainer,
+    "lightning.fabric.fabric": _turn_fabric,
+    "accelerate.accelerator": _turn_accelerator,
+}
+
+
+def _stand_around(name: str, module: Any) -> None:
+    """A framework was imported: turn what it owns, and silence it in a probe."""
+    if name in _TURNED:
+        _TURNED[name](module)
+    if _options.get("quiet"):
+        _silence_module(name, module)
+
+
+_PRIVATE = ("asked", "optimizer", "engine", "inside_engine", "watched", "accelerates")
 
 
 def _facts() -> dict[str, Any]:
@@ -493,6 +846,9 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
     import torch
 
     _patch_torch(torch)
+    if _link is not None or options.get("activation_checkpointing"):
+        _seen["watched"] = _FirstForwards(torch)
+    _WhenImported(_WRITERS.keys() | _TURNED.keys(), _stand_around)
     # A plain torch program may live without DeepSpeed.
     with contextlib.suppress(ModuleNotFoundError):
         import deepspeed
@@ -515,7 +871,7 @@ def _run_program(argv: list[str]) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def _run_rank(spec: dict[str, Any]) -> NoReturn:
+def run_rank(spec: dict[str, Any]) -> NoReturn:
     """Become a rank: environment, link, then the training program as `__main__`."""
     global _link
     _link = Link(spec["address"], int(spec["env"]["RANK"]))
@@ -537,177 +893,9 @@ def _run_rank(spec: dict[str, Any]) -> NoReturn:
     _exit(0)
 
 
-# ---------------------------------------------------------------- the fork server
-
-
-def _die_with_parent() -> None:
-    """Linux: be killed when the parent ends, however it ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-
-
-def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
-    """In the forked child: leave everything of the server behind."""
-    os.setpgid(0, group)
-    _die_with_parent()
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
-    log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.closerange(3, 1024)
-    os.environ.clear()
-    os.environ.update(spec["env"])
-    os.chdir(spec["cwd"])
-    if spec.get("cpus"):
-        os.sched_setaffinity(0, spec["cpus"])
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # if memory runs out, the kernel ends a rank rather than the agent
-    except OSError:
-        pass
-    if spec.get("fresh"):
-        os.execve(
-            sys.executable,
-            [sys.executable, "-P", os.path.abspath(__file__), "rank", json.dumps(spec)],
-            dict(spec["env"]),
-        )
-    _run_rank(spec)
-
-
-def _prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Import modules and load DeepSpeed ops, so that ranks forked later find them done."""
-    began = time.monotonic()
-    for name in request.get("imports", ()):
-        importlib.import_module(name)
-    for name in request.get("optional", ()):
-        # In another release of the framework it may be elsewhere; the rank then imports it itself.
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    for name in request.get("ops", ()):
-        _load_op(name)
-    torch = sys.modules.get("torch")
-    used = torch is not None and torch.cuda.is_initialized()
-    return {"prepared_s": time.monotonic() - began, "device_touched": bool(used)}
-
-
-def _load_op(name: str) -> None:
-    """Build and load one DeepSpeed op, alone on this machine.
-
-    A process killed while it builds leaves a lock behind that every later build waits on for ever.
-    Under our own lock no other build of ours is alive, so a lock that is found is such a relic.
-    """
-    from deepspeed.ops import op_builder
-
-    folder = os.environ["TORCH_EXTENSIONS_DIR"]
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "joulefront.lock"), "w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        for parent, _, files in os.walk(folder):
-            if "lock" in files:
-                os.unlink(os.path.join(parent, "lock"))
-        builder = getattr(op_builder, name)()
-        builder.load(verbose=False)
-    # DeepSpeed's CPU Adam asks what processor this is each time it is made, which takes a second of
-    # two processes' time. The answer does not change: forked ranks inherit it.
-    with contextlib.suppress(ImportError):
-        cpuinfo = importlib.import_module("cpuinfo")
-        known = cpuinfo.get_cpu_info()
-        cpuinfo.get_cpu_info = lambda: dict(known)  # type: ignore[attr-defined]
-
-
-class ForkServer:
-    """Serves one agent over one socket until the socket closes; then nothing of it is left."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._buffer = b""
-        self._groups: dict[int, list[int]] = {}  # process group -> living pids
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self._connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def serve(self) -> None:
-        # Not tied to the parent by PR_SET_PDEATHSIG: that watches the *thread* that started us,
-        # which may be a short-lived one. The closing socket says that the agent is gone.
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_read, False)
-        os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
-        try:
-            while True:
-                watched: list[Any] = [self._connection, wake_read]
-                ready, _, _ = select.select(watched, [], [])
-                if wake_read in ready:
-                    os.read(wake_read, 4096)
-                    self._reap()
-                if self._connection in ready:
-                    chunk = self._connection.recv(65536)
-                    if not chunk:
-                        return
-                    self._buffer += chunk
-                    while b"\n" in self._buffer:
-                        line, self._buffer = self._buffer.split(b"\n", 1)
-                        self._handle(json.loads(line))
-        finally:
-            for group in self._groups:
-                _kill_group(group)
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._send({"exit": pid, "code": os.waitstatus_to_exitcode(status)})
-
-    def _handle(self, request: dict[str, Any]) -> None:
-        try:
-            if request["op"] == "prepare":
-                self._send(_prepare(request))
-            elif request["op"] == "spawn":
-                self._send({"spawned": self._spawn(request["ranks"])})
-        except Exception as error:
-            self._send(
-                {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-            )
-
-    def _spawn(self, specs: list[dict[str, Any]]) -> dict[str, Any]:
-        group, pids = 0, []
-        for spec in specs:
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    _become_rank(spec, group)
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(70)
-            group = group or pid
-            with contextlib.suppress(OSError):  # the child did it first, or is gone
-                os.setpgid(pid, group)
-            pids.append(pid)
-        self._groups[group] = pids
-        return {"group": group, "pids": pids}
-
-
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
 def main(arguments: list[str]) -> None:
-    if arguments[:1] == ["serve"]:
-        ForkServer(socket.socket(fileno=int(arguments[1]))).serve()
-    elif arguments[:1] == ["rank"]:
-        _run_rank(json.loads(arguments[1]))
+    if arguments[:1] == ["rank"]:
+        run_rank(json.loads(arguments[1]))
     elif arguments[:1] == ["run"] and len(arguments) > 1:
         with open(os.environ["JOULEFRONT_OPTIONS"], encoding="utf-8") as file:
             _prepare_program(json.load(file))
@@ -717,7 +905,7 @@ def main(arguments: list[str]) -> None:
             words = [word.replace(f"{{{name}}}", value) for word in words]
         _run_program(words)
     else:
-        print("hook.py serve FD | rank SPEC | run SCRIPT ...", file=sys.stderr)
+        print("hook.py rank SPEC | run SCRIPT ...", file=sys.stderr)
         sys.exit(2)
 
 

@@ -187,11 +187,18 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
                 f"--global-batch is {script.global_batch}, but DeepSpeed runs the script "
                 f"{script.name!r} at {whole}"
             )
-    elif "micro_batch" not in blank.placeholders and script.global_batch is None:
-        assumed.append(
-            "the global batch is not known (--global-batch tells it); it stays what the script "
-            "makes it"
-        )
+    else:
+        micro, times, measured = _seen_batches(script, blank, facts)
+        replicas = blank.baseline.data_parallel
+        whole = script.global_batch or micro * times * replicas
+        if not facts.get("owned") and script.global_batch is None:
+            assumed.append(
+                f"the global batch is taken to be {whole}, {replicas} ranks x {micro} samples x "
+                f"{times} micro-batches, as the first step showed (--global-batch corrects it)"
+                if batch
+                else "the global batch is not known (--global-batch tells it); it stays what the "
+                "script makes it"
+            )
     if script.steps is None:
         assumed.append(
             f"--steps is not given: times and energies are those of {blank.steps:,} optimizer steps"
@@ -209,6 +216,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         checkpoints=bool(facts.get("checkpoints")),
         stages=stages,
         reads=tuple(facts.get("reads", ())),
+        turns=tuple(facts.get("owned", ())),
     )
     length = script.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
     job = replace(
@@ -222,12 +230,38 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     return replace(job, assumed=(*assumed, *_without_prediction(job)))
 
 
+def _seen_batches(
+    script: Script, blank: ScriptJob, facts: Mapping[str, Any]
+) -> tuple[int, int, bool]:
+    """(micro-batch, accumulation, first batch is as large) of a script outside DeepSpeed.
+
+    What the command says goes before what the framework was told, and that before what the first
+    step showed: the size of its first batch, and how many there were.
+    """
+    told, owned, batch = blank.placeholders, facts.get("owned", {}), facts.get("batch") or []
+    said = blank.frame  # what the command says, or a guess
+    known = "micro_batch" in told or (script.global_batch is not None and not batch)
+    micro = said.micro_batch if known else int(owned.get("micro_batch") or (batch or [1])[0])
+    times = int(owned.get("gradient_accumulation") or facts.get("forwards") or 1)
+    if "gradient_accumulation" in told:
+        times = said.accumulation
+    replicas = blank.baseline.data_parallel
+    if script.global_batch is not None and micro * times * replicas != script.global_batch:
+        if "micro_batch" not in told and owned:
+            raise InputError(
+                f"--global-batch is {script.global_batch}, but the script {script.name!r} trains "
+                f"{replicas} x {micro} x {times} = {replicas * micro * times} samples a step"
+            )
+        micro, times = said.micro_batch, said.accumulation
+    return micro, times, bool(batch) and batch[0] == micro
+
+
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The model's Hugging Face configuration, where it is told or carried and can be read."""
     if script.model_config is not None:
         try:
             model = json.loads(Path(script.model_config).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"cannot read the model config: {error}") from error
         if not isinstance(model, dict):
             raise InputError(f"{script.model_config} holds no JSON object")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -205,12 +206,26 @@ def detect_cluster(
         nvml: what stands in for the pynvml module.
         proc, cgroup: where the kernel's files stand.
         affinity: the cores this process may use; None asks the kernel.
-        environ: where CUDA_VISIBLE_DEVICES stands; the process's environment by default.
+        environ: where CUDA_VISIBLE_DEVICES stands, and JOULEFRONT_NVME_PATH, a folder on this
+            machine's own drive for offload; the process's environment by default.
         core: the device file whose envelope and speeds a core is given (name or path).
 
     Raises:
         InputError: the visible GPUs are of different kinds, or cannot be used as named.
     """
+    found = _detect(nvml, proc, cgroup, affinity, environ, core)
+    told = (os.environ if environ is None else environ).get("JOULEFRONT_NVME_PATH", "")
+    return replace(found, nvme_path=told) if told else found
+
+
+def _detect(
+    nvml: Any,
+    proc: str | Path,
+    cgroup: str | Path,
+    affinity: Iterable[int] | None,
+    environ: Mapping[str, str] | None,
+    core: str,
+) -> Cluster:
     total_bytes, _ = host_memory(proc=proc, cgroup=cgroup)
     try:
         nvml = open_nvml(nvml)

@@ -15,7 +15,7 @@ from workload.meters.base import PowerSample
 from workload.probe import Drift, Measurement, Missed, WindowPolicy
 from workload.window import Window
 
-__all__ = ["delivered_of", "drift_of", "measurement", "not_taken"]
+__all__ = ["delivered_of", "drift_of", "kept_steps", "measurement", "not_taken"]
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
 #: nvmlDeviceGetPowerUsage), and so is what is integrated from it.
@@ -24,10 +24,25 @@ AGREE = 0.05
 UPDATES = 20
 #: A clock this far from the one set was not taken: two percent, and at least a step of 15 MHz.
 CLOCK_SHARE, CLOCK_MHZ = 0.02, 16.0
+#: A record keeps so many times of a window's steps.
+KEPT_STEPS = 512
 #: Power above the limit by more than this share: the limit was not taken.
 LIMIT_SHARE = 0.05
 
 _CLOCKS = ("clock_MHz", "memory_clock_MHz")
+
+
+def kept_steps(times_s: Sequence[float]) -> tuple[float, ...]:
+    """The steps' times as a record keeps them: of more than `KEPT_STEPS`, means of equal runs.
+
+    What does not fill a run is left out. A driver holds every record of its study, and windows of
+    fast steps have thousands of them.
+    """
+    each = -(-len(times_s) // KEPT_STEPS)
+    if each <= 1:
+        return tuple(times_s)
+    whole = len(times_s) // each * each
+    return tuple(sum(times_s[i : i + each]) / each for i in range(0, whole, each))
 
 
 def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, float]:
@@ -187,11 +202,12 @@ def measurement(
         delivered=delivered,
         temperature_C=max(temperatures) if temperatures else None,
         flags=(*notes, *_flags(window, policy, resolution_s, independent)),
-        step_times_s=window.step_times_s,
+        step_times_s=kept_steps(window.step_times_s),
         started_s=window.opened.time_s - began_s,
         sampled_energy_J=window.sampled_energy_J if independent else math.nan,
         beside_J=window.beside_J,
         power_blocks_W=window.power_blocks_W,
+        phases_s=window.phases_s,
     )
 
 

@@ -9,18 +9,21 @@ source and whether it is an estimate travel with every measurement.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from search_spaces.configuration import Configuration, Settings
 from search_spaces.errors import InputError
+from search_spaces.typed import check_fields, plain_setting
 
 __all__ = [
     "SCHEMA_VERSION",
     "Drift",
     "Failure",
     "FailureKind",
+    "GiveUp",
     "Measurement",
     "MeterInfo",
     "Missed",
@@ -39,7 +42,7 @@ SCHEMA_VERSION = 1
 Scope = Literal["gpu", "module", "node"]
 
 FailureKind = Literal[
-    "refused", "out_of_memory", "crash", "hang", "time_limit", "cancelled", "not_taken"
+    "refused", "out_of_memory", "crash", "hang", "time_limit", "cancelled", "not_taken", "node"
 ]
 
 #: A delivered clock this close to the one asked for, in MHz, is the one asked for: GPUs change
@@ -72,6 +75,43 @@ class WindowPolicy:
 
 
 @dataclass(frozen=True)
+class GiveUp:
+    """When a setting of a sweep is not worth visiting, judged by the sweep's first window.
+
+    A setting is passed over where even its hopeful figures, the first window's times its `reach`,
+    are beaten on both axes by one point of the front.
+
+    Attributes:
+        front: (step time in s, energy of a step in J) of what is measured and not beaten.
+        reach: one (step time, power) a live setting of the request, in its order: the least that
+            they may plausibly be, as multiples of the first listed setting's.
+    """
+
+    front: tuple[tuple[float, float], ...]
+    reach: tuple[tuple[float, float], ...]
+
+    def worth_visiting(self, live: Sequence[Settings], first: Measurement) -> list[Settings]:
+        """Which of the settings after the first are left to visit, given the first one's window."""
+        kept = []
+        for setting, (time, power) in list(zip(live, self.reach, strict=True))[1:]:
+            step_s = first.step_time_s * time
+            step_J = step_s * first.power_W * power
+            if not any(step_s > front_s and step_J > front_J for front_s, front_J in self.front):
+                kept.append(setting)
+        return kept
+
+    def to_json(self) -> dict[str, Any]:
+        return {"front": [list(p) for p in self.front], "reach": [list(p) for p in self.reach]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GiveUp:
+        def pairs(name: str) -> tuple[tuple[float, float], ...]:
+            return tuple((float(a), float(b)) for a, b in data[name])
+
+        return cls(pairs("front"), pairs("reach"))
+
+
+@dataclass(frozen=True)
 class ProbeRequest:
     """One launch to make and the live settings to visit in it.
 
@@ -82,6 +122,8 @@ class ProbeRequest:
         window: how long to measure each.
         time_limit_s: the whole probe is killed after this.
         purpose: why it runs: "baseline", "search", "remeasure", "probe".
+        give_up: the first live setting is visited first, and the others only where this says so;
+            None visits them all.
     """
 
     probe_id: str
@@ -90,6 +132,7 @@ class ProbeRequest:
     window: WindowPolicy = field(default_factory=WindowPolicy)
     time_limit_s: float = 300.0
     purpose: str = "search"
+    give_up: GiveUp | None = None
 
     def configurations(self) -> tuple[Configuration, ...]:
         return tuple(Configuration(self.launch, live) for live in self.live)
@@ -102,18 +145,30 @@ class ProbeRequest:
             "window": asdict(self.window),
             "time_limit_s": self.time_limit_s,
             "purpose": self.purpose,
+            **({"give_up": self.give_up.to_json()} if self.give_up else {}),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRequest:
-        return cls(
-            probe_id=data["probe_id"],
-            launch=Settings(data["launch"]),
-            live=tuple(Settings(live) for live in data["live"]),
-            window=WindowPolicy(**data.get("window", {})),
+        name = data["probe_id"]
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
+            # It names files of the run folder, and must not lead out of it.
+            raise InputError(f"{name!r:.120} is no name of a probe")
+        made = cls(
+            probe_id=name,
+            launch=_settings(data["launch"]),
+            live=tuple(_settings(live) for live in data["live"]),
+            window=check_fields(WindowPolicy(**data.get("window", {})), "window policy"),
             time_limit_s=data.get("time_limit_s", 300.0),
             purpose=data.get("purpose", "search"),
+            give_up=GiveUp.from_json(data["give_up"]) if data.get("give_up") else None,
         )
+        return check_fields(made, "request")
+
+
+def _settings(data: Any) -> Settings:
+    """The knobs that a file holds."""
+    return Settings(plain_setting(data, "a probe's settings"))
 
 
 @dataclass(frozen=True)
@@ -159,7 +214,8 @@ class Measurement:
         peak_memory_bytes: the fullest rank's peak; None where unknown.
         temperature_C: the hottest device at the end; None where unknown.
         flags: what a reader must know ("throttled: thermal", "window shorter than 5 s").
-        step_times_s: each step's time, seconds.
+        step_times_s: each step's time, seconds; of a window with more than 512 steps, the means of
+            equal runs of neighbours.
         started_s: seconds from the probe's start to the window's opening boundary.
         sampled_energy_J: the same window by integrated power samples, joules: the check on
             `energy_J`; NaN where there were none.
@@ -167,6 +223,8 @@ class Measurement:
             beside `energy_J` and never added to it.
         power_blocks_W: mean power of blocks of whole steps, watts, in their order: what two
             windows' energies are compared by.
+        phases_s: mean seconds that a step spent in each phase (`workload.phases` names them), as
+            rank 0 marked them and, on CUDA, its device ran them; empty where nothing was marked.
     """
 
     live: Settings
@@ -186,6 +244,7 @@ class Measurement:
     sampled_energy_J: float = math.nan
     beside_J: Mapping[str, float] = field(default_factory=dict)
     power_blocks_W: tuple[float, ...] = ()
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def energy_per_step_J(self) -> float:
@@ -213,7 +272,8 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         data = asdict(replace(self, live=Settings()))
         data["live"] = self.live.to_json()
-        data["delivered"], data["beside_J"] = dict(self.delivered), dict(self.beside_J)
+        for name in ("delivered", "beside_J", "phases_s"):
+            data[name] = dict(getattr(self, name))
         for name, value in data.items():
             if isinstance(value, float) and not math.isfinite(value):
                 data[name] = None  # JSON has no NaN
@@ -225,10 +285,12 @@ class Measurement:
         for name in ("step_time_se_s", "power_se_W", "sampled_energy_J"):
             if known.get(name) is None:
                 known[name] = math.nan
-        known["live"] = Settings(known["live"])
+        known["live"] = _settings(known["live"])
         for name in ("flags", "step_times_s", "power_blocks_W"):
             known[name] = tuple(known.get(name, ()))
-        return cls(**known)
+        return check_fields(
+            cls(**known), "measurement", positive=("window_s", "step_time_s", "power_W")
+        )
 
 
 def _ran_at(asked: Any, ran: float | None) -> Any:
@@ -242,7 +304,8 @@ class Failure:
     Attributes:
         kind: "refused" (the framework or a rule said no), "out_of_memory", "crash", "hang" (no step
             within the limit), "time_limit", "cancelled", "not_taken" (the devices did not run as
-            they were set, at any setting).
+            they were set, at any setting), "node" (the node could not meter, set or write: nothing
+            that the configuration is to blame for).
         message: one sentence.
         log_tail: the last lines the ranks printed.
     """
@@ -275,7 +338,8 @@ class Missed:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Missed:
-        return cls(Settings(data["live"]), data["message"], data.get("delivered", {}))
+        made = cls(_settings(data["live"]), data["message"], data.get("delivered", {}))
+        return check_fields(made, "missed setting")
 
 
 @dataclass(frozen=True)
@@ -344,13 +408,14 @@ class Drift:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Drift:
         power_se = data.get("power_se")
-        return cls(
+        made = cls(
             **{
                 **data,
-                "live": Settings(data["live"]),
+                "live": _settings(data["live"]),
                 "power_se": math.nan if power_se is None else power_se,
             }
         )
+        return check_fields(made, "drift")
 
 
 @dataclass(frozen=True)
@@ -374,6 +439,7 @@ class ProbeRecord:
             what they drew is in every figure of energy here.
         drift: what the second visit of a setting showed; None where none was visited twice.
         missed: settings that were visited and are no data point.
+        given_up: settings that the request's `give_up` passed over.
     """
 
     request: ProbeRequest
@@ -390,6 +456,7 @@ class ProbeRecord:
     waiting_devices: int = 0
     drift: Drift | None = None
     missed: tuple[Missed, ...] = ()
+    given_up: tuple[Settings, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -412,6 +479,7 @@ class ProbeRecord:
             "waiting_devices": self.waiting_devices,
             "drift": self.drift.to_json() if self.drift else None,
             "missed": [missed.to_json() for missed in self.missed],
+            "given_up": [live.to_json() for live in self.given_up],
         }
 
     @classmethod
@@ -427,11 +495,12 @@ class ProbeRecord:
                 f"the record's schema is {version!r}; this release reads 1 to {SCHEMA_VERSION}"
             )
         try:
-            return cls(
+            failure = Failure(**data["failure"]) if data.get("failure") else None
+            made = cls(
                 request=ProbeRequest.from_json(data["request"]),
                 measurements=tuple(Measurement.from_json(m) for m in data["measurements"]),
-                meter=MeterInfo(**data["meter"]),
-                failure=Failure(**data["failure"]) if data.get("failure") else None,
+                meter=check_fields(MeterInfo(**data["meter"]), "meter"),
+                failure=failure and check_fields(failure, "failure"),
                 launch_s=data.get("launch_s", 0.0),
                 wall_s=data.get("wall_s", 0.0),
                 energy_J=data.get("energy_J", 0.0),
@@ -442,8 +511,12 @@ class ProbeRecord:
                 waiting_devices=data.get("waiting_devices", 0),
                 drift=Drift.from_json(data["drift"]) if data.get("drift") else None,
                 missed=tuple(Missed.from_json(missed) for missed in data.get("missed", ())),
+                given_up=tuple(_settings(live) for live in data.get("given_up", ())),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+            return check_fields(made, "record", finite=("launch_s", "wall_s", "energy_J"))
+        except InputError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise InputError(f"the record is not a probe record: {error!r}") from error
 
 

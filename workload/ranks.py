@@ -1,8 +1,9 @@
 """Starts, watches and kills the rank processes of a probe.
 
-One `RankServer` lives as long as its agent. It holds the fork server (`workload.hook`), which has
-imported the frameworks once, and asks it for a `RankGroup` a probe: all ranks in one process group,
-each tied to the fork server's life, so that the death of the agent, SIGKILL included, ends them.
+One `RankServer` lives as long as its agent. It holds the fork server (`workload.fork_server`),
+which has imported the frameworks once, and asks it for a `RankGroup` a probe: all ranks in one
+process group, each tied to the fork server's life, so that the death of the agent, SIGKILL
+included, ends them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from search_spaces.errors import InputError
 
@@ -32,6 +33,7 @@ __all__ = [
     "RankGroup",
     "RankServer",
     "RankSpec",
+    "Ranks",
     "ServerError",
     "cannot_build",
     "control_socket",
@@ -85,13 +87,15 @@ def extensions_dir() -> str:
 def cannot_build(op: str) -> str:
     """Why a DeepSpeed op ("cpu_adam") cannot be had here, as a phrase; empty where it can.
 
-    It can where it was compiled before, or where there is a C++ compiler to do it.
+    It can where it was compiled before, or where there is a C++ compiler to do it; reading and
+    writing a drive beside the computation ("async_io") needs libaio beside.
     """
     if any(Path(extensions_dir(), op).glob(f"{op}*.so")):
         return ""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) or shutil.which("g++"):
-        return ""
+        lacks = op == "async_io" and not Path("/usr/include/libaio.h").exists()
+        return "DeepSpeed's async_io needs libaio and its headers (libaio-dev)" if lacks else ""
     return f"DeepSpeed's {op} must be compiled, and there is no C++ compiler ({compiler} or g++)"
 
 
@@ -210,11 +214,11 @@ class RankServer:
         began = time.monotonic()
         ours, theirs = socket.socketpair()
         self._error_log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
-        hook = str(Path(__file__).with_name("hook.py"))
+        program = str(Path(__file__).with_name("fork_server.py"))
         try:
             self._process = subprocess.Popen(
-                # -P: the hook's own folder must not shadow the user's or the standard modules.
-                [self._python, "-P", hook, "serve", str(theirs.fileno())],
+                # -P: its own folder must not shadow the user's or the standard modules.
+                [self._python, "-P", program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
@@ -260,12 +264,30 @@ class RankServer:
         self.start()
         answer = self._ask({"op": "spawn", "ranks": [s.to_json() for s in specs]}, timeout_s=60)
         spawned = answer["spawned"]
-        return RankGroup(self, spawned["group"], spawned["pids"], listener)
+        first = int(specs[0].env["RANK"])  # other nodes hold the ranks before it
+        return RankGroup(self, spawned["group"], spawned["pids"], listener, first_rank=first)
 
     def kill(self, group: int) -> None:
         """SIGKILL a whole process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+
+    def kill_strays(self, ranks: Iterable[int]) -> None:
+        """SIGKILL every descendant of the fork server that is none of `ranks`.
+
+        The server is their reaper (PR_SET_CHILD_SUBREAPER), so that a process stays its descendant
+        when it leaves its group or its parent ends.
+        """
+        if self._process is None or self._process.poll() is not None:
+            return
+        for _ in range(20):  # one that forks while it is being looked for is found the next time
+            strays = set(_descendants(self._process.pid)) - set(ranks)
+            for pid in strays:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not strays:
+                return
+            time.sleep(0.01)
 
     def exits(self, timeout_s: float = 0.0) -> list[tuple[int, int]]:
         """(pid, exit code) of ranks that ended since the last call."""
@@ -337,15 +359,50 @@ class RankServer:
         return self._error_log.read().decode(errors="replace")[-2000:].strip()
 
 
+def _descendants(pid: int) -> list[int]:
+    """Every living process below `pid`, zombies left out."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                state = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0]
+                found += [*([child] if state != "Z" else []), *_descendants(child)]
+    return found
+
+
+class Ranks(Protocol):
+    """The ranks of one probe, wherever they stand.
+
+    Attributes:
+        size: how many there are.
+        pids: those on this node.
+    """
+
+    size: int
+    pids: tuple[int, ...]
+
+    def next_event(self, timeout_s: float) -> Event | None: ...
+
+    def send(self, line: str) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 class RankGroup:
     """The living ranks of one probe: their events, and the only way to tell them to go on."""
 
     def __init__(
-        self, server: RankServer, group: int, pids: Sequence[int], listener: socket.socket
+        self,
+        server: RankServer,
+        group: int,
+        pids: Sequence[int],
+        listener: socket.socket,
+        *,
+        first_rank: int = 0,
     ) -> None:
         self.group, self.size, self.pids = group, len(pids), tuple(pids)
         self._server, self._listener = server, listener
-        self._rank_of = {pid: rank for rank, pid in enumerate(pids)}
+        self._rank_of = {pid: rank for rank, pid in enumerate(pids, first_rank)}
         self._running = set(pids)
         self._links: dict[int, socket.socket] = {}
         self._buffers: dict[socket.socket, bytes] = {}
@@ -370,6 +427,12 @@ class RankGroup:
                     handle(key.fileobj)
         return self._pending.popleft()
 
+    def hear(self, source: Any, events: Callable[[], Iterable[Event]]) -> None:
+        """Take what ranks of other nodes say: `events` is asked when `source` is readable."""
+        self._selector.register(
+            source, selectors.EVENT_READ, lambda readable: self._pending.extend(events())
+        )
+
     def send(self, line: str) -> None:
         """Say the same to all ranks: "run N" or "quit". A rank that is gone is no error here."""
         for link in self._links.values():
@@ -377,7 +440,11 @@ class RankGroup:
                 link.sendall(line.encode() + b"\n")
 
     def kill(self) -> None:
-        """End every process of the group, and wait until the ranks are gone."""
+        """End every process of the group, and wait until the ranks are gone.
+
+        What a rank forked into a group of its own is ended too: it is a descendant of the server.
+        """
+        self._server.kill_strays(self._running)
         self._server.kill(self.group)
         deadline = time.monotonic() + 5.0
         while self._running and time.monotonic() < deadline:
@@ -385,6 +452,7 @@ class RankGroup:
                 self._exited(self._server, timeout_s=0.2)
             except ServerError:
                 break
+        self._server.kill_strays(())
         for link in self._links.values():
             link.close()
         self._selector.close()
@@ -409,9 +477,11 @@ class RankGroup:
         buffer = self._buffers[link] + chunk
         *lines, self._buffers[link] = buffer.split(b"\n")
         for line in lines:
-            event = self._parse(link, line.decode(errors="replace"))
-            if event is not None:
-                self._pending.append(event)
+            # A program may write on the line itself; what is none of ours says nothing.
+            with contextlib.suppress(ValueError, KeyError, RecursionError):
+                event = self._parse(link, line.decode(errors="replace"))
+                if event is not None:
+                    self._pending.append(event)
 
     def _parse(self, link: socket.socket, line: str) -> Event | None:
         kind, _, rest = line.partition(" ")
@@ -425,7 +495,10 @@ class RankGroup:
             step, at = rest.split()
             return Event(kind, rank, int(step), float(at))
         if kind in ("facts", "peak", "fail"):
-            return Event(kind, rank, detail=json.loads(rest))
+            detail = json.loads(rest)
+            if kind == "fail" and detail["kind"] not in ("out_of_memory", "refused", "crash"):
+                return None
+            return Event(kind, rank, detail=detail)
         if kind == "phase":
             name, _, at = rest.rpartition(" ")
             return Event(kind, rank, time_s=float(at), detail={"name": name})

@@ -65,22 +65,27 @@ class TableRunner:
         cost = self.table.cost
         visited: list[TablePoint] = []
         missing: list[Settings] = []
-        for configuration in request.configurations():
+        measurements: list[Measurement] = []
+        left = list(request.live)
+        while left:
+            configuration = Configuration(request.launch, left.pop(0))
             point = self._points.get(configuration)
             if point is None:
                 missing.append(configuration.live)
-            else:
-                visited.append(point)
-        measurements = tuple(
+                continue
             # Its window opens after the launch, the settings before it and its own settling.
-            self._measure(point, request.probe_id, cost.wall_s(before) + cost.settle_s)
-            for before, point in enumerate(visited)
-        )
+            opened_s = cost.wall_s(len(visited)) + cost.settle_s
+            visited.append(point)
+            measurements.append(self._measure(point, request.probe_id, opened_s))
+            if len(left) + 1 == len(request.live) and request.give_up is not None:
+                left = request.give_up.worth_visiting(request.live, measurements[0])
+        seen = {*missing, *(point.configuration.live for point in visited)}
         where = f"table {self.table.name!r}, {self.group.name},"
         return ProbeRecord(
             request=request,
-            measurements=measurements,
+            measurements=tuple(measurements),
             meter=self.meter,
+            given_up=tuple(live for live in request.live if live not in seen),
             failure=_never_recorded(missing, request.launch, where) if missing else None,
             launch_s=cost.launch_s if visited else 0.0,
             wall_s=cost.wall_s(len(visited)) if visited else 0.0,
@@ -169,13 +174,18 @@ class TraceRunner:
     def run(self, request: ProbeRequest) -> ProbeRecord:
         drawn: list[tuple[Measurement, ProbeRecord]] = []
         missing: list[Settings] = []
-        for configuration in request.configurations():
+        left = list(request.live)
+        while left:
+            configuration = Configuration(request.launch, left.pop(0))
             windows = self._windows.get(configuration)
-            if windows:
-                draw = _draws(self.seed, configuration, request.probe_id)
-                drawn.append(windows[int(draw.integers(len(windows)))])
-            else:
+            if not windows:
                 missing.append(configuration.live)
+                continue
+            draw = _draws(self.seed, configuration, request.probe_id)
+            drawn.append(windows[int(draw.integers(len(windows)))])
+            if len(left) + 1 == len(request.live) and request.give_up is not None:
+                left = request.give_up.worth_visiting(request.live, drawn[0][0])
+        seen = {*missing, *(measurement.live for measurement, _ in drawn)}
         failed = self._failed.get(request.launch)
         failure: Failure | None = None
         if missing:
@@ -197,6 +207,7 @@ class TraceRunner:
         return ProbeRecord(
             request=request,
             measurements=tuple(measurement for measurement, _ in drawn),
+            given_up=tuple(live for live in request.live if live not in seen),
             meter=origin.meter,
             failure=failure,
             launch_s=origin.launch_s,

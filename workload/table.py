@@ -183,7 +183,7 @@ def _read_layout(path: Path) -> _Layout:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from error
     lists: dict[str, tuple[str, ...]] = {}
     for key in (*_LISTS, *_REPEATS):

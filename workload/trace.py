@@ -15,6 +15,7 @@ import io
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from workload.probe import ProbeRecord
 __all__ = [
     "TraceContents",
     "TraceWriter",
+    "drop_kept",
+    "keep_record",
+    "kept_records",
     "read_phases",
     "read_power_samples",
     "read_trace",
@@ -72,7 +76,7 @@ def _torn_tail(data: bytes) -> int | None:
         return None
     try:
         whole = isinstance(json.loads(data[start:end]), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = False
     return None if whole else start
 
@@ -110,10 +114,18 @@ def repair_torn_tail(path: Path) -> tuple[str, ...]:
     return notes
 
 
+#: Disk that an open trace holds ready, so that a full disk does not cost the probe that just ended:
+#: some hundred records of one window.
+RESERVE_BYTES = 256 * 1024
+#: The file of `keep_record`, by a name that no training script writes.
+KEPT_NAME = ".joulefront-record.json"
+
+
 class TraceWriter:
     """Appends probe records to a trace; usable as a context manager.
 
-    Opening repairs what a crash left (`repair_torn_tail`).
+    Opening repairs what a crash left (`repair_torn_tail`) and puts a little disk by, which is given
+    up when the disk is full: the record in hand is then still written before the writer refuses.
 
     Args:
         path: the trace, e.g. runs/NAME/trace/probes.jsonl; its folder is made.
@@ -122,7 +134,7 @@ class TraceWriter:
         notes: what was repaired, one sentence each.
 
     Raises:
-        InputError: the file cannot be opened for writing.
+        InputError: the file cannot be opened for writing, or the disk is full.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -134,6 +146,9 @@ class TraceWriter:
             folder = os.open(self.path.parent, os.O_RDONLY)
             os.fsync(folder)  # the file's name must outlive a crash, too
             os.close(folder)
+            self._reserve = self.path.with_name(".reserve")
+            with self._reserve.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
         except OSError as error:
             raise InputError(f"cannot write the trace {self.path}: {error.strerror}") from error
 
@@ -141,8 +156,26 @@ class TraceWriter:
         """Write one record as one line and wait until it is on disk.
 
         Raises:
-            InputError: the disk refused; the trace is left as it was before.
+            InputError: the disk refused. Where giving up the reserve helped, this record is in the
+                trace all the same and the error says so; else the trace is left as it was before.
         """
+        try:
+            self._write(record)
+            drop_kept(self.path.parent.parent, record)
+        except OSError as error:
+            said = f"cannot write the trace {self.path}: {error.strerror}"
+            try:
+                self._reserve.unlink()
+                self._write(record)
+                drop_kept(self.path.parent.parent, record)
+            except OSError:
+                raise InputError(said) from error
+            raise InputError(
+                f"{said}; every finished probe is in it, the last by the disk put by for it, so "
+                "the same command goes on from here once there is room"
+            ) from error
+
+    def _write(self, record: ProbeRecord) -> None:
         line = json.dumps(strict_json(record.to_json()), default=str, separators=(",", ":"))
         data = memoryview((line + "\n").encode())
         size = os.fstat(self._fd).st_size
@@ -150,15 +183,17 @@ class TraceWriter:
             while data:
                 data = data[os.write(self._fd, data) :]
             os.fsync(self._fd)
-        except OSError as error:
+        except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, size)
-            raise InputError(f"cannot write the trace {self.path}: {error.strerror}") from error
+            raise
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            with contextlib.suppress(OSError):
+                self._reserve.unlink()
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -199,7 +234,7 @@ def read_trace(path: str | Path) -> TraceContents:
             continue
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} line {number} is not JSON: {error}") from error
         if not isinstance(entry, dict):
             raise InputError(f"{path} line {number} is not a probe record but {type(entry)}")
@@ -208,6 +243,49 @@ def read_trace(path: str | Path) -> TraceContents:
         except InputError as error:
             raise InputError(f"{path} line {number}: {error}") from error
     return TraceContents(tuple(records), tuple(notes))
+
+
+def _kept(run_dir: str | Path, probe_id: str) -> Path:
+    return Path(run_dir) / "probes" / probe_id / KEPT_NAME
+
+
+def keep_record(run_dir: str | Path, record: ProbeRecord) -> None:
+    """Put a record beside its probe's files until the driver has it in the trace.
+
+    Written by whoever made it, before it is handed over: a driver that dies in between finds it
+    again (`kept_records`).
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = _kept(run_dir, record.request.probe_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{KEPT_NAME}.new")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(strict_json(record.to_json()), file, default=str)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def drop_kept(run_dir: str | Path, record: ProbeRecord) -> None:
+    """The record is in the trace: forget what `keep_record` put by."""
+    with contextlib.suppress(OSError):
+        _kept(run_dir, record.request.probe_id).unlink()
+
+
+def kept_records(run_dir: str | Path) -> tuple[ProbeRecord, ...]:
+    """The records that were made and never reached the trace, by the names of their probes.
+
+    One that cannot be read is passed over: its driver was never told of it either.
+    """
+    found = []
+    for path in sorted(Path(run_dir).glob(f"probes/*/{KEPT_NAME}")):
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # InputError is the second
+            record = ProbeRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+            if record.request.probe_id == path.parent.name:
+                found.append(record)
+    return tuple(found)
 
 
 def write_power_samples(
@@ -258,7 +336,7 @@ def _power_rows(path: str | Path) -> list[dict[str, str]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
         raise InputError(f"cannot read the power samples {path}: {error}") from error
 
 
@@ -280,7 +358,7 @@ def read_power_samples(path: str | Path) -> list[PowerSample]:
             for row in _power_rows(path)
             if not row.get("phase")
         ]
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise InputError(f"cannot read the power samples {path}: {error}") from error
 
 
@@ -294,5 +372,5 @@ def read_phases(path: str | Path) -> list[tuple[float, str]]:
         return [
             (float(row["time_s"]), row["phase"]) for row in _power_rows(path) if row.get("phase")
         ]
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise InputError(f"cannot read the power samples {path}: {error}") from error

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from workload.meters.base import Meter, PowerSample, Reading
+from workload.phases import seconds_a_step
 from workload.probe import Failure, WindowPolicy
-from workload.ranks import Event, RankGroup
+from workload.ranks import Event, Ranks
 from workload.spread import block_edges, block_powers, integrate, standard_error
 
 __all__ = ["Conductor", "ProbeFailed", "WarmUp", "Window"]
@@ -66,6 +67,7 @@ class Window:
         ends_s: when each step ended (CLOCK_MONOTONIC).
         samples: the power samples between the boundaries.
         beside_J: the same span by the meters of other scopes, joules.
+        phases_s: mean seconds that a step spent in each phase.
     """
 
     opened: Reading
@@ -74,6 +76,7 @@ class Window:
     ends_s: tuple[float, ...] = ()
     samples: tuple[PowerSample, ...] = ()
     beside_J: Mapping[str, float] = field(default_factory=dict)
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def length_s(self) -> float:
@@ -132,7 +135,7 @@ class Conductor:
 
     def __init__(
         self,
-        group: RankGroup,
+        group: Ranks,
         *,
         deadline_s: float,
         step_limit_s: float,
@@ -148,6 +151,7 @@ class Conductor:
         self.phases: list[tuple[float, str]] = []
         self.facts: dict[str, Any] = {}  # of the program, where a launch asks for them
         self._last_at_s = 0.0
+        self._over = False
 
     def first_step(self) -> float:
         """Wait for the first step of all ranks; CLOCK_MONOTONIC of its end."""
@@ -241,10 +245,56 @@ class Conductor:
                 other.info.name: other.boundary(opens=False).energy_J - first.energy_J
                 for other, first in zip(beside, others, strict=True)
             },
+            seconds_a_step(self.phases, opened.time_s, closed.time_s, len(times)),
         )
+
+    def run_to_end(
+        self,
+        on_step: Callable[[int, float], None],
+        on_wait: Callable[[], None] = lambda: None,
+        wait_s: float = 0.5,
+    ) -> None:
+        """Let the program run until it ends by itself, however long its steps are.
+
+        Args:
+            on_step: called with each step that all ranks have done, and when the last one had.
+            on_wait: called at least every `wait_s` seconds.
+
+        Raises:
+            ProbeFailed: a rank failed, or it was cancelled.
+        """
+        self._group.send("run 1000000000")
+        done: dict[int, list[float]] = {}
+        ended: set[int] = set()
+        while len(ended) < self._group.size:
+            if self._cancelled():
+                raise ProbeFailed(Failure("cancelled", "it was cancelled"))
+            event = self._group.next_event(wait_s)
+            on_wait()
+            if event is None:
+                continue
+            if event.kind == "step":
+                ends = done.setdefault(event.step, [])
+                ends.append(event.time_s)
+                if len(ends) == self._group.size:
+                    self.done = event.step
+                    on_step(event.step, max(done.pop(event.step)))
+            elif event.kind == "phase" and event.detail is not None and event.rank == 0:
+                self.phases.append((event.time_s, str(event.detail["name"])))
+            elif event.kind == "peak" and event.detail is not None:
+                self.peaks.append(dict(event.detail))
+            elif event.kind == "fail" or (
+                event.kind == "exit" and event.detail is not None and event.detail["code"]
+            ):
+                raise ProbeFailed(self._explain(event))
+            elif event.kind == "exit":
+                ended.add(event.rank)
+        self._over = True
 
     def finish(self) -> None:
         """Tell the ranks to stop and gather their peaks; a rank that does not is killed later."""
+        if self._over:  # they have ended by themselves
+            return
         self._group.send("quit")
         ended: set[int] = set()
         until = min(self._deadline_s, self._clock() + 5.0)
@@ -325,7 +375,7 @@ class Conductor:
                 (effects if event.detail.get("effect") else causes).append(said)
             elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
                 causes.append(self._explain_exit(event.rank, int(event.detail["code"])))
-        order = ("out_of_memory", "refused", "crash")
+        order = ("node", "out_of_memory", "refused", "crash")
         # Stable: among causes of one kind the first that was heard is the cause.
         causes.sort(key=lambda failure: order.index(failure.kind))
         causes += effects

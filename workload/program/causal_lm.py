@@ -1,24 +1,38 @@
 """The model, by `transformers` with random weights, and the tokens, which are synthetic.
 
-Both depend on the job alone, never on how ranks share the work: the same seed gives the same
-weights everywhere, and one step's tokens are drawn whole before each rank takes its part. That is
-what lets the loss of two parallelisms be compared digit by digit.
+Both depend on the job alone, never on how ranks share the work: each module's weights are drawn
+from the job's seed and the module's name, and one step's tokens are drawn whole before each rank
+takes its part. That is what lets the loss of two parallelisms be compared digit by digit, and a
+rank draw the weights of its own layers alone.
 """
 
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 
-def build_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
-    """The job's model, in fp32 on the host; DeepSpeed casts and moves it."""
+def reads_video(job: dict[str, Any]) -> bool:
+    """Whether the job's model encodes frames beside reading text."""
+    return "vision_config" in job["model"]
+
+
+def planned_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
+    """The job's model without weights: it takes no memory until `Filler` fills it."""
     values = dict(job["model"])
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
-    # The same seed on every rank and for every configuration: the same weights.
-    torch.manual_seed(job["seed"])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    kind = AutoModelForImageTextToText if reads_video(job) else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(config, dtype=torch.float32)
     every = {"none": 0, "full": 1}.get(activation_checkpointing)
     if every is None:
         every = int(activation_checkpointing.removeprefix("every_"))
@@ -28,19 +42,76 @@ def build_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
     return model
 
 
+def build_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
+    """The job's whole model, in fp32 on the host; DeepSpeed casts and moves it."""
+    model = planned_model(job, activation_checkpointing)
+    Filler(model, job["seed"])(model)
+    model.tie_weights()
+    return model
+
+
+class Filler:
+    """Gives modules of a planned model their weights, as the family initialises them.
+
+    The same module gets the same weights on every rank and under every configuration.
+    """
+
+    def __init__(self, model: Any, seed: int) -> None:
+        self._seed = seed
+        self._known: dict[Any, tuple[str, Any]] = {}
+        self._know(model, "", model)
+
+    def _know(self, module: Any, name: str, owner: Any) -> None:
+        """Note each module's name, and the innermost model, which knows how it is initialised."""
+        owner = module if isinstance(module, PreTrainedModel) else owner
+        self._known[module] = name, owner
+        for child, part in module.named_children():
+            self._know(part, f"{name}.{child}", owner)
+
+    def __call__(self, *modules: Any, recurse: bool = True) -> None:
+        """Fill modules and what is in them (`recurse`), but for what has weights already."""
+        for module in modules:
+            self._fill(module, recurse)
+
+    def _fill(self, module: Any, recurse: bool) -> bool:
+        """The same; whether anything was filled. Parts come first, as transformers has it: what
+        holds them may draw their weights anew."""
+        filled = False
+        for part in module.children() if recurse else ():
+            filled |= self._fill(part, recurse)
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(tensor.is_meta for tensor in own):
+            module.to_empty(device="cpu", recurse=False)
+            filled = True
+        if filled and module in self._known:
+            name, owner = self._known[module]
+            torch.manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+            owner._init_weights(module)
+        return filled
+
+
 def blocks_of(model: Any) -> Any:
     """The transformer blocks, whatever the family calls them."""
     decoder = model.get_decoder()
     return decoder.layers if hasattr(decoder, "layers") else decoder.h
 
 
+def encoder_blocks_of(model: Any) -> Any:
+    """The blocks of the encoder of images, where there is one."""
+    encoder = getattr(model.base_model, "vision_tower", None)
+    return () if encoder is None else encoder.encoder.layers
+
+
 def checkpoint_blocks(model: Any, every: int) -> None:
     """Recompute each `every`-th block in the backward pass instead of keeping its activations."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for number, block in enumerate(blocks_of(model)):
-        if every > 1 and not hasattr(block, "gradient_checkpointing"):
-            raise NotImplementedError("this release of transformers checkpoints all blocks or none")
-        block.gradient_checkpointing = number % every == 0
+    for blocks in (blocks_of(model), encoder_blocks_of(model)):
+        for number, block in enumerate(blocks):
+            if every > 1 and not hasattr(block, "gradient_checkpointing"):
+                raise NotImplementedError(
+                    "this release of transformers checkpoints all blocks or none"
+                )
+            block.gradient_checkpointing = number % every == 0
 
 
 def check_attention(model: Any, length: int) -> None:
@@ -49,9 +120,43 @@ def check_attention(model: Any, length: int) -> None:
     Raises:
         NotImplementedError: a window shorter than the sequence hides some of what came before.
     """
-    window = getattr(model.config, "sliding_window", None)
+    window = getattr(model.config.get_text_config(), "sliding_window", None)
     if window is not None and window < length:
         raise NotImplementedError(f"attention within a window of {window} tokens is not split yet")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of a step's samples, and which part of each, is this rank's.
+
+    Attributes:
+        accumulation: micro-batches a step.
+        replicas, replica: data parallelism: how many replicas, and which one this is.
+        micro_batch: samples of one micro-batch.
+        parts, part: sequence parallelism: how many parts a sequence is cut in, and which is ours.
+    """
+
+    accumulation: int
+    replicas: int
+    replica: int
+    micro_batch: int
+    parts: int = 1
+    part: int = 0
+
+    def of(self, samples: torch.Tensor) -> torch.Tensor:
+        """This replica's of all samples of a step: (accumulation, micro_batch, ...)."""
+        shape = (self.accumulation, self.replicas, self.micro_batch, *samples.shape[1:])
+        return samples.view(shape)[:, self.replica]
+
+    def slice(self, length: int) -> slice:
+        """This rank's part of a sequence of `length` tokens."""
+        each = length // self.parts
+        return slice(self.part * each, (self.part + 1) * each)
+
+
+def generator_of(job: dict[str, Any], step: int) -> torch.Generator:
+    """Random numbers of one step: the same on all ranks, others at each step."""
+    return torch.Generator().manual_seed(job["seed"] * 1_000_003 + step)
 
 
 def tokens_of_step(job: dict[str, Any], step: int) -> torch.Tensor:
@@ -60,6 +165,21 @@ def tokens_of_step(job: dict[str, Any], step: int) -> torch.Tensor:
     One more than the length, so that each position has a token to predict and every part of a
     sequence weighs the same.
     """
-    generator = torch.Generator().manual_seed(job["seed"] * 1_000_003 + step)
     shape = (job["global_batch"], job["sequence_length"] + 1)
-    return torch.randint(job["model"]["vocab_size"], shape, generator=generator)
+    return torch.randint(job["model"]["vocab_size"], shape, generator=generator_of(job, step))
+
+
+class Samples:
+    """The samples of a job, a step at a time, this rank's share of them."""
+
+    def __init__(self, job: dict[str, Any], share: Share) -> None:
+        self._job, self._share = job, share
+
+    def of_step(self, step: int) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+        """(inputs, what each token is to predict) of each micro-batch."""
+        share, own = self._share, self._share.slice(self._job["sequence_length"])
+        for tokens in share.of(tokens_of_step(self._job, step)):
+            inputs: dict[str, Any] = {"input_ids": tokens[:, :-1][:, own]}
+            if share.parts > 1:
+                inputs["position_ids"] = torch.arange(own.start, own.stop)[None]
+            yield inputs, tokens[:, 1:][:, own].contiguous()

@@ -1,21 +1,29 @@
 """Pipeline parallelism by DeepSpeed: the same blocks, cut into stages of equally many.
 
-`transformers` builds the whole model from the seed, as for every other configuration; each stage
-then takes its own blocks out of it and drops the rest. Between two stages flow hidden states alone:
-what all blocks share (rotary angles) each stage computes once for itself.
+`transformers` plans the whole model, which takes no memory; each stage then fills its own layers
+with the weights that they have under every other configuration. Between two stages flow hidden
+states alone: what all blocks share (rotary angles) each stage computes once for itself.
 """
 
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
+from causal_lm import reads_video
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+#: Gives modules their weights (`causal_lm.Filler`).
+Fill = Callable[..., None]
 
 
 class Table(torch.nn.Module):
     """The table of tokens, which the last stage shares where the family ties the two."""
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, decoder: Any, fill: Fill) -> None:
         super().__init__()
+        fill(decoder.embed_tokens)
         self.table = decoder.embed_tokens
 
     @property
@@ -29,10 +37,11 @@ class Table(torch.nn.Module):
 class Start(torch.nn.Module):
     """What some families do between table and first block: widen, and add learned positions."""
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, decoder: Any, fill: Fill) -> None:
         super().__init__()
         self.projection = getattr(decoder, "project_in", None)
         self.positions = decoder.embed_positions
+        fill(self)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.projection is not None:
@@ -44,8 +53,9 @@ class Start(torch.nn.Module):
 class Block(torch.nn.Module):
     """One transformer block, given what the decoder would have handed it."""
 
-    def __init__(self, block: Any, angles: "Angles | None") -> None:
+    def __init__(self, block: Any, angles: "Angles | None", fill: Fill) -> None:
         super().__init__()
+        fill(block)
         self.block = block
         self._angles = [angles]  # in a list: shared by the stage's blocks, a module of none
 
@@ -59,16 +69,22 @@ class Block(torch.nn.Module):
 
 
 class Angles:
-    """Rotary angles, computed once a shape."""
+    """Rotary angles, computed once a shape.
 
-    def __init__(self, rotary: Any) -> None:
-        self._rotary = rotary
+    Args:
+        rotary: the family's module that turns positions into angles.
+        positions: of one whole sample, where they are more than a count.
+    """
+
+    def __init__(self, rotary: Any, positions: torch.Tensor | None) -> None:
+        self._rotary, self._positions = rotary, positions
         self._known: dict[Any, Any] = {}
 
     def __call__(self, hidden: torch.Tensor) -> Any:
         key = (hidden.shape[1], hidden.device, hidden.dtype)
         if key not in self._known:
-            numbers = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+            numbers = torch.arange(hidden.shape[1]) if self._positions is None else self._positions
+            numbers = numbers.to(hidden.device).unsqueeze(-2)
             with torch.no_grad():
                 rotary = self._rotary.to(hidden.device)
                 self._known[key] = rotary(hidden, position_ids=numbers)
@@ -78,10 +94,11 @@ class Angles:
 class End(torch.nn.Module):
     """The last norm and, where the family has one, the projection back to the table's width."""
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, decoder: Any, fill: Fill) -> None:
         super().__init__()
         self.norm = getattr(decoder, "norm", None) or getattr(decoder, "final_layer_norm", None)
         self.projection = getattr(decoder, "project_out", None)
+        fill(self)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = hidden if self.norm is None else self.norm(hidden)
@@ -91,16 +108,85 @@ class End(torch.nn.Module):
 class Head(torch.nn.Module):
     """The output projection of a model that does not share its table."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, fill: Fill) -> None:
         super().__init__()
+        fill(model.lm_head)
         self.projection = model.lm_head
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.projection(hidden)
 
 
-def cut(model: Any, stages: int) -> PipelineModule:
+class Frames(torch.nn.Module):
+    """The table of tokens and the encoder of frames, whose features take the video's places."""
+
+    def __init__(self, model: Any, fill: Fill) -> None:
+        super().__init__()
+        self.table = model.get_decoder().embed_tokens
+        whole = model.base_model
+        fill(self.table, whole.vision_tower, whole.multi_modal_projector)
+        fill(whole, recurse=False)
+        # transformers' own but for its language model, whose blocks the stages share out.
+        self.encoder = copy.copy(whole)
+        self.encoder._modules = dict(self.encoder._modules)
+        del self.encoder._modules["language_model"]
+        self._placeholder = model.config.video_token_id
+
+    def forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        tokens, frames = inputs
+        hidden = self.table(tokens)
+        features = self.encoder.get_video_features(frames, return_dict=True).pooler_output
+        here = (tokens == self._placeholder).unsqueeze(-1)
+        return hidden.masked_scatter(here, features.to(hidden.dtype))
+
+
+def fed(parts: Iterable[tuple[dict[str, Any], torch.Tensor]]) -> Iterator[tuple[Any, torch.Tensor]]:
+    """What the first stage takes, and what the last one compares with."""
+    for inputs, targets in parts:
+        given = [value for name, value in inputs.items() if name != "position_ids"]
+        yield (given[0] if len(given) == 1 else tuple(given)), targets
+
+
+#: DeepSpeed's instructions to a stage, by the phase that each begins.
+PHASES = {
+    "LoadMicroBatch": "data",
+    "ForwardPass": "forward",
+    "BackwardPass": "backward",
+    "SendActivation": "communication",
+    "RecvActivation": "communication",
+    "SendGrad": "communication",
+    "RecvGrad": "communication",
+    "ReduceGrads": "communication",
+    "ReduceTiedGrads": "communication",
+    "OptimizerStep": "optimizer",
+}
+
+
+def mark_phases(engine: Any, phase: Callable[[str], None]) -> None:
+    """Mark what this rank's stage does: several forward and backward passes a step, and between
+    them what it waits for from its neighbours."""
+
+    def marked(name: str, run: Callable[..., None]) -> Callable[..., None]:
+        def instruction(self: Any, **given: Any) -> None:
+            phase(name)
+            MethodType(run, self)(**given)
+
+        return instruction
+
+    engine._INSTRUCTION_MAP = {
+        kind: marked(PHASES[kind.__name__], run) if kind.__name__ in PHASES else run
+        for kind, run in engine._INSTRUCTION_MAP.items()
+    }
+
+
+def cut(model: Any, stages: int, job: dict[str, Any], fill: Fill) -> PipelineModule:
     """The model as a pipeline of `stages`, each with equally many blocks.
+
+    Args:
+        model: the planned model.
+        stages: pipeline degree.
+        job: whose positions the blocks turn by.
+        fill: gives modules their weights; each stage calls it for its own.
 
     Raises:
         NotImplementedError: a family whose decoder is put together in another way.
@@ -108,16 +194,33 @@ def cut(model: Any, stages: int) -> PipelineModule:
     decoder = model.get_decoder()
     if not hasattr(decoder, "embed_tokens") or not hasattr(decoder, "layers"):
         raise NotImplementedError(f"{type(model).__name__} is not cut into pipeline stages yet")
-    angles = Angles(decoder.rotary_emb) if hasattr(decoder, "rotary_emb") else None
-    blocks = [LayerSpec(Block, block, angles) for block in decoder.layers]
-    if model.config.tie_word_embeddings:
-        first = TiedLayerSpec("table", Table, decoder)
-        last = TiedLayerSpec("table", Table, decoder, forward_fn=_logits)
+    positions = None
+    if reads_video(job):
+        import multimodal
+
+        positions = multimodal.Layout(job).positions()
+    angles = None
+    if hasattr(decoder, "rotary_emb"):
+        fill(decoder.rotary_emb)
+        angles = Angles(decoder.rotary_emb, positions)
+    blocks = [LayerSpec(Block, block, angles, fill) for block in decoder.layers]
+    tied = model.config.tie_word_embeddings
+    if tied and positions is not None:
+        raise NotImplementedError(
+            "an encoder of frames and a shared table are not cut together yet"
+        )
+    first: Any
+    last: Any
+    if positions is not None:
+        first, last = LayerSpec(Frames, model, fill), LayerSpec(Head, model, fill)
+    elif tied:
+        first = TiedLayerSpec("table", Table, decoder, fill)
+        last = TiedLayerSpec("table", Table, decoder, fill, forward_fn=_logits)
     else:
-        first, last = LayerSpec(Table, decoder), LayerSpec(Head, model)
-    start = [LayerSpec(Start, decoder)] if hasattr(decoder, "embed_positions") else []
+        first, last = LayerSpec(Table, decoder, fill), LayerSpec(Head, model, fill)
+    start = [LayerSpec(Start, decoder, fill)] if hasattr(decoder, "embed_positions") else []
     pipeline = PipelineModule(
-        [first, *start, *blocks, LayerSpec(End, decoder), last],
+        [first, *start, *blocks, LayerSpec(End, decoder, fill), last],
         num_stages=stages,
         loss_fn=_loss,
         partition_method="type:Block",

@@ -1,28 +1,42 @@
 """The built-in training program: a plain DeepSpeed script, as any user could have written it.
 
-It builds a causal language model by `transformers` from a Hugging Face configuration (random
-weights), feeds it synthetic tokens and trains. It imports nothing of joulefront: a probe starts it
-under the hook, `torchrun` starts it as it is. The tokens of a step depend on the seed and the step
-alone, not on how ranks share them, so every configuration trains the same job.
+It builds a causal language model, or one of video and text, by `transformers` from a Hugging Face
+configuration (random weights), feeds it synthetic samples and trains. It imports nothing of
+joulefront: a probe starts it under the hook, `torchrun` starts it as it is. The samples of a step
+depend on the seed and the step alone, not on how ranks share them, so every configuration trains
+the same job.
 
     torchrun --nproc-per-node 2 train.py --job job.json --deepspeed_config ds_config.json --steps 20
 
 What DeepSpeed's JSON cannot say are arguments: pipeline, sequence and expert degrees, and what
 happens to activations. Each is a module beside this one (stages, ulysses, experts, ...).
+
+Under a hook it marks the phases of a step: data, forward, backward, communication (what is left of
+the gradients' reduction after the backward pass; in a pipeline, neighbours too) and optimizer. Of a
+model of video and text: forward.encoder, forward.language, backward.language, backward.encoder.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import deepspeed.ops
 import torch
-from causal_lm import build_model, check_attention, tokens_of_step
+from causal_lm import (
+    Filler,
+    Samples,
+    Share,
+    blocks_of,
+    check_attention,
+    encoder_blocks_of,
+    planned_model,
+    reads_video,
+)
 from host_activations import activations_on_host
 
 #: The first steps are all logged: they show that two configurations train the same job.
@@ -52,7 +66,18 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argparse.Namespace) -> Any:
     """The model under DeepSpeed, split as the arguments say; only what is asked for is imported."""
-    model = build_model(job, arguments.activation_checkpointing)
+    model = planned_model(job, arguments.activation_checkpointing)
+    fill = Filler(model, job["seed"])
+    if arguments.pipeline_parallel == 1 or arguments.expert_parallel > 1:
+        stage = settings.get("zero_optimization", {}).get("stage")
+        # Experts are taken out of whole layers, which DeepSpeed then refuses to shard.
+        shard = stage == 3 and arguments.expert_parallel == 1
+        give_weights(model, fill, settings if shard else None)
+    # else: each stage fills its own layers
+    if reads_video(job):
+        import multimodal
+
+        multimodal.prepare(model, phase)
     mpu = None
     if arguments.sequence_parallel > 1 or arguments.pipeline_parallel > 1:
         check_attention(model, job["sequence_length"])
@@ -67,22 +92,55 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
     if arguments.pipeline_parallel > 1:
         import stages
 
-        model = stages.cut(model, arguments.pipeline_parallel)
+        model = stages.cut(model, arguments.pipeline_parallel, job, fill)
     parameters: Any = model.parameters()
     if arguments.expert_parallel > 1:
         parameters = experts.parameter_groups(model)
     engine, _, _, _ = deepspeed.initialize(
         model=model, model_parameters=parameters, config=settings, mpu=mpu
     )
+    if arguments.pipeline_parallel > 1:
+        stages.mark_phases(engine, phase)
+    else:
+        mark_reduction(engine)
     return engine
 
 
+def give_weights(model: Any, fill: Filler, shard: dict[str, Any] | None) -> None:
+    """Fill the whole model; under ZeRO-3 (`shard`: the settings) a block at a time, of which each
+    rank then keeps its share, so that no rank ever holds all weights."""
+    if shard is not None:
+        # Which ranks share a sequence is not known here, so the batch would not add up.
+        shard = {name: value for name, value in shard.items() if name != "train_batch_size"}
+        for block in (*blocks_of(model), *encoder_blocks_of(model)):
+            fill(block)
+            deepspeed.zero.Init(module=block, config_dict_or_path=shard)
+    fill(model)
+    model.tie_weights()
+    if shard is not None:
+        deepspeed.zero.Init(module=model, config_dict_or_path=shard)
+
+
+def mark_reduction(engine: Any) -> None:
+    """Mark where a backward pass ends in waiting for gradients to be reduced."""
+    plain = engine.allreduce_gradients
+
+    def reduce(*given: Any, **named: Any) -> Any:
+        phase("communication")
+        return plain(*given, **named)
+
+    engine.allreduce_gradients = reduce
+
+
 def plain_step(
-    engine: Any, parts: Iterator[tuple[torch.Tensor, torch.Tensor]], arguments: argparse.Namespace
+    engine: Any,
+    parts: Iterable[tuple[dict[str, Any], torch.Tensor]],
+    arguments: argparse.Namespace,
+    where: tuple[str, str],
 ) -> torch.Tensor:
-    """One optimizer step; this rank's mean loss."""
+    """One optimizer step; this rank's mean loss. `where` names the part of the model that the
+    forward pass and the backward pass each begin with."""
     accumulation, degree = engine.gradient_accumulation_steps(), arguments.sequence_parallel
-    given: dict[str, Any] = {}
     share = 1.0
     if degree > 1:
         import ulysses
@@ -90,29 +148,37 @@ def plain_step(
         share = ulysses.loss_share(degree, engine.zero_optimization_stage())
     losses = []
     for micro, (inputs, targets) in enumerate(parts):
-        inputs, targets = inputs.to(engine.device), targets.to(engine.device)
-        if degree > 1:
-            length = inputs.shape[1]
-            first = torch.distributed.get_rank() % degree * length
-            given["position_ids"] = torch.arange(first, first + length, device=engine.device)[None]
-        phase("forward")
+        given = {
+            name: value.to(engine.device) if torch.is_tensor(value) else value
+            for name, value in inputs.items()
+        }
+        targets = targets.to(engine.device)
+        phase("forward" + where[0])
         with activations_on_host(arguments.activation_offload):
-            loss = engine(input_ids=inputs, labels=targets, shift_labels=targets, **given).loss
+            loss = engine(labels=targets, shift_labels=targets, **given).loss
         losses.append(loss.detach())
-        phase("backward")
+        phase("backward" + where[1])
         engine.backward(loss * share)
         if micro == accumulation - 1:
             phase("optimizer")
         engine.step()
+        if micro < accumulation - 1:
+            phase("data")
     return torch.stack(losses).mean()
 
 
 def pipeline_step(
-    engine: Any, parts: Iterator[tuple[torch.Tensor, torch.Tensor]], arguments: argparse.Namespace
+    engine: Any,
+    parts: Iterable[tuple[dict[str, Any], torch.Tensor]],
+    arguments: argparse.Namespace,
+    where: tuple[str, str],
 ) -> torch.Tensor:
-    """One optimizer step of a pipeline; the mean loss, which DeepSpeed tells all stages."""
+    """One optimizer step of a pipeline; the mean loss, which DeepSpeed tells all stages. The stages
+    know positions by themselves; what is left of the inputs are tensors in the order of `cut`."""
+    import stages
+
     with activations_on_host(arguments.activation_offload):
-        return engine.train_batch(parts).detach()
+        return engine.train_batch(stages.fed(parts)).detach()
 
 
 def main() -> None:
@@ -131,18 +197,24 @@ def main() -> None:
     tensor = settings.get("tensor_parallel", {}).get("autotp_size", 1)
     stride, stages = tensor * arguments.sequence_parallel, arguments.pipeline_parallel
     replicas = world // stride // stages
-    replica = rank // stride % replicas
-    part = rank % arguments.sequence_parallel
+    share = Share(
+        accumulation=engine.gradient_accumulation_steps(),
+        replicas=replicas,
+        replica=rank // stride % replicas,
+        micro_batch=engine.train_micro_batch_size_per_gpu(),
+        parts=arguments.sequence_parallel,
+        part=rank % arguments.sequence_parallel,
+    )
+    samples: Any = Samples(job, share)
+    where = ("", "")
+    if reads_video(job):
+        import multimodal
+
+        samples, where = multimodal.Samples(job, share), (".encoder", ".language")
     step_of: Callable[..., torch.Tensor] = pipeline_step if stages > 1 else plain_step
-    micro_batch = engine.train_micro_batch_size_per_gpu()
-    accumulation = engine.gradient_accumulation_steps()
-    length = job["sequence_length"] // arguments.sequence_parallel
     for step in range(arguments.steps or job["steps"]):
         phase("data")
-        tokens = tokens_of_step(job, step).view(accumulation, replicas, micro_batch, -1)
-        own = tokens[:, replica, :, part * length : (part + 1) * length + 1]
-        parts = ((own[m, :, :-1], own[m, :, 1:].contiguous()) for m in range(accumulation))
-        loss = step_of(engine, parts, arguments)
+        loss = step_of(engine, samples.of_step(step), arguments, where)
         if step < FIRST_STEPS or step % arguments.log_every == 0:
             mean = loss / world
             torch.distributed.all_reduce(mean)

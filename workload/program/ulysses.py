@@ -46,7 +46,11 @@ def split_sequences(model: Any, degree: int) -> ModuleType:
 
     AttentionInterface.register("ulysses", attention)
     # For a name that it has no mask function for transformers makes no mask; a part's were wrong.
-    model.config._attn_implementation = "ulysses"
+    model.config.get_text_config()._attn_implementation = "ulysses"
+    if hasattr(model.base_model, "vision_tower"):
+        import multimodal
+
+        multimodal.split_sequences(model, parallel_state_sp.get_sequence_parallel_group())
     return parallel_state_sp
 
 
