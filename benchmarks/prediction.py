@@ -1,13 +1,21 @@
-"""How long it takes to predict 100,000 configurations on one core, reading them included.
+"""How fast, how sure and how careful the predictions are, wherever that can be told without a GPU.
 
-Aim: a second. The configurations are every launch of the full space of a 7B model on 32 H100, each
-at several clocks, taken in the enumeration's order as a study would.
+Speed: 100,000 configurations on one core, reading them included (aim: a second), a plan of the
+72B model on JUPITER and a study over 1,024 GPUs with 16 probes in flight on simulated time (aim: a
+minute each). Sureness: do 90 % intervals hold nine of ten held-out figures (aim: 85 to 95 %), on
+recorded tables, on simulated clusters, and from 8 GPUs to 64 and 512. Care: how many probes run out
+of memory with what the study learns of memory, and without.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+from benchmarks.against import coverage, out_of_memory, scale_out
 from benchmarks.figures import Figure, arguments, publish
 from models.analytic import AnalyticModel
 from search_spaces.cluster import load_cluster
@@ -15,11 +23,15 @@ from search_spaces.configuration import Configuration, Settings
 from search_spaces.job import load_job
 from search_spaces.space import load_space
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 COUNT = 100_000
+#: Nodes of four that make 1,024 GPUs, and probes in flight there.
+NODES, IN_FLIGHT = 256, 16
 
 
-def main() -> None:
-    options = arguments("predicting 100,000 configurations").parse_args()
+def speed() -> list[Figure]:
+    """Every launch of the full space of a 7B model on 32 H100, each at several clocks, in the
+    enumeration's order as a study would; then a launch of its own for every configuration."""
     job, cluster = load_job("qwen2.5-7b"), load_cluster("h100-32")
     launches = load_space("full").candidates(job, cluster).launches
     lives = [
@@ -34,17 +46,79 @@ def main() -> None:
         model.predict(configurations)
         seconds.append(time.perf_counter() - began)
     print(f"{len(configurations):,} configurations of {used:,} launches, five times")
-    figures = [
-        Figure("predict_100000_s", min(seconds), "s"),
-        Figure("predict_100000_worst_s", max(seconds), "s"),
-    ]
-    # The hardest case: a launch of its own for every configuration.
     apart = [Configuration(launch) for launch in launches]
     model = AnalyticModel(job, cluster)
     began = time.perf_counter()
     model.predict(apart)
     each = (time.perf_counter() - began) / len(apart)
-    figures.append(Figure("predict_100000_launches_s", 1e5 * each, "s"))
+    return [
+        Figure("predict_100000_s", min(seconds), "s"),
+        Figure("predict_100000_worst_s", max(seconds), "s"),
+        Figure("predict_100000_launches_s", 1e5 * each, "s"),
+    ]
+
+
+def studies() -> list[Figure]:
+    """A plan of lmm-72b on JUPITER, and a study over 1,024 GPUs, both with their report."""
+    from tuner.api import optimize
+
+    found = []
+    for name, job, cluster, in_flight in (
+        ("plan_jupiter_72b", "lmm-72b", load_cluster("jupiter-32"), None),
+        (
+            "study_1024_gpus",
+            "lmm-7b",
+            replace(load_cluster("jupiter-32"), nodes=NODES),
+            IN_FLIGHT,
+        ),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            began, used = time.perf_counter(), time.process_time()
+            result = optimize(
+                job, cluster=cluster, executor="simulated", in_flight=in_flight, runs_dir=folder
+            )
+            wall, cpu = time.perf_counter() - began, time.process_time() - used
+        print(
+            f"{job} on {cluster.devices} x {cluster.device.name}: {result.spent.probes} probes, "
+            f"{result.about['candidates']} configurations, {wall:.1f} s ({cpu:.1f} s of processor)"
+        )
+        found += [Figure(f"{name}_wall_s", wall, "s"), Figure(f"{name}_cpu_s", cpu, "s")]
+    return found
+
+
+def _printed(made: tuple[list[str], list[Figure]]) -> list[Figure]:
+    lines, figures = made
+    print("\n".join(lines), flush=True)
+    return figures
+
+
+def main() -> None:
+    parser = arguments("how fast, how sure and how careful the predictions are")
+    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared")
+    parser.add_argument("--seeds", type=int, default=2, help="repeats of each held-out split")
+    parts: dict[str, tuple[str, Callable[[], list[Figure]]]] = {
+        "speed": ("predicting 100,000 configurations", speed),
+        "studies": ("studies on simulated time", studies),
+        "coverage": (
+            "90 % intervals of the surrogates, held-out points",
+            lambda: _printed(coverage.compare(options.shared, seeds=options.seeds)),
+        ),
+        "scale_out": (
+            "90 % intervals from 8 GPUs to more, on clusters that the models misjudge",
+            lambda: _printed(scale_out.compare()),
+        ),
+        "out_of_memory": (
+            "probes that run out of memory on clusters whose memory the models misjudge",
+            lambda: _printed(out_of_memory.compare(seeds=options.seeds)),
+        ),
+    }
+    parser.add_argument("--only", choices=parts, help="one part")
+    options = parser.parse_args()
+    figures = []
+    for name, (title, part) in parts.items():
+        if options.only in (None, name):
+            print(f"\n== {title}\n", flush=True)
+            figures += part()
     publish(figures, options.json)
 
 

@@ -12,7 +12,7 @@ All candidates are computed at once with NumPy; the parts are in `models.step`, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -209,10 +209,24 @@ class AnalyticModel:
                     members=members,
                     launches=layout.launches[layout.row[members]],
                     stages=stages,
-                    parts=parts[place[layout.row[members]]],
+                    parts=replace(
+                        parts[place[layout.row[members]]],
+                        memory_rate=self._memory_rate(layout.memory_clock_MHz[members]),
+                    ),
                     clock=clock,
                     limit_W=limit,
                 )
+
+    def _memory_rate(self, clock_MHz: np.ndarray) -> np.ndarray:
+        """Memory clocks as shares of the one that the bandwidth is stated for, shape (n, 1).
+
+        Memory's bandwidth goes with its clock. A device whose file does not say that clock is taken
+        to run at it whatever is asked, and the surrogates learn the difference.
+        """
+        stated = self.cluster.device.memory_clock_MHz
+        if not stated:
+            return np.ones((len(clock_MHz), 1))
+        return np.where(np.isnan(clock_MHz), 1.0, clock_MHz / stated)[:, None]
 
     def _asked(
         self, layout: Layout, members: np.ndarray, kinds: int

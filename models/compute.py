@@ -18,7 +18,14 @@ from search_spaces.cluster import Device
 from search_spaces.job import TrainingJob
 from search_spaces.model_facts import ModelFacts
 
-__all__ = ["Pass", "activation_bytes_per_token", "block_pass", "head_pass"]
+__all__ = [
+    "Pass",
+    "activation_bytes_per_token",
+    "block_pass",
+    "encoder_block_bytes",
+    "encoder_pass",
+    "head_pass",
+]
 
 #: Matrix products of a block beside the MLP's: query-key-value (one fused or three small), scores,
 #: values, output.
@@ -110,6 +117,63 @@ def block_pass(
         operand_s=operands / bandwidth,
         stream_s=streamed / bandwidth,
         operators=products * OPERATORS_A_PRODUCT,
+    )
+
+
+def encoder_block_bytes(
+    facts: ModelFacts, patches: np.ndarray, t: np.ndarray, element: float, *, fused_attention: bool
+) -> np.ndarray:
+    """Bytes that one block of the encoder keeps of so many patches on one rank: what
+    `activation_bytes_per_token` counts, of a block with an ungated MLP and no dropout, and the
+    scores of each frame where attention stores them (5 bytes in 16 bits: models.memory)."""
+    vision = facts.vision
+    assert vision is not None
+    kept = element * (4 * vision.hidden + (4 * vision.hidden + 2 * vision.intermediate) / t)
+    if not fused_attention:
+        kept = kept + 5.0 * element / 2 * vision.patches * vision.heads / t
+    return np.asarray(patches * kept)
+
+
+def encoder_pass(
+    job: TrainingJob,
+    facts: ModelFacts,
+    device: Device,
+    constants: Constants,
+    launches: Launches,
+    *,
+    peak_flops: float,
+    element: float,
+    fused_attention: bool,
+) -> Pass:
+    """What encodes and projects the frames of a micro-batch, forward; zero where nothing does.
+
+    Each rank of a sequence encodes its share of the frames, as the training program does.
+    """
+    nothing = np.zeros(len(launches))
+    vision = facts.vision
+    if vision is None:
+        return Pass(nothing, nothing, nothing, nothing)
+    t = launches.t
+    frames = launches.b * job.frames / launches.u
+    patches = frames * vision.patches
+    products = vision.layers * (ATTENTION_PRODUCTS + 2) + 3.0  # and patches, and the projector
+    flops = vision.forward_flops(1) * frames / t
+    # Weights once, inputs and outputs of each block's products.
+    operands = element * vision.matmul_parameters / t + 2 * patches * element * vision.layers * (
+        vision.hidden + (2 * vision.hidden + vision.intermediate) / t
+    )
+    streamed = (
+        2
+        * vision.layers
+        * encoder_block_bytes(facts, patches, t, element, fused_attention=fused_attention)
+    )
+    bandwidth = _bandwidth(device, constants)
+    return Pass(
+        arithmetic_s=flops / (constants.matrix_efficiency * peak_flops)
+        + products * constants.product_s,
+        operand_s=operands / bandwidth,
+        stream_s=streamed / bandwidth,
+        operators=products * OPERATORS_A_PRODUCT + nothing,
     )
 
 

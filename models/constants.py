@@ -39,6 +39,7 @@ class Constants:
         network_efficiency, network_latency_s: the same between nodes.
         reduce_efficiency: share of a link's or network's bandwidth that the reduction of gradients
             at the end of a step reaches.
+        reduce_over_network: how much of that is left where the reduction crosses nodes.
         transfer_efficiency: share of the network's bandwidth that a stage's activation reaches.
         stage_s: seconds that one micro-batch costs a pipeline stage in schedule and exchange of
             shapes.
@@ -48,6 +49,7 @@ class Constants:
         overlap_slowdown: compute behind which a collective hides takes longer by this share of
             what is hidden.
         host_link_efficiency, host_memory_efficiency: of the link to host memory and of host memory.
+        nvme_Bps: bytes per second of a node's drives, read and written alike.
         context_bytes: held by a rank before any model: context, libraries, workspaces.
         buffer_elements: elements of DeepSpeed's reduction and gathering buckets.
         memory_overhead: share that fragmentation adds to activations.
@@ -74,6 +76,7 @@ class Constants:
     network_efficiency: float
     network_latency_s: float
     reduce_efficiency: float
+    reduce_over_network: float
     transfer_efficiency: float
     stage_s: float
     step_s: float
@@ -82,6 +85,7 @@ class Constants:
     overlap_slowdown: float
     host_link_efficiency: float
     host_memory_efficiency: float
+    nvme_Bps: float
     context_bytes: float
     buffer_elements: float
     memory_overhead: float

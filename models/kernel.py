@@ -27,7 +27,7 @@ __all__ = ["LAUNCH", "LIVE", "MIXED", "AdditiveKernel", "Likelihood"]
 #: Kinds of columns.
 LAUNCH, LIVE, MIXED = 0, 1, 2
 #: Prior shares of the first three parts' standard deviations.
-SHARES = np.array([0.75, 0.6, 0.3])
+SHARES = np.array([0.9, 0.3, 0.2])
 #: Prior median of a launch's own level, in log: a few per cent between neighbours.
 OWN = 0.02
 #: Length of that level's kernel: a fifth of a column's range, times sqrt(columns).

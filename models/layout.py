@@ -42,6 +42,7 @@ class Launches:
         recomputed: share of the blocks that are recomputed in the backward pass.
         parameters_offloaded: ZeRO-3's parameters live on the host between uses.
         offload, offload_async: the optimizer's states live on the host, synchronously or not.
+        offload_nvme, parameters_nvme: what is offloaded lies on the node's drive instead.
         activations, activations_async: kept activations go to the host, synchronously or not.
     """
 
@@ -57,6 +58,8 @@ class Launches:
     parameters_offloaded: np.ndarray
     offload: np.ndarray
     offload_async: np.ndarray
+    offload_nvme: np.ndarray
+    parameters_nvme: np.ndarray
     activations: np.ndarray
     activations_async: np.ndarray
 
@@ -83,7 +86,8 @@ class Layout:
     Attributes:
         launches: the distinct launches.
         row: each configuration's launch, shape (n,).
-        clock_MHz, limit_W: live settings, NaN where the device is left alone; shape (n,). Where
+        clock_MHz, limit_W, memory_clock_MHz: live settings, NaN where the device is left alone;
+            shape (n,). Where
             there is one a stage, NaN, and the values stand in `stage_clocks_MHz` and
             `stage_limits_W` by the configuration's number.
     """
@@ -92,6 +96,7 @@ class Layout:
     row: np.ndarray
     clock_MHz: np.ndarray
     limit_W: np.ndarray
+    memory_clock_MHz: np.ndarray
     stage_clocks_MHz: dict[int, tuple[int, ...]]
     stage_limits_W: dict[int, tuple[int, ...]]
 
@@ -115,16 +120,21 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
                 raise InvalidValue(name, value, "an integer")
         degrees[short] = np.array(values, dtype=float)
 
+    chosen = [launch.get("global_batch") for launch in launches]
+    batches = np.array([b if isinstance(b, int) else global_batch for b in chosen], dtype=float)
+
     def holds(name: str, *values: str) -> np.ndarray:
         return np.array([_value(launch, name) in values for launch in launches], dtype=bool)
 
     return Launches(
         **degrees,
-        m=np.maximum(1.0, np.round(global_batch / (degrees["b"] * degrees["d"]))),
+        m=np.maximum(1.0, np.round(batches / (degrees["b"] * degrees["d"]))),
         recomputed=np.array([_recomputed(launch) for launch in launches], dtype=float),
-        parameters_offloaded=holds("parameter_offload", "cpu"),
-        offload=holds("optimizer_offload", "cpu", "async"),
+        parameters_offloaded=holds("parameter_offload", "cpu", "nvme"),
+        offload=holds("optimizer_offload", "cpu", "async", "nvme"),
         offload_async=holds("optimizer_offload", "async"),
+        offload_nvme=holds("optimizer_offload", "nvme"),
+        parameters_nvme=holds("parameter_offload", "nvme"),
         activations=holds("activation_offload", "sync", "async"),
         activations_async=holds("activation_offload", "async"),
     )
@@ -157,11 +167,13 @@ def read_layout(configurations: Sequence[Configuration], global_batch: int) -> L
 
     clock, stage_clocks = live("clock_MHz")
     limit, stage_limits = live("power_limit_W")
+    memory_clock, _ = live("memory_clock_MHz")
     return Layout(
         launches=_read_launches(list(seen), global_batch),
         row=row,
         clock_MHz=clock,
         limit_W=limit,
+        memory_clock_MHz=memory_clock,
         stage_clocks_MHz=stage_clocks,
         stage_limits_W=stage_limits,
     )

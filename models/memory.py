@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.compute import activation_bytes_per_token
+from models.compute import activation_bytes_per_token, encoder_block_bytes
 from models.constants import Constants
 from models.layout import Launches
 from models.stages import Stages
@@ -115,6 +115,16 @@ def memory_parts(
     # Offloaded activations leave two blocks' worth on the device: one in use, one in transit.
     resident = np.where(column.activations, np.minimum(2.0, stages.blocks), stages.blocks)
     activations = resident * np.where(column.activations, 1.0, in_flight) * kept
+    left = np.where(column.activations, stages.blocks * in_flight * kept, 0.0)
+    if facts.vision is not None:
+        seen = column.b * job.frames * facts.vision.patches / u
+        one = encoder_block_bytes(facts, seen, t, element, fused_attention=fused_attention)
+        encoded = again * element * seen * facts.vision.hidden + (1 - again) * one
+        in_all = facts.vision.layers * in_flight
+        held = np.where(column.activations, 2.0, in_all)
+        activations = activations + stages.embeds * held * encoded
+        left = left + np.where(column.activations, stages.embeds * in_all * encoded, 0.0)
+        activations = activations + np.where(again > 0, stages.embeds * one, 0.0)
     # The block under recomputation, or the gradients of the block in work.
     activations = activations + np.where(again > 0, block, 0.5 * block)
     logits = stages.heads * LOGIT_BYTES * element / 2 * tokens * facts.vocab / t
@@ -129,7 +139,9 @@ def memory_parts(
 
     on_node = np.minimum(column.ranks, devices_per_node)
     # DeepSpeed keeps a 16-bit (or fp32) gradient buffer beside the fp32 states on the host.
-    on_host = np.where(column.offload, moved + element * moved / moments, 0.0)
-    left = np.where(column.activations, stages.blocks * in_flight * kept, 0.0)
+    # What lies on a drive is not in host memory: there only its gradients are.
+    kept_there = np.where(column.offload_nvme, 0.0, moved)
+    on_host = np.where(column.offload, kept_there + element * moved / moments, 0.0)
+    fetched = np.where(column.parameters_nvme, 0.0, fetched)
     host = np.zeros_like(states) if on_cpu else on_node * (on_host + fetched + left)
     return MemoryParts(states, activations, logits, buffers, context, host)

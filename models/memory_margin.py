@@ -8,17 +8,20 @@ that ran without telling its peak that it was below. The posterior of b is kept 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-__all__ = ["MEMORY_BIAS", "MEMORY_SPREAD", "MemoryMargin"]
+__all__ = ["MEMORY_BIAS", "MEMORY_SPREAD", "MemoryMargin", "learned_margin"]
 
 #: Standard deviations of log(true / predicted) before any probe: common to a study, and a
 #: configuration's own. Held out, Sailor's plans are within 9 % and half of them within 2 %
 #: (`benchmarks.published`); another framework's own share may be off by more.
 MEMORY_BIAS, MEMORY_SPREAD = 0.15, 0.05
+#: Share of out-of-memory failures that say nothing of the device's predicted peak: an estimate. It
+#: keeps one failure that nothing explains from condemning every configuration.
+OTHER_CAUSE = 0.02
 
 
 class MemoryMargin:
@@ -54,7 +57,8 @@ class MemoryMargin:
 
     def ran_out(self, predicted_bytes: float) -> None:
         """A probe ran out of memory: its peak was above the capacity."""
-        self._log_density += log_ndtr(-self._above(predicted_bytes))
+        explained = log_ndtr(-self._above(predicted_bytes))
+        self._log_density += np.logaddexp(np.log(OTHER_CAUSE), np.log1p(-OTHER_CAUSE) + explained)
 
     def fitted(self, predicted_bytes: float) -> None:
         """A probe ran and told no peak: it was below the capacity."""
@@ -74,4 +78,31 @@ class MemoryMargin:
     def probability_of_fitting(self, predicted_bytes: Sequence[float] | np.ndarray) -> np.ndarray:
         """Probability that each prediction's true peak is within the capacity, shape (n,)."""
         room = np.log(self.capacity_bytes / np.asarray(predicted_bytes, dtype=float))
-        return np.asarray(ndtr((room[:, None] - self._grid) / self.spread) @ self._weights())
+        # One smooth rising function of the room: worked out on a grid, so that 100,000 cost little.
+        edge = float(-self._grid[0]) + 6 * self.spread
+        at = np.linspace(-edge, edge, 801)
+        chance = ndtr((at[:, None] - self._grid) / self.spread) @ self._weights()
+        return np.asarray(np.interp(room, at, chance))
+
+
+def learned_margin(
+    capacity_bytes: float, predicted_bytes: np.ndarray, peaks: Mapping[int, float]
+) -> MemoryMargin:
+    """The margin that a study's probes tell.
+
+    Args:
+        capacity_bytes: of one device.
+        predicted_bytes: of every configuration (or launch).
+        peaks: what was seen, by the number of the configuration: its measured peak in bytes,
+            infinite where it ran out of memory, NaN where it ran and told no peak.
+    """
+    margin = MemoryMargin(capacity_bytes)
+    for number, peak in peaks.items():
+        predicted = float(predicted_bytes[number])
+        if np.isnan(peak):
+            margin.fitted(predicted)
+        elif np.isinf(peak):
+            margin.ran_out(predicted)
+        else:
+            margin.measured(predicted, peak)
+    return margin

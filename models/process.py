@@ -10,7 +10,7 @@ fitted anew only when the data have grown by a fifth, on at most `FIT_ROWS` rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,63 @@ REFIT_GROWTH = 1.2
 LENGTH_LOG_MEDIAN, LENGTH_LOG_SD = np.sqrt(2.0), 0.7
 #: Log-sd of the priors of the amplitude and of the noise (as standard deviations).
 AMPLITUDE_LOG_SD, NOISE_LOG_SD = 1.0, 0.7
+#: Draws of the hyperparameters behind `marginal`, and rows up to which they are still in doubt.
+MARGINAL_DRAWS, MARGINAL_ROWS = 24, 400
+
+
+class _HyperPosterior:
+    """The posterior of the hyperparameters' logs about its mode, to draw from.
+
+    Normal about the mode with the curvature there (Laplace), and each draw weighed by how likely it
+    really is. In no direction is it taken to be wider than the prior.
+
+    Args:
+        penalised: negative log posterior and its gradient.
+        mode: its least, by the optimiser.
+        prior_sd: of each.
+        bounds: of each, (d, 2).
+        present: which of the kernel's amplitudes are among them.
+        kernel: what a draw's kernel is made like.
+    """
+
+    def __init__(
+        self,
+        penalised: Callable[[np.ndarray], tuple[float, np.ndarray]],
+        mode: np.ndarray,
+        prior_sd: np.ndarray,
+        bounds: np.ndarray,
+        present: np.ndarray,
+        kernel: AdditiveKernel,
+    ) -> None:
+        self._penalised, self._mode, self._prior_sd = penalised, mode, prior_sd
+        self._bounds, self._present, self._kernel = bounds, present, kernel
+
+    def unpack(self, theta: np.ndarray) -> tuple[AdditiveKernel, float]:
+        """The kernel and the noise variance of these logs."""
+        count = len(self._present)
+        amplitudes = np.zeros(4)
+        amplitudes[self._present] = np.exp(0.5 * theta[:count])
+        return self._kernel.with_(amplitudes, np.exp(theta[count:-1])), float(np.exp(theta[-1]))
+
+    def draws(self, count: int, seed: int, step: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
+        """Draws (count, d) and their weights, which sum to one."""
+        d = len(self._mode)
+        base = self._penalised(self._mode)[1]
+        curvature = np.array(
+            [(self._penalised(self._mode + step * e)[1] - base) / step for e in np.eye(d)]
+        )
+        scaled = self._prior_sd * (curvature + curvature.T) / 2 * self._prior_sd[:, None]
+        values, vectors = np.linalg.eigh(scaled)
+        root = self._prior_sd[:, None] * vectors / np.sqrt(np.maximum(values, 1.0))
+        normals = np.random.default_rng(seed).standard_normal((count // 2, d))
+        normals = np.vstack([normals, -normals])
+        thetas = np.clip(self._mode + normals @ root.T, self._bounds[:, 0], self._bounds[:, 1])
+        log = np.array([-self._penalised(theta)[0] for theta in thetas])
+        log += 0.5 * (normals**2).sum(axis=1)
+        weights = np.exp(log - log.max())
+        # A single draw may not outweigh the others (truncated importance sampling: Ionides 2008).
+        weights = np.minimum(weights, weights.mean() * np.sqrt(count))
+        return thetas, weights / weights.sum()
 
 
 class Process:
@@ -63,6 +120,7 @@ class Process:
         self._kernel = self._kernel_of(amplitude)
         self._white = noise**2
         self._fitted_at = 0
+        self._posterior: _HyperPosterior | None = None
         self._x = np.empty((0, self.dimension))
         self._y = np.empty(0)
         self._variance = np.empty(0)
@@ -157,10 +215,8 @@ class Process:
             method="L-BFGS-B",
             options={"maxiter": 30},
         ).x
-        amplitudes = np.zeros(4)
-        amplitudes[here] = np.exp(0.5 * theta[:count])
-        self._kernel = fresh.with_(amplitudes, np.exp(theta[count:-1]))
-        self._white = float(np.exp(theta[-1]))
+        self._posterior = _HyperPosterior(penalised, theta, prior_sd, bounds, here, fresh)
+        self._kernel, self._white = self._posterior.unpack(theta)
         self._fitted_at = n
 
     # -- data --------------------------------------------------------------------------------
@@ -288,6 +344,35 @@ class Process:
                 mean[part] += self._weights[:n] @ projected
                 variance[part] -= np.einsum("ij,ij->j", projected, projected)
         return mean, np.maximum(variance, 1e-12)
+
+    def marginal(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `predict`, with the doubt about the hyperparameters in the variance.
+
+        Few rows leave the lengths open, and the most likely ones are long, so that the plain
+        variance is too small where the function turns out rougher. Mean and variance are those of
+        the mixture over draws from the hyperparameters' posterior. With more than `MARGINAL_ROWS`
+        rows, or too few to fit anything, it is `predict`.
+        """
+        n = self._data_rows
+        if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_ROWS:
+            return self.predict(x)
+        y = self._y - self._centre
+        means, variances = [], []
+        thetas, weights = self._posterior.draws(MARGINAL_DRAWS, self._seed)
+        for theta in thetas:
+            kernel, white = self._posterior.unpack(theta)
+            offset2 = 9.0 * max(kernel.variance, self._amplitude**2)
+            covariance = kernel(self._x) + offset2
+            covariance[np.diag_indices(n)] += self._variance + white + 1e-10
+            lower = cholesky(covariance, lower=True, check_finite=False)
+            cross = solve_triangular(
+                lower, kernel(self._x, x) + offset2, lower=True, check_finite=False
+            )
+            means.append(solve_triangular(lower, y, lower=True, check_finite=False) @ cross)
+            variances.append(kernel.variance + offset2 - np.einsum("ij,ij->j", cross, cross))
+        mean = weights @ np.array(means)
+        variance = weights @ (np.maximum(variances, 0.0) + (np.array(means) - mean) ** 2)
+        return self._centre + mean, np.maximum(variance, 1e-12)
 
     def mean(self, x: np.ndarray) -> np.ndarray:
         """The posterior mean alone at rows `x`: far cheaper than `predict` for many rows."""

@@ -54,6 +54,8 @@ class Conditions:
             launch setting for time, half of it for power: what a search has to correct. Zero for
             planning, where the prediction itself is asked for.
         memory_error: the same for peak memory.
+        memory_bias: log of peak memory over the models', common to all launches: what the
+            framework holds beside the models' account.
     """
 
     time_noise: float = 0.002
@@ -70,6 +72,7 @@ class Conditions:
     crash_rate: float = 0.0
     model_error: float = 0.0
     memory_error: float = 0.0
+    memory_bias: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -163,14 +166,14 @@ class SimulatedRunner:
     def _disturbed(self, said: Prediction, launch: Settings) -> Prediction:
         """What this cluster really does: the models, off by the same factors at every visit."""
         c = self.conditions
-        if not c.model_error and not c.memory_error:
+        if not (c.model_error or c.memory_error or c.memory_bias):
             return said
         time, power, memory = self._draws("truth", launch.key).standard_normal(3)
         return replace(
             said,
             step_time_s=said.step_time_s * math.exp(c.model_error * time),
             power_W=said.power_W * math.exp(0.5 * c.model_error * power),
-            memory_bytes=said.memory_bytes * math.exp(c.memory_error * memory),
+            memory_bytes=said.memory_bytes * math.exp(c.memory_bias + c.memory_error * memory),
         )
 
     def _launch_failure(self, said: Prediction, draw: np.random.Generator) -> Failure | None:
@@ -200,7 +203,10 @@ class SimulatedRunner:
         now, joules = launch_s, launch_s * launch_W
         measurements: list[Measurement] = []
         failure = None
+        worth = set(request.live)
         for number, configuration in enumerate(request.configurations()):
+            if configuration.live not in worth:
+                continue
             power, step = float(said.power_W[number]), float(said.step_time_s[number])
             settle = request.window.settle_s if configuration.live else 0.0
             steps = max(request.window.min_steps, math.ceil(request.window.min_s / step))
@@ -224,6 +230,8 @@ class SimulatedRunner:
                 number=number,
             )
             measurements.append(measurement)
+            if len(measurements) == 1 and request.give_up is not None:
+                worth = set(request.give_up.worth_visiting(request.live, measurement))
             joules += settle * power + measurement.energy_J
             now += settle + measurement.window_s
         return self._record(
@@ -233,6 +241,7 @@ class SimulatedRunner:
             launch_s=launch_s,
             wall_s=now,
             energy_J=joules,
+            given_up=tuple(live for live in request.live[1:] if live not in worth),
         )
 
     def _window(
@@ -290,6 +299,7 @@ class SimulatedRunner:
         power_W: float = 0.0,
         wall_s: float | None = None,
         energy_J: float | None = None,
+        given_up: tuple[Settings, ...] = (),
     ) -> ProbeRecord:
         environment: dict[str, Any] = {
             "simulated": True,
@@ -307,4 +317,5 @@ class SimulatedRunner:
             energy_J=launch_s * power_W if energy_J is None else energy_J,
             host="simulated",
             environment=environment,
+            given_up=given_up,
         )

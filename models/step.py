@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from models.collectives import all_gather_s, all_reduce_s, all_to_all_s, link_of, transfer_s
-from models.compute import Pass, block_pass, head_pass
+from models.compute import Pass, block_pass, encoder_pass, head_pass
 from models.constants import Constants
 from models.layout import Launches
 from models.memory import stage_parameters
@@ -29,6 +29,9 @@ __all__ = ["StepParts", "step_parts"]
 #: Bytes a parameter that one Adam step moves: fp32 weight, two moments and gradient read, three
 #: written (4 x 4 + 3 x 4).
 ADAM_BYTES = 28.0
+#: Bytes a parameter that one step moves to and from a node's drive: fp32 weight and two moments, in
+#: and out again (ZeRO-Infinity, arXiv 2104.07857; gradients stay in host memory).
+NVME_BYTES = 24.0
 #: Host memory bandwidth of one node where the cluster states none, bytes per second: an estimate
 #: for a two-socket DDR5 server.
 HOST_MEMORY_BPS = 3e11
@@ -51,6 +54,8 @@ class StepParts:
             that is exposed, and the part that hides behind compute where there is enough.
         host_update: seconds of a step that the host optimizer runs (it draws power).
         m: micro-batches, shape (launches, 1).
+        memory_rate: the memory's clock as a share of the one its bandwidth is stated for, shape
+            (launches, 1); what draws power is the traffic, which it does not change.
     """
 
     arithmetic: np.ndarray
@@ -70,6 +75,7 @@ class StepParts:
     offload_behind: np.ndarray
     host_update: np.ndarray
     m: np.ndarray
+    memory_rate: np.ndarray
 
     def __getitem__(self, rows: Any) -> StepParts:
         return StepParts(*(getattr(self, field.name)[rows] for field in fields(self)))
@@ -78,7 +84,7 @@ class StepParts:
 
     def device_s(self, clock: np.ndarray, constants: Constants) -> np.ndarray:
         """A micro-batch's arithmetic and memory on the device, seconds at a clock."""
-        memory = np.maximum(1.0, constants.bandwidth_clock / clock)
+        memory = np.maximum(1.0, constants.bandwidth_clock / clock) / self.memory_rate
         return np.asarray(
             np.maximum(self.arithmetic / clock, self.operands * memory) + self.stream * memory
         )
@@ -120,15 +126,18 @@ class StepParts:
         """Seconds of a step, shape (n,): (m-1) slots of the slowest stage, one of each, and what is
         paid once (Sailor, SOSP'25; 1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
         pipeline = (self.m[:, 0] - 1) * slot.max(axis=1) + (slot * stages.count).sum(axis=1)
-        once = self.sync_s(slot, constants) + self.update + self.offload_s(slot)
+        update = self.update / self.memory_rate
+        once = self.sync_s(slot, constants) + update + self.offload_s(slot)
         return np.asarray(pipeline + once.max(axis=1) + constants.step_s)
 
 
 def _over_passes(
-    name: str, block: Pass, head: Pass, stages: Stages, passes: np.ndarray
+    name: str, block: Pass, head: Pass, encoder: Pass, stages: Stages, passes: np.ndarray
 ) -> np.ndarray:
-    """One figure of a stage's micro-batch over all passes (the head is never recomputed)."""
+    """One figure of a stage's micro-batch over all passes (the head is never recomputed). Frames
+    are encoded where tokens are embedded, by blocks that are recomputed as the others."""
     here = getattr(block, name)[:, None] * stages.blocks * passes
+    here = here + getattr(encoder, name)[:, None] * stages.embeds * passes
     return np.asarray(here + 3.0 * getattr(head, name)[:, None] * stages.heads)
 
 
@@ -164,6 +173,16 @@ def step_parts(
     head = head_pass(
         job, facts, device, constants, launches, peak_flops=peak_flops, element=element
     )
+    encoder = encoder_pass(
+        job,
+        facts,
+        device,
+        constants,
+        launches,
+        peak_flops=peak_flops,
+        element=element,
+        fused_attention=fused_attention,
+    )
     column = launches[:, None]
     d, t, u, e = column.d, column.t, column.u, column.e
     passes = 3.0 + column.recomputed  # forward 1, backward 2, recomputation 1
@@ -190,11 +209,16 @@ def step_parts(
         e > 1, all_to_all_s(visited, e, link_of(cluster, constants, e * t)), 0.0
     )
     # Pipeline: an activation to the next stage, its gradient back, and the schedule itself. The
-    # next stage's ranks are d t u devices away.
+    # next stage's ranks are d t u devices away. Each tensor-parallel rank sends its part, and the
+    # parts are gathered on arrival (DeepSpeed's PipelineEngine: `pipe_partitioned` and
+    # `grad_partitioned`, on by default; Megatron-LM scatters and gathers alike).
     inside = (constants.link_efficiency, constants.transfer_efficiency)
     next_stage = link_of(cluster, constants, 2 * d * t * u, efficiency=inside)
+    gathered = np.where(t > 1, all_gather_s(activation, t, link_of(cluster, constants, t)), 0.0)
     transfer = np.where(
-        column.p > 1, 2 * transfer_s(activation, next_stage) + constants.stage_s, 0.0
+        column.p > 1,
+        2 * (transfer_s(activation / t, next_stage) + gathered) + constants.stage_s,
+        0.0,
     )
 
     host_link = constants.host_link_efficiency * (cluster.host_link_Bps or 2.5e10)
@@ -204,10 +228,11 @@ def step_parts(
         facts, cluster, constants, launches, stages, element, host_link
     )
     return StepParts(
-        arithmetic=_over_passes("arithmetic_s", block, head, stages, passes),
-        operands=_over_passes("operand_s", block, head, stages, passes),
-        stream=_over_passes("stream_s", block, head, stages, passes),
-        dispatch=_over_passes("operators", block, head, stages, passes) * constants.operator_s,
+        arithmetic=_over_passes("arithmetic_s", block, head, encoder, stages, passes),
+        operands=_over_passes("operand_s", block, head, encoder, stages, passes),
+        stream=_over_passes("stream_s", block, head, encoder, stages, passes),
+        dispatch=_over_passes("operators", block, head, encoder, stages, passes)
+        * constants.operator_s,
         tensor=tensor + shape,
         sequence=sequence + shape,
         experts=experts + shape,
@@ -221,6 +246,7 @@ def step_parts(
         offload_behind=behind,
         host_update=host_update,
         m=column.m,
+        memory_rate=np.ones_like(column.m),
     )
 
 
@@ -242,7 +268,8 @@ def _sync(
     """
     column = launches[:, None]
     plain, experts = stage_parameters(facts, launches, stages)
-    usual = (constants.reduce_efficiency, constants.reduce_efficiency)
+    inside = constants.reduce_efficiency
+    usual = (inside, inside * constants.reduce_over_network)
     seconds = np.zeros_like(plain)
     for parameters, ranks, apart in (
         (plain, column.replicas, column.t),
@@ -260,7 +287,11 @@ def _sync(
         blocks = np.where(column.z == 3, np.maximum(stages.blocks, 1.0) - 1, 0.0)
         waiting = rounds * blocks * (ranks - 1) * link.latency_s
         seconds = seconds + np.where(ranks > 1, rounds * once + waiting, 0.0)
-        fetched = 2 * column.m * parameters / ranks * element / host_link
+        # All ranks of a node share its drive; the link to the host is each rank's own.
+        on_node = np.minimum(column.ranks, cluster.devices_per_node)
+        drive = np.minimum(constants.nvme_Bps / on_node, host_link)
+        source = np.where(column.parameters_nvme, drive, host_link)
+        fetched = 2 * column.m * parameters / ranks * element / source
         seconds = seconds + np.where(column.parameters_offloaded & (column.z == 3), fetched, 0.0)
     return seconds
 
@@ -303,5 +334,7 @@ def _optimizer(
     # (SuperOffload) all but the last bucket hides behind the backward pass, and fp32 is moved, cast
     # on the device: twice the bytes.
     now = np.where(offloaded & ~later, 2 * transfer + adam, np.where(later, 0.1 * transfer, 0.0))
+    swapped = NVME_BYTES * share * on_node / constants.nvme_Bps
+    now = now + np.where(column.offload_nvme, swapped, 0.0)
     behind = np.where(later, 4 * transfer + adam, 0.0)
     return now, behind, np.where(offloaded, adam, 0.0), np.where(offloaded, 0.0, update)

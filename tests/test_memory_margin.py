@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.memory_margin import MEMORY_BIAS, MEMORY_SPREAD, MemoryMargin
+from benchmarks.against.out_of_memory import failures
+from models.memory_margin import MEMORY_BIAS, MEMORY_SPREAD, MemoryMargin, learned_margin
+from tuner.problem import problem_of_job
 
 SIZES = np.array([40e9, 70e9, 79e9, 81e9, 90e9, 160e9])
 
@@ -77,3 +79,30 @@ def test_its_probabilities_are_right() -> None:
 def test_it_refuses_what_is_no_size() -> None:
     with pytest.raises(ValueError, match="above 0"):
         MemoryMargin(0)
+
+
+def test_a_failure_that_nothing_explains_condemns_nobody() -> None:
+    here = margin()
+    here.ran_out(10e9)  # the host's memory, or a leak
+    assert here.probability_of_fitting([60e9])[0] > 0.9
+
+
+def test_a_study_learns_its_margin() -> None:
+    predicted = np.array([40e9, 70e9, 75e9, 60e9])
+    learned = learned_margin(80e9, predicted, {0: 48e9, 1: np.inf, 3: np.nan})
+    alone = margin()
+    alone.measured(40e9, 48e9)
+    alone.ran_out(70e9)
+    alone.fitted(60e9)
+    assert learned.factor == alone.factor
+    assert learned.probability_of_fitting(predicted)[2] < 0.2
+
+
+def test_a_study_that_learns_runs_out_of_memory_less_often() -> None:
+    """On a cluster whose peaks are a third above the models', with nothing else changed."""
+    problem = problem_of_job("qwen2.5-7b", "h100-32", "parallelism", plan=True)
+    learned, blind = (
+        failures(problem, bias=0.3, learn=learn, probes=12) for learn in (True, False)
+    )
+    assert learned.probes == blind.probes == 12
+    assert 0 < learned.ran_out < blind.ran_out

@@ -248,3 +248,44 @@ def test_the_same_configuration_may_be_measured_often() -> None:
     posterior = surrogates.predict(some[:1])
     assert posterior.step_time_s[0] == pytest.approx(1.0, abs=0.01)
     assert posterior.log_power_std[0] < 0.02
+
+
+def test_shown_intervals_are_wider_while_little_is_known() -> None:
+    """Of the doubt about the hyperparameters and of the factor for few measurements."""
+    shares = []
+    for n in (6, 12, 60):
+        configurations = picked(n)
+        here = Surrogates(FeatureMap(CANDIDATES))
+        here.fit(configurations, *figures(configurations))
+        rest = [c for c in CANDIDATES.configurations if c not in configurations]
+        plain, shown = here.predict(rest), here.with_intervals(rest)
+        shares.append(float(np.median(shown.log_time_std / plain.log_time_std)))
+        off = np.abs(shown.log_time - plain.log_time)
+        assert (off <= 1.5 * shown.log_time_std).all()  # the mixture's mean is another, not far
+    assert shares[0] > 2.0
+    assert shares[0] > shares[1] > shares[2] > 1.0
+
+
+def test_intervals_before_any_measurement_are_the_priors() -> None:
+    here = Surrogates(FeatureMap(CANDIDATES))
+    every = list(CANDIDATES.configurations)
+    here.fit([], [], [])
+    shown = here.with_intervals(every)
+    assert (shown.log_time_std > here.predict(every).log_time_std).all()
+    assert shown.correlation == 0.0
+
+
+def test_the_energys_interval_knows_that_errors_go_together() -> None:
+    """A machine under a power limit: what a step takes longer, it draws less."""
+    rng = np.random.default_rng(3)
+    configurations = picked(40)
+    time, power = figures(configurations)
+    own = np.exp(0.1 * rng.standard_normal(40))
+    here = Surrogates(FeatureMap(CANDIDATES))
+    here.fit(configurations, time * own, power / own)
+    shown = here.with_intervals(list(CANDIDATES.configurations))
+    assert shown.correlation < -0.5
+    apart = np.hypot(shown.log_time_std, shown.log_power_std)
+    assert (shown.log_energy_std < apart).all()
+    assert np.median(shown.log_energy_std / apart) < 0.85
+    assert shown[:3].correlation == shown.correlation

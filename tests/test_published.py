@@ -85,7 +85,8 @@ def test_the_jupiter_study_needs_nothing_beside_the_repository() -> None:
     found = figures(_jupiter())
     # What stands today; not every direction is right, and the comparison says which are wrong.
     assert found["jupiter_wall_time_min_directions"] == 1.0
-    assert found["jupiter_directions"] > 0.7
+    assert found["jupiter_energy_kJ_directions"] > 0.7
+    assert found["jupiter_sound_directions"] > 0.65
     assert found["jupiter_energy_kJ_median_error"] < 15
 
 
@@ -93,8 +94,7 @@ def test_the_clock_studys_findings_come_out_of_the_models() -> None:
     lines = clock_study.compare().lines
     said = {line[5:]: line[:3].strip() for line in lines if line.startswith(("yes", "NO "))}
     assert len(said) == 7
-    wrong = [what for what, answer in said.items() if answer != "yes"]
-    assert wrong == ["the pipeline's curve passes below the data-parallel one's at equal time"]
+    assert [what for what, answer in said.items() if answer != "yes"] == []
 
 
 @needs_shared

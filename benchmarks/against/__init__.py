@@ -1,1 +1,2 @@
-"""One module for each thing published that the models are held against (`benchmarks.published`)."""
+"""One module for each thing that the models are held against: published figures
+(`benchmarks.published`), and recorded tables and simulated clusters (`benchmarks.prediction`)."""

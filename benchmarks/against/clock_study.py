@@ -64,7 +64,8 @@ def compare() -> Comparison:
     monotone = bool((np.diff(power) > 0).all() and (np.diff(one.time_s) < 0).all())
 
     model = _model(1024)
-    clocks = [clock for clock in offered if clock >= 750][::4]
+    # The study's whole range, every fourth clock: what happens below the valley is part of it.
+    clocks = offered[::-4][::-1]
     sweeps, staged, free_saving = [], [], {}
     for d, p, t, b in PLANS:
         name = f"dp{d}-pp{p}-tp{t}-mbs{b}"
@@ -76,7 +77,7 @@ def compare() -> Comparison:
         }
         sweeps.append(_sweep(model, name, clocks, **knobs))
         if p > 1:
-            each = list(product(clocks[::-2] if p > 2 else clocks, repeat=p))
+            each = list(product(clocks[::-3] if p > 2 else clocks, repeat=p))
             each = list(dict.fromkeys([*each, *((clock,) * p for clock in clocks)]))
             both = _sweep(model, f"{name}, a clock a stage", each, **knobs)
             staged.append(both)
@@ -98,7 +99,8 @@ def compare() -> Comparison:
     crossover = float(pipeline.energy_J.min()) < float(data.energy_J[-1])
     envelope = np.interp(pipeline.time_s, data.time_s[::-1], data.energy_J[::-1])
     within = pipeline.time_s <= data.time_s.max()
-    crosses = bool((pipeline.energy_J[within] < envelope[within]).any())
+    below = within & (pipeline.energy_J < envelope)
+    crosses = bool(below.any())
     feels = all(
         slowdown[data.name] > value for name, value in slowdown.items() if "pp1" not in name
     )
@@ -134,11 +136,14 @@ def compare() -> Comparison:
         "energy saved by clocks a stage within 0.2 % of the time at 1410 MHz",
         *(f"{'yes' if true else 'NO '}  {what}" for what, true in checks.items()),
     ]
-    if not crosses:
+    if crosses:
+        first = int(np.flatnonzero(below)[pipeline.time_s[below].argmin()])
         lines.append(
-            "why not: in the models both slow down alike once the free slack is used, so the "
-            "data-parallel curve stays below wherever it reaches; the study's gap between the two "
-            "depends on a network that its text does not state (50 Gbit/s a node is assumed)"
+            f"the crossing: from {pipeline.time_s[first]:.1f} s on ({pipeline.name} at "
+            f"{pipeline.clocks[first]} MHz, {pipeline.energy_J[first] / 1e3:.1f} kJ), where the "
+            f"data-parallel plan needs {envelope[first] / 1e3:.1f} kJ; the study names "
+            "dp2-pp2-tp2-mbs2 as the plan that crosses; which one does depends on the network, "
+            "which it does not state (50 Gbit/s a node is assumed)"
         )
     figures = [
         Figure("clock_study_findings", sum(checks.values()) / len(checks), "ratio"),
@@ -149,7 +154,7 @@ def compare() -> Comparison:
         "parallelism and clock on A100, nothing fitted",
         lines,
         figures,
-        _plot(one, sweeps, staged),
+        _plot(one, sweeps, staged, free_saving),
     )
 
 
@@ -160,45 +165,72 @@ def _front(sweep: Sweep) -> np.ndarray:
     return order[sweep.energy_J[order] <= best]
 
 
-def _plot(one: Sweep, sweeps: list[Sweep], staged: list[Sweep]) -> Any:
+def _plot(
+    one: Sweep, sweeps: list[Sweep], staged: list[Sweep], free_saving: dict[str, float]
+) -> Any:
+    """A panel for each finding."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
+    titles = (
+        "one A100: a valley of energy over the clock",
+        "one A100: power falls, time rises",
+        "what slowing down costs and saves (against 1410 MHz)",
+        "energy over time, by clock: where the curves cross",
+        "saved inside the bubble, by a clock a stage (%)",
+    )
     figure = make_subplots(
-        1, 2, subplot_titles=("one A100: energy over clock", "energy over time, by clock")
+        2,
+        3,
+        subplot_titles=titles,
+        specs=[[{}, {"secondary_y": True}, {}], [{"colspan": 2}, None, {}]],
     )
-    figure.add_trace(
-        go.Scatter(x=one.clocks, y=one.energy_J / 1e3, mode="lines+markers", name=one.name), 1, 1
-    )
-    for sweep in sweeps:
+
+    def line(x: Any, y: Any, name: str, row: int, column: int, **more: Any) -> None:
+        secondary = more.pop("secondary", None)
         figure.add_trace(
-            go.Scatter(
-                x=sweep.time_s,
-                y=sweep.energy_J / 1e3,
-                mode="lines+markers",
-                name=sweep.name,
-                text=[str(clock) for clock in sweep.clocks],
-            ),
-            1,
-            2,
+            go.Scatter(x=x, y=y, name=name, **{"mode": "lines+markers", **more}),
+            row,
+            column,
+            secondary_y=secondary,
         )
-    for sweep in staged:
+
+    line(one.clocks, one.energy_J / 1e3, "energy", 1, 1)
+    line(one.clocks, one.energy_J / one.time_s, "power (W)", 1, 2, secondary=False)
+    line(one.clocks, one.time_s, "iteration time (s)", 1, 2, secondary=True)
+    best = [*sweeps, *staged]
+    for sweep in best:
         rows = _front(sweep)
-        figure.add_trace(
-            go.Scatter(
-                x=sweep.time_s[rows],
-                y=sweep.energy_J[rows] / 1e3,
-                mode="lines",
-                line={"dash": "dot"},
-                name=sweep.name,
-                text=[str(sweep.clocks[i]) for i in rows],
-            ),
-            1,
+        dotted = {"line": {"dash": "dot"}, "mode": "lines"} if sweep in staged else {}
+        full = sweeps[[s.name for s in sweeps].index(sweep.name.split(",")[0])]
+        slower = 100 * (sweep.time_s[rows] / full.time_s[-1] - 1)
+        saved = 100 * (1 - sweep.energy_J[rows] / full.energy_J[-1])
+        line(slower, saved, sweep.name, 1, 3, showlegend=False, **dotted)
+        shown = rows if sweep in staged else np.arange(len(sweep.clocks))
+        line(
+            sweep.time_s[shown],
+            sweep.energy_J[shown] / 1e3,
+            sweep.name,
             2,
+            1,
+            text=[str(sweep.clocks[i]) for i in shown],
+            **dotted,
         )
-    figure.update_xaxes(title="SM clock (MHz)", row=1, col=1)
-    figure.update_xaxes(title="iteration time (s)", row=1, col=2)
+    figure.add_trace(
+        go.Bar(
+            x=list(free_saving),
+            y=[100 * share for share in free_saving.values()],
+            showlegend=False,
+        ),
+        2,
+        3,
+    )
+    figure.update_xaxes(title="SM clock (MHz)", row=1)
+    figure.update_xaxes(title="slower (%)", row=1, col=3)
+    figure.update_yaxes(title="less energy (%)", row=1, col=3)
+    longest = 1.6 * max(sweep.time_s[-1] for sweep in sweeps)
+    figure.update_xaxes(title="iteration time (s)", range=[0, longest], row=2, col=1)
     figure.update_yaxes(title="predicted energy of an iteration (kJ)", row=1, col=1)
-    figure.update_yaxes(title="kJ", row=1, col=2)
-    figure.update_layout(template="plotly_white", width=1200, height=560)
+    figure.update_yaxes(title="kJ", row=2, col=1)
+    figure.update_layout(template="plotly_white", width=1400, height=900)
     return figure

@@ -135,7 +135,10 @@ def compare_zeus(shared: Path) -> Comparison:
         text.append(
             "short of 3 % median and 8 % at the 90th percentile: limits near the device's least "
             "slow it by more than the clock alone says, and workloads with phases of different "
-            "power turn from the limit to their own level differently"
+            "power turn from the limit to their own level differently; a step of two phases of "
+            "different power was tried once: nearer on V100 (2.5 and 6.8 %) and on perseus-a100 "
+            "(2.6 and 6.1 %), farther on RTX 6000 (3.0 and 12.3 %), and the three fitted settings "
+            "do not tell which of the two a device wants, so it is not in the models"
         )
     return Comparison(
         "zeus",
@@ -187,8 +190,10 @@ def compare_perseus(shared: Path) -> Comparison:
     global_limits = {
         workload: [
             # Four devices under one limit each: the job's power over four times the limit.
-            Setting(*np.mean(seen, axis=0).tolist(), limit_W=4 * limit)
-            for limit, seen in by_limit.items()
+            Setting(float(np.mean(seconds)), float(np.mean(watts)), limit_W=4 * limit)
+            for limit, (seconds, watts) in (
+                (limit, tuple(zip(*seen, strict=True))) for limit, seen in by_limit.items()
+            )
         ]
         for workload, by_limit in limits.items()
     }

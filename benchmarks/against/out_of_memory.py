@@ -1,0 +1,107 @@
+"""How many probes of a study run out of memory, with the margin learned from probes and without.
+
+The simulated cluster's true peaks are the models' times a factor common to all launches, which the
+models do not know, times each launch's own 5 %. A study that takes predicted memory as it stands
+runs into the same wall again and again; one that learns from its first failures and measured peaks
+does not (`models.memory_margin`). Studies with and without differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import optuna
+
+from benchmarks.against.comparison import table
+from benchmarks.figures import Figure
+from models.memory_margin import MEMORY_SPREAD
+from models.simulated import Conditions, SimulatedRunner
+from tuner.decide import Constraints
+from tuner.problem import Problem, problem_of_job
+from tuner.sampler import CandidateSampler
+from tuner.settings import SamplerDesign
+from tuner.study import StudyBook
+from workload.probe import ProbeRequest
+
+__all__ = ["OomStudy", "compare", "failures"]
+
+#: (job, cluster): memory binds on each.
+CASES = (("qwen2.5-7b", "a100-8"), ("qwen2.5-7b", "h100-32"), ("lmm-7b", "h100-32"))
+#: Logs of true over predicted peak, common to a cluster's launches: none, and one and two standard
+#: deviations of what the margin expects before it has seen anything.
+BIASES = (0.0, 0.15, 0.3)
+
+
+@dataclass(frozen=True)
+class OomStudy:
+    """Probes of one study: how many were made, and how many ran out of memory."""
+
+    probes: int
+    ran_out: int
+
+
+def failures(problem: Problem, *, bias: float, learn: bool, probes: int, seed: int = 0) -> OomStudy:
+    """One study on a simulated cluster whose memory the models misjudge by `bias` (in log)."""
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    assert problem.job is not None
+    assert problem.cluster is not None
+    runner = SimulatedRunner(
+        problem.job,
+        problem.cluster,
+        seed=seed,
+        conditions=Conditions(model_error=0.05, memory_bias=bias, memory_error=MEMORY_SPREAD),
+    )
+    sampler = CandidateSampler(
+        problem.candidates,
+        prior=problem.prior,
+        cost=problem.cost,
+        seed=seed,
+        memory_bytes=problem.device_memory_bytes,
+        design=SamplerDesign(learn_memory=learn),
+    )
+    book = StudyBook(
+        name="out of memory",
+        storage=optuna.storages.InMemoryStorage(),
+        sampler=sampler,
+        steps=1,
+        constraints=Constraints(),
+        driver="benchmark",
+        identity="benchmark",
+    )
+    made = ran_out = 0
+    while made < probes and (plan := sampler.plan(book.study)) is not None:
+        request = ProbeRequest(f"p{made:04d}", plan.launch, plan.live, time_limit_s=3600.0)
+        book.ask(request)
+        record = runner.run(request)
+        book.tell(record)
+        made += 1
+        ran_out += record.failure is not None and record.failure.kind == "out_of_memory"
+    return OomStudy(made, ran_out)
+
+
+def compare(
+    *, seeds: int = 2, probes: int = 20, cases: Sequence[tuple[str, str]] = CASES
+) -> tuple[list[str], list[Figure]]:
+    """The table and the figures."""
+    rows, with_it, without, made = [], 0, 0, 0
+    for job, cluster in cases:
+        problem = problem_of_job(job, cluster, "parallelism", plan=True)
+        for bias in BIASES:
+            learned, blind = (
+                [
+                    failures(problem, bias=bias, learn=learn, probes=probes, seed=seed)
+                    for seed in range(seeds)
+                ]
+                for learn in (True, False)
+            )
+            counts = [sum(study.ran_out for study in studies) for studies in (learned, blind)]
+            every = sum(study.probes for study in learned)
+            rows.append((f"{job} on {cluster}", f"{bias:+.2f}", every, counts[0], counts[1]))
+            with_it, without, made = with_it + counts[0], without + counts[1], made + every
+    lines = table(("study", "log bias", "probes", "OOM, learned", "OOM, not learned"), rows)
+    return lines, [
+        Figure("oom_share_learned", with_it / made, "ratio"),
+        Figure("oom_share_not_learned", without / made, "ratio"),
+    ]
