@@ -26,6 +26,7 @@ import optuna
 
 from benchmarks.figures import Figure, arguments, publish
 from search_spaces.candidates import Candidates
+from search_spaces.configuration import Configuration
 from tuner.acquisition import ProbeCost
 from tuner.decide import Constraints
 from tuner.executors import SimulatedExecutor
@@ -45,10 +46,11 @@ DEFAULT_SAMPLERS = (OURS, "tpe", "nsgaii", "random")
 ABLATIONS = {
     "no-sweep": SamplerDesign(max_live=1),
     "no-finish": SamplerDesign(finish_sweeps=False),
+    "fill-every-slot": SamplerDesign(in_flight_share=math.inf),
+    "no-give-up": SamplerDesign(give_up=False),
     "no-cost": SamplerDesign(cost_weight=0.0),
     "no-split-kernel": SamplerDesign(split_kernel=False),
     "no-own-level": SamplerDesign(own_level=False),
-    "no-far-discount": SamplerDesign(discount_far=False),
     "start-of-3-settings": SamplerDesign(start_live=3),
     "start-of-2-launches": SamplerDesign(start_launches=2),
     "start-of-4-launches": SamplerDesign(start_launches=4),
@@ -106,6 +108,7 @@ class Run:
         found: whether it was.
         curve: (kJ, share of the hypervolume missing) after each probe.
         ask_s: the driver's median seconds a plan.
+        search_s: how long the search would have taken, seconds on the table's clock.
     """
 
     sampler: str
@@ -117,6 +120,7 @@ class Run:
     found: bool
     curve: tuple[tuple[float, float], ...]
     ask_s: float
+    search_s: float
 
 
 def sampler_named(
@@ -153,12 +157,16 @@ def run(
     kJ, submitted, missing = 0.0, 0, 1.0
     while True:
         while executor.in_flight < in_flight and missing > WITHIN and len(measured) < most:
+            if executor.in_flight and sampler.better_to_wait(book.study):
+                break
             began = time.perf_counter()
             plan = sampler.plan(book.study)
             ask_s.append(time.perf_counter() - began)
             if plan is None:
                 break
-            request = ProbeRequest(f"p{submitted:04d}", plan.launch, plan.live)
+            request = ProbeRequest(
+                f"p{submitted:04d}", plan.launch, plan.live, give_up=plan.give_up
+            )
             submitted += 1
             book.ask(request)
             executor.submit(request)
@@ -168,7 +176,9 @@ def run(
             break
         book.tell(record)
         kJ += record.energy_J / 1000
-        measured += [truth.logs[c] for c in record.request.configurations()]
+        measured += [
+            truth.logs[Configuration(record.request.launch, m.live)] for m in record.measurements
+        ]
         missing = 1 - hypervolume(np.array(measured), truth.reference) / truth.whole
         curve.append((kJ, max(missing, 0.0)))
     found = missing <= WITHIN
@@ -182,6 +192,7 @@ def run(
         found=found,
         curve=tuple(curve),
         ask_s=statistics.median(ask_s),
+        search_s=executor.now_s(),
     )
 
 
@@ -308,7 +319,14 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--ablations", action="store_true", help="add ours with each choice left out")
     add("--group", default="", metavar="TEXT", help="only groups whose name holds this")
     add("--seeds", type=int, default=20, metavar="N", help="runs a sampler and group (default 20)")
-    add("--in-flight", type=int, default=1, metavar="N", help="probes in flight (default 1)")
+    add(
+        "--in-flight",
+        type=lambda text: [int(word) for word in text.split(",")],
+        default=[1],
+        metavar="N,...",
+        help="probes in flight (default 1); of several, the first is what the samplers are "
+        "compared at, and ours is run at each",
+    )
     add(
         "--most",
         type=int,
@@ -320,7 +338,7 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     add("--plot", type=Path, metavar="FILE", help="write the anytime curves here, as HTML")
     options = parser.parse_args(argv)
-    if options.seeds < 1 or options.in_flight < 1 or options.jobs < 1 or options.most < 1:
+    if options.seeds < 1 or min(options.in_flight) < 1 or options.jobs < 1 or options.most < 1:
         parser.error("--seeds, --in-flight, --jobs and --most must be at least 1")
     extra = list(ABLATIONS) if options.ablations else []
     # Ours is what the others are compared with.
@@ -329,12 +347,12 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def all_runs(
-    options: argparse.Namespace, problems: Sequence[tuple[Path, str]]
+    options: argparse.Namespace, problems: Sequence[tuple[Path, str]], in_flight: int
 ) -> dict[tuple[Path, str, str], list[Run]]:
     """Every run, by table, group and sampler; in other processes where asked."""
     keys = [(folder, group, name) for folder, group in problems for name in options.samplers]
     work = [
-        (folder, group, name, seed, options.in_flight, options.most)
+        (folder, group, name, seed, in_flight, options.most)
         for folder, group, name in keys
         for seed in range(options.seeds)
     ]
@@ -358,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     if not problems:
         raise SystemExit(f"no group of these tables is named like {options.group!r}")
-    found = all_runs(options, problems)
+    found = all_runs(options, problems, options.in_flight[0])
     truths = {place: truth_of(tables[place[0]], place[1]) for place in problems}
     medians: dict[str, list[float]] = {name: [] for name in options.samplers}
     over_oracle: dict[str, list[float]] = {name: [] for name in options.samplers}
@@ -406,6 +424,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             Figure(f"{name.replace('-', '_')}_over_oracle", over, "ratio"),
             Figure(f"{name.replace('-', '_')}_ask_s", asks[name], "s"),
         ]
+    if len(options.in_flight) > 1:
+        figures += in_flight_figures(options, problems, found)
     figures += last_figures(medians, counted, over_oracle)
     if options.plot is not None:
         runs = [run for several in found.values() for run in several]
@@ -414,6 +434,36 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"anytime curves: {options.plot}")
     print(f"({time.perf_counter() - began:.0f} s)")
     publish(figures, options.json)
+
+
+def in_flight_figures(
+    options: argparse.Namespace,
+    problems: Sequence[tuple[Path, str]],
+    found: dict[tuple[Path, str, str], list[Run]],
+) -> list[Figure]:
+    """Ours with more probes in flight: joules and seconds over those of the first number."""
+    first, *others = options.in_flight
+    alone = argparse.Namespace(**{**vars(options), "samplers": [OURS]})
+    figures = []
+    print(f"\nours with several in flight, over {first} in flight (geometric means):")
+    for in_flight in others:
+        runs = all_runs(alone, problems, in_flight)
+        ratios = {}
+        for what in ("kJ", "search_s"):
+            here, there = (
+                [quartiles(getattr(r, what) for r in of[(*p, OURS)])[1] for p in problems]
+                for of in (runs, found)
+            )
+            ratios[what] = geometric_mean([a / b for a, b in zip(here, there, strict=True)])
+        print(
+            f"  {in_flight:4} in flight: {ratios['kJ']:.2f} x the joules, "
+            f"{ratios['search_s']:.2f} x the time"
+        )
+        figures += [
+            Figure(f"in_flight_{in_flight}_joules_ratio", ratios["kJ"], "ratio"),
+            Figure(f"in_flight_{in_flight}_time_ratio", ratios["search_s"], "ratio"),
+        ]
+    return figures
 
 
 def last_figures(

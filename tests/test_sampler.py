@@ -23,6 +23,7 @@ from tuner.acquisition import ProbeCost
 from tuner.pareto import hypervolume, reference_point
 from tuner.sampler import CandidateSampler, ProbePlan
 from tuner.settings import SamplerDesign
+from workload.probe import Measurement
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -327,7 +328,10 @@ def searched(table: Table, *, measurements: int, seed: int, **options: Any) -> f
     study = study_of(sampler)
     measured: list[Configuration] = []
     while len(measured) < measurements:
-        for configuration in plan_of(sampler, study).configurations:
+        plan = plan_of(sampler, study)
+        left = list(plan.live)
+        while left:
+            configuration = Configuration(plan.launch, left.pop(0))
             trial = study.ask(sampler.distributions())
             seconds, watts = table[configuration]
             seconds *= math.exp(rng.normal(0, 0.002))
@@ -337,6 +341,11 @@ def searched(table: Table, *, measurements: int, seed: int, **options: Any) -> f
             trial.set_user_attr("power_W", watts)
             study.tell(trial, [seconds * watts, seconds])
             measured.append(configuration)
+            if len(left) + 1 == len(plan.live) and plan.give_up is not None:
+                window = Measurement(
+                    configuration.live, 1, seconds, seconds, seconds * watts, watts
+                )
+                left = plan.give_up.worth_visiting(plan.live, window)
     return gap(table, set(measured[:measurements]))
 
 

@@ -77,6 +77,7 @@ def test_what_is_in_flight_at_the_end_is_paid_for(folder: Path) -> None:
     assert together.found
     assert together.launches >= alone.launches
     assert len(together.curve) == together.launches
+    assert together.search_s > 0
 
 
 def test_the_same_seed_runs_the_same_and_another_does_not(folder: Path) -> None:
@@ -112,6 +113,7 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
     (two / "table.toml").write_text('group_by = ["where"]\n' + NOISY)
     plot, figures = tmp_path / "curves.html", tmp_path / "figures.json"
     options = ["--samplers", "random", "no-sweep", "--seeds", "2"]
+    options += ["--in-flight", "1,2"]
     main([str(two), *options, "--plot", str(plot), "--json", str(figures)])
     out = capsys.readouterr().out.splitlines()
     assert sum("the oracle pays" in line for line in out) == 2

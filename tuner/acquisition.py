@@ -18,13 +18,9 @@ from scipy.stats import norm, qmc
 
 from models.surrogate import Posterior, Surrogates
 from search_spaces.configuration import Configuration
-from tuner.pareto import (
-    hypervolume,
-    improvement,
-    joint_improvement,
-    nondominated,
-    reference_point,
-)
+from tuner.pareto import hypervolume, improvement, nondominated, reference_point
+from tuner.sweep import Sweep, finish, grow
+from workload.probe import GiveUp
 
 __all__ = ["ProbeCost", "Scored", "choose_probe", "farthest", "normal_draws", "search_reference"]
 
@@ -34,12 +30,11 @@ SINGLE_DRAWS, JOINT_DRAWS = 64, 128
 LAUNCHES_TRIED = 12
 #: Live settings of one launch that are looked at together, the best ones.
 LIVE_TRIED = 64
-#: A live setting is added while its own gain per joule is at least this share of the whole probe's:
-#: far below 1 because what is left out today costs a launch of its own later.
-RELAUNCH_SHARE = 0.1
-#: A setting is needed where it adds this share of the hypervolume; coming back for it is taken to
-#: cost so many launches (one is often come back to more than once). See `_finish`.
-NEEDED_GAIN, NEEDED_LAUNCHES = 0.005, 2.0
+
+
+#: Where nothing is expected to improve, settings that are at most so many standard deviations
+#: farther behind the front than the best of their launch are visited with it.
+ALIKE_SD = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,12 +74,14 @@ class Scored:
         gain: expected hypervolume improvement of all of them together.
         cost_J: predicted joules of the probe.
         relative_gain: gain over the hypervolume of the front so far, to the worst that was tried.
+        give_up: when the settings after the first are not visited.
     """
 
     members: tuple[int, ...]
     gain: float
     cost_J: float
     relative_gain: float
+    give_up: GiveUp | None = None
 
     @property
     def score(self) -> float:
@@ -117,6 +114,7 @@ def choose_probe(
     surrogates: Surrogates,
     *,
     told: Sequence[Configuration],
+    pending: Sequence[Configuration] = (),
     open_members: np.ndarray,
     open_rows: np.ndarray,
     launch_of: np.ndarray,
@@ -125,14 +123,17 @@ def choose_probe(
     max_live: int,
     draws: tuple[np.ndarray, np.ndarray],
     cost_weight: float = 1.0,
-    finish: bool = True,
+    finish_sweep: bool = True,
+    give_up: bool = True,
     fits: np.ndarray | None = None,
 ) -> Scored:
     """The probe with the most expected improvement per joule.
 
     Args:
         surrogates: fitted, with what is in flight believed, watching at least `open_members`.
-        told: configurations measured or in flight: their posterior means are the front so far.
+        told: configurations measured; with those in flight, their posterior means are the front so
+            far.
+        pending: configurations in flight.
         open_members: indices into the candidates that may be proposed, at least one.
         open_rows: where each of them stands among what the surrogates watch.
         launch_of: each candidate's launch, as a number.
@@ -141,14 +142,17 @@ def choose_probe(
         max_live: live settings a probe at most.
         draws: `normal_draws` for single points (draws, 2, 1) and for sets (draws, 2, live).
         cost_weight: exponent of the cost in the score; 1 is per joule, 0 ignores cost.
-        finish: also visit what would have to be visited later anyhow (`_finish`).
+        finish_sweep: also visit what would have to be visited later anyhow (`tuner.sweep.finish`).
+        give_up: let the first window of a sweep decide about the rest.
         fits: probability that each of `open_members` fits in memory; 1 where None.
 
     Returns:
         The probe; its gain is 0 where no draw of any candidate improves the front.
     """
-    log_t, log_p = surrogates.mean(told)
+    log_t, log_p = surrogates.mean([*told, *pending])
     front = np.column_stack([log_t + log_p, log_t])
+    measured = front[: len(told)]
+    measured = measured[nondominated(measured[:, 0], measured[:, 1])]
     reference = search_reference(front, posterior)
     # How much is a gain? Against what the front has over the worst that was tried: the corner that
     # a one-point front spans to its own reference point is next to nothing.
@@ -165,15 +169,17 @@ def choose_probe(
     launch_J = cost.launch_J(posterior.power_W)
     visit_J = cost.visit_J(posterior.power_W, posterior.step_time_s)
     if not gain.any():
-        # No draw improves: the most hopeful point by its optimistic figures, worth nothing.
-        hope = improvement(
-            front,
-            posterior.log_energy - 3 * posterior.log_energy_std,
-            posterior.log_time - 3 * posterior.log_time_std,
-            reference,
+        # No draw improves: what is the fewest standard deviations behind the front, with what of
+        # its launch is much the same, worth nothing.
+        behind = _sds_behind(front, posterior)
+        best = int(np.argmin(behind))
+        alike = (launch_of[open_members] == launch_of[open_members[best]]) & (
+            behind <= behind[best] + ALIKE_SD
         )
-        best = int(np.argmax(hope / (launch_J + visit_J)))
-        return Scored((int(open_members[best]),), 0.0, float(launch_J[best] + visit_J[best]), 0.0)
+        chosen = np.flatnonzero(alike)
+        chosen = chosen[np.argsort(behind[chosen], kind="stable")][:max_live]
+        joules = float(launch_J[best] + visit_J[chosen].sum())
+        return Scored(tuple(int(i) for i in open_members[chosen]), 0.0, joules, 0.0)
 
     rate = gain / (launch_J + visit_J) ** cost_weight
     launches = launch_of[open_members]
@@ -181,118 +187,39 @@ def choose_probe(
     _, first = np.unique(launches[order], return_index=True)
     tried = launches[order][np.sort(first)[:LAUNCHES_TRIED]]
 
-    found: tuple[np.ndarray, _Sweep, float, float] | None = None
+    found: tuple[np.ndarray, Sweep, float, float] | None = None
     best_rate = -1.0
     for launch in tried:
         rows = order[launches[order] == launch][:LIVE_TRIED]  # best single setting first
         log_t, log_p = surrogates.sample_watched(open_rows[rows], joint)
-        sweep = _Sweep(log_t + log_p, log_t, front, reference)
-        total, joules = _grow(sweep, launch_J[rows[0]], visit_J[rows], max_live, cost_weight)
+        sweep = Sweep(
+            log_t + log_p,
+            log_t,
+            front,
+            reference,
+            beaten_by=measured if give_up else None,
+            noise=surrogates.noise(),
+        )
+        total, joules = grow(sweep, launch_J[rows[0]], visit_J[rows], max_live, cost_weight)
         worth = total * fits[rows[0]] / joules**cost_weight
         if worth > best_rate:
             best_rate, found = worth, (rows, sweep, total * float(fits[rows[0]]), joules)
     assert found is not None
     rows, sweep, total, joules = found
-    added = sweep.added
-    if finish:
-        elsewhere = launches != launches[rows[0]]
-        means = np.column_stack([posterior.log_energy, posterior.log_time])
-        front = np.vstack([front, means[elsewhere]])
-        front = front[nondominated(front[:, 0], front[:, 1])]
-        sweep = _Sweep(sweep.energy, sweep.time, front, reference, added)
-        joules += _finish(sweep, launch_J[rows[0]], visit_J[rows], max_live)
-        added = sweep.added
-    return Scored(
-        tuple(int(member) for member in open_members[rows[added]]), total, joules, total / covered
-    )
+    if finish_sweep:
+        joules += finish(sweep, launch_J[rows[0]], visit_J[rows], max_live)
+    members = tuple(int(member) for member in open_members[rows[sweep.added]])
+    return Scored(members, total, joules, total / covered, sweep.give_up())
 
 
-class _Sweep:
-    """The settings of one launch that a probe is built of, and the fronts they are added to.
+def _sds_behind(front: np.ndarray, posterior: Posterior) -> np.ndarray:
+    """How many standard deviations each point would have to be better to be beaten by none, (n,).
 
-    Args:
-        energy: joint draws of the settings' log energy, (draws, settings).
-        time: of log time.
-        front: (n, 2), what they must improve on, the same in every draw.
-        reference: (2,).
-        added: settings that the probe visits already.
+    Against one point of the front the nearer axis is enough; the worst of the front's points says.
     """
-
-    def __init__(
-        self,
-        energy: np.ndarray,
-        time: np.ndarray,
-        front: np.ndarray,
-        reference: np.ndarray,
-        added: Sequence[int] = (),
-    ) -> None:
-        self.energy, self.time, self._reference = energy, time, reference
-        self._front_e, self._front_t = (
-            np.tile(front[:, axis], (len(energy), 1)) for axis in (0, 1)
-        )
-        self.hypervolume = hypervolume(front, reference)
-        self.added: list[int] = []
-        for setting in added:
-            self.add(setting)
-
-    def gains(self) -> np.ndarray:
-        """What each setting would add to the hypervolume in each draw, (draws, settings)."""
-        return joint_improvement(
-            self._front_e, self._front_t, self.energy, self.time, self._reference
-        )
-
-    def add(self, setting: int) -> None:
-        self.added.append(setting)
-        column = slice(setting, setting + 1)
-        self._front_e = np.hstack([self._front_e, self.energy[:, column]])
-        self._front_t = np.hstack([self._front_t, self.time[:, column]])
-
-
-def _grow(
-    sweep: _Sweep, launch_J: float, visit_J: np.ndarray, max_live: int, cost_weight: float
-) -> tuple[float, float]:
-    """Add settings while each is worth its own joules; returns their joint gain and the joules.
-
-    Args:
-        sweep: against the front as it is measured; added to.
-        launch_J: joules of the launch.
-        visit_J: joules of each setting, (settings,).
-        max_live: at most so many.
-        cost_weight: exponent of the cost.
-    """
-    total, joules, rate = 0.0, float(launch_J), 0.0
-    while len(sweep.added) < min(max_live, len(visit_J)):
-        gains = sweep.gains().mean(axis=0)
-        rates = (total + np.maximum(gains, 0.0)) / (joules + visit_J) ** cost_weight
-        rates[sweep.added] = -1.0
-        best = int(np.argmax(rates))
-        worth = gains[best] / visit_J[best] ** cost_weight
-        if sweep.added and (gains[best] <= 0 or worth < RELAUNCH_SHARE * rate):
-            break
-        sweep.add(best)
-        total, joules = total + max(float(gains[best]), 0.0), joules + float(visit_J[best])
-        rate = max(rate, total / joules**cost_weight)
-    return total, joules
-
-
-def _finish(sweep: _Sweep, launch_J: float, visit_J: np.ndarray, max_live: int) -> float:
-    """Add the settings that would have to be visited later anyhow; returns their joules.
-
-    One that is left out and turns out to be needed costs a launch again, so it is visited now where
-    visit < P(needed) (NEEDED_LAUNCHES launch + visit). It is needed where it adds `NEEDED_GAIN` of
-    the hypervolume to the front that all the other launches are predicted to make.
-    """
-    least = NEEDED_GAIN * sweep.hypervolume
-    joules = 0.0
-    while len(sweep.added) < min(max_live, len(visit_J)):
-        needed = (sweep.gains() > least).mean(axis=0)
-        needed[sweep.added] = -1.0
-        best = int(np.argmax(needed))
-        if needed[best] * (NEEDED_LAUNCHES * launch_J + visit_J[best]) <= visit_J[best]:
-            break
-        sweep.add(best)
-        joules += float(visit_J[best])
-    return joules
+    behind_e = (posterior.log_energy[:, None] - front[:, 0]) / posterior.log_energy_std[:, None]
+    behind_t = (posterior.log_time[:, None] - front[:, 1]) / posterior.log_time_std[:, None]
+    return np.asarray(np.minimum(behind_e, behind_t).max(axis=1))
 
 
 def farthest(

@@ -17,21 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
-from optuna.trial import FrozenTrial, TrialState
-from scipy.stats import norm
+from optuna.trial import FrozenTrial
 
-from models.features import FeatureMap, varying_knobs
-from models.process import REFIT_GROWTH
+from models.features import FeatureMap
+from models.memory_margin import learned_margin
 from models.surrogate import LeaveOneOut, Posterior, Surrogates
 from search_spaces.configuration import Configuration, Settings
-from search_spaces.errors import InvalidConfiguration, UnknownName
-from search_spaces.knobs import KNOBS
 from tuner.acquisition import (
     JOINT_DRAWS,
     LIVE_TRIED,
@@ -42,8 +35,11 @@ from tuner.acquisition import (
     normal_draws,
     search_reference,
 )
-from tuner.pareto import improvement, nondominated
+from tuner.named import NamedCandidates
+from tuner.pareto import improvement
 from tuner.settings import SamplerDesign
+from tuner.told import Seen
+from workload.probe import GiveUp
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -53,15 +49,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CandidateSampler", "ProbePlan"]
 
-#: A failure of one of these kinds is the launch's: its other live settings would fail as well.
-LAUNCH_FAILURES = frozenset({"refused", "out_of_memory", "crash", "hang", "time_limit"})
 #: Distinct launches that are measured before the surrogates choose, at most.
 START_LAUNCHES = 6
-#: A measurement that is dominated by more than this (in log, on its better axis) is told as less
-#: exact: its standard error grows by this share of what lies beyond.
-FAR_FROM, FAR_NOISE = 0.1, 0.1
-#: Relative error that a prediction of memory is taken to have (its standard deviation in log).
-MEMORY_ERROR = 0.1
+#: A launch that is less likely than this to fit in memory is not proposed, and the start takes only
+#: those that are as likely as not, where there are any.
+REFUSED_BELOW, START_FROM = 0.05, 0.5
 #: measurements x candidates that are kept up to date at once (32 MB an output); beyond that only
 #: the launches that look best are.
 WATCHED_ENTRIES = 4_000_000
@@ -84,6 +76,7 @@ class ProbePlan:
             infinite for the start. The search may end when it falls under some epsilon.
         cost_J: predicted joules of the probe; NaN for the start.
         reason: "space-filling start" or "expected improvement".
+        give_up: which of the settings after the first are visited; None visits all.
     """
 
     launch: Settings
@@ -93,29 +86,7 @@ class ProbePlan:
     expected_gain: float
     cost_J: float
     reason: str
-
-
-@dataclass(frozen=True)
-class _Told:
-    """One finished measurement: candidate, what really ran, and figures."""
-
-    candidate: int
-    ran: Configuration
-    step_time_s: float
-    power_W: float
-    step_time_rse: float
-    power_rse: float
-
-
-class _Seen:
-    """The study's trials as far as they are about the candidates, each finished one parsed once."""
-
-    def __init__(self) -> None:
-        self.parsed: set[int] = set()
-        self.told: list[_Told] = []
-        self.closed: set[int] = set()  # candidates never to be proposed again
-        self.failed_launches: set[int] = set()
-        self.pending: list[int] = []
+    give_up: GiveUp | None = None
 
 
 class CandidateSampler(BaseSampler):
@@ -124,8 +95,8 @@ class CandidateSampler(BaseSampler):
     Observations are the study's COMPLETE trials with user attributes `configuration` (its key),
     `step_time_s`, `power_W` and, where known, `step_time_rse` and `power_rse`. RUNNING trials are
     pending. A FAIL trial's configuration is never proposed again, nor, where its attribute
-    `failure` blames the launch, any other live setting of it; "cancelled" blames nobody. Trials of
-    unknown configurations are passed over.
+    `failure` blames the launch, any other live setting of it; "cancelled" and "node" blame no
+    configuration. Trials of unknown configurations are passed over.
 
     Args:
         candidates: the valid configurations; None makes this a random sampler.
@@ -135,7 +106,7 @@ class CandidateSampler(BaseSampler):
         cost: what a probe costs; the defaults of `ProbeCost` where None.
         seed: every draw follows from it and from the order in which trials finish.
         memory_bytes: what a device holds; with a prior, a launch that is unlikely to fit is worth
-            less. None where nothing is known.
+            less, and one that hardly can is not proposed. None where nothing is known.
         design: the design choices, for leaving one out.
     """
 
@@ -159,30 +130,19 @@ class CandidateSampler(BaseSampler):
         self._rng = np.random.default_rng(seed)
         self._lock = threading.RLock()
         self._queue: deque[Configuration] = deque()
-        self._seen, self._study_seen = _Seen(), ""
+        self._study_seen = ""
         if candidates is None:
             return
         configurations = candidates.configurations
         self._configurations = configurations
-        self._of_key = {configuration.key: i for i, configuration in enumerate(configurations)}
         self._launch_of = np.empty(len(configurations), dtype=int)
         self._members = []
         for i, launch in enumerate(candidates.launches):
             rows = np.asarray(candidates.indices_of_launch(launch), dtype=int)
             self._members.append(rows)
             self._launch_of[rows] = i
-        self._knobs = varying_knobs(configurations)
-        self._levels = {
-            name: list(dict.fromkeys(_as_param(c.get(name)) for c in configurations))
-            for name in self._knobs
-        }
-        self._distributions = {
-            name: _distribution(name, levels) for name, levels in self._levels.items()
-        }
-        self._of_params: dict[tuple[Any, ...], int] = {}
-        for i, configuration in enumerate(configurations):
-            params = self.params_of(configuration)
-            self._of_params.setdefault(tuple(params[name] for name in self._knobs), i)
+        self._names = NamedCandidates(candidates)
+        self._seen = Seen(self._names, self._launch_of)
         self.features = FeatureMap(candidates, prior=prior)
         self.surrogates = Surrogates(
             self.features,
@@ -190,7 +150,11 @@ class CandidateSampler(BaseSampler):
             split=self.design.split_kernel,
             own_level=self.design.own_level,
         )
-        self._fits = _probability_of_fitting(configurations, prior, memory_bytes)
+        self._memory_bytes = memory_bytes
+        self._predicted_bytes: np.ndarray | None = None
+        if prior is not None and memory_bytes is not None:
+            firsts = [configurations[rows[0]] for rows in self._members]
+            self._predicted_bytes = np.asarray(prior.predict(firsts).memory_bytes, dtype=float)
         self._launch_rows = _launch_rows(candidates, self.features, self._members)
         self._start_pool = self._affordable_launches()
         n = len(self._members)
@@ -202,7 +166,6 @@ class CandidateSampler(BaseSampler):
             normal_draws(JOINT_DRAWS, LIVE_TRIED, self._seed + 1),
         )
         self._watching: np.ndarray | None = None
-        self._far_told, self._far_base = np.empty(0), np.empty((0, 2))
 
     @property
     def max_live(self) -> int:
@@ -212,17 +175,12 @@ class CandidateSampler(BaseSampler):
     # -- names and numbers ---------------------------------------------------------------------
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """One distribution a knob that varies: what `study.ask` is to be called with.
-
-        Integers at even steps are integer ranges, which stock samplers and the dashboard order;
-        everything else is a categorical over its levels in rising order. A live knob that may be
-        left to the device has the level None.
-        """
-        return dict(self._distributions) if self.candidates is not None else {}
+        """One distribution a knob that varies (`tuner.named`): what `study.ask` is called with."""
+        return dict(self._names.distributions) if self.candidates is not None else {}
 
     def params_of(self, configuration: Configuration) -> dict[str, Any]:
         """A configuration as trial parameters, one a knob of `distributions`."""
-        return {name: _as_param(configuration.get(name)) for name in self._knobs}
+        return self._names.params_of(configuration)
 
     def configuration_of(self, params: dict[str, Any]) -> Configuration:
         """The candidate with these parameters.
@@ -231,99 +189,30 @@ class CandidateSampler(BaseSampler):
             UnknownName: a parameter is missing.
             InvalidConfiguration: no candidate has them: the combination is not valid.
         """
-        for name in self._knobs:
-            if name not in params:
-                raise UnknownName("parameter", name, params)
-        key = tuple(params[name] for name in self._knobs)
-        if key not in self._of_params:
-            text = " ".join(f"{name}={value}" for name, value in params.items())
-            raise InvalidConfiguration(text, ["it is not among the candidates"])
-        return self._configurations[self._of_params[key]]
+        return self._names.configuration_of(params)
 
     # -- what the study says -------------------------------------------------------------------
 
-    def _candidate_of(self, trial: FrozenTrial) -> int | None:
-        key = trial.user_attrs.get("configuration")
-        if key is not None:
-            return self._of_key.get(key)
-        if not self._knobs or any(name not in trial.params for name in self._knobs):
-            return None
-        return self._of_params.get(tuple(trial.params[name] for name in self._knobs))
-
-    def _read(self, study: Study) -> _Seen:
-        """Bring `_seen` up to date: finished trials are parsed once, in the order they finish."""
+    def _read(self, study: Study) -> Seen:
+        """What the study says now."""
         if self._study_seen != study.study_name:
-            self._seen, self._study_seen = _Seen(), study.study_name
-        seen = self._seen
-        seen.pending = []
-        for trial in study.get_trials(
-            deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL, TrialState.RUNNING)
-        ):
-            if trial.number in seen.parsed:
-                continue
-            candidate = self._candidate_of(trial)
-            if trial.state == TrialState.RUNNING:
-                if candidate is not None:
-                    seen.pending.append(candidate)
-                continue
-            seen.parsed.add(trial.number)
-            if candidate is None:
-                continue
-            attrs = trial.user_attrs
-            if trial.state == TrialState.FAIL:
-                if attrs.get("failure") != "cancelled":
-                    seen.closed.add(candidate)
-                if attrs.get("failure") in LAUNCH_FAILURES:
-                    seen.failed_launches.add(int(self._launch_of[candidate]))
-                continue
-            seen.closed.add(candidate)
-            time, power = _figure(attrs.get("step_time_s")), _figure(attrs.get("power_W"))
-            if time > 0 and power > 0:
-                rse = (_figure(attrs.get(f"{name}_rse")) for name in ("step_time", "power"))
-                # The models learn from what was delivered, which a request may not be.
-                asked = self._configurations[candidate]
-                live = attrs.get("delivered")
-                ran = asked if live is None else Configuration(asked.launch, Settings(live))
-                seen.told.append(_Told(candidate, ran, time, power, *rse))
-        return seen
+            self._seen, self._study_seen = Seen(self._names, self._launch_of), study.study_name
+        self._seen.update(study)
+        return self._seen
 
     def fit(self, study: Study) -> Surrogates:
         """The surrogates, fitted to what the study holds now (nothing pending believed)."""
         with self._lock:
             told = self._read(study).told
-            far = self._far(told)
             if self.surrogates.fit(
                 [t.ran for t in told],
                 [t.step_time_s for t in told],
                 [t.power_W for t in told],
-                np.hypot(np.nan_to_num([t.step_time_rse for t in told]), far),
-                np.hypot(np.nan_to_num([t.power_rse for t in told]), far),
+                [t.step_time_rse for t in told],
+                [t.power_rse for t in told],
             ):
                 self._watching = None
             return self.surrogates
-
-    def _far(self, told: Sequence[_Told]) -> np.ndarray:
-        """Extra relative standard error of measurements that lie far behind the front, (n,).
-
-        What a wall is like far behind the front is of no use there, and a process that follows it
-        exactly takes the front's finer shape for noise. Told anew whenever the data have grown by
-        a fifth, with the hyperparameters.
-        """
-        n = len(told)
-        known = self._far_told
-        if n >= REFIT_GROWTH * len(self._far_base) or n < len(known):
-            known = np.empty(0)
-            logs = np.log([[t.step_time_s * t.power_W, t.step_time_s] for t in told]).reshape(n, 2)
-            self._far_base = logs
-        base = self._far_base
-        if n > len(known):
-            new = np.log([[t.step_time_s * t.power_W, t.step_time_s] for t in told[len(known) :]])
-            front = base[nondominated(base[:, 0], base[:, 1])]
-            behind = (new[:, None, :] - front[None, :, :]).min(axis=2).max(axis=1)
-            share = FAR_NOISE * self.design.discount_far
-            known = np.append(known, share * np.maximum(behind - FAR_FROM, 0.0))
-        self._far_told = known
-        return known
 
     def leave_one_out(self, study: Study) -> LeaveOneOut | None:
         """The surrogates' error on left-out measurements; None with fewer than three."""
@@ -345,6 +234,10 @@ class CandidateSampler(BaseSampler):
             seen = self._read(study)
             closed = self._closed(seen)
             plan = None
+            fits = self._fits(seen)
+            if (closed | (fits < REFUSED_BELOW)).all():
+                fits = np.ones_like(fits)  # what is left is unlikely to fit, but it is all there is
+            closed |= fits < REFUSED_BELOW
             if not closed.all():
                 launched = {int(self._launch_of[i]) for i in seen.closed.union(seen.pending)}
                 launched |= seen.failed_launches
@@ -356,19 +249,44 @@ class CandidateSampler(BaseSampler):
                     if launch not in launched and not closed[self._members[launch]].all()
                 ]
                 if (len(useful) < self._start and fresh) or not seen.told:
-                    plan = self._start_plan(closed, launched, fresh)
+                    plan = self._start_plan(closed, launched, fresh, fits)
                 else:
-                    plan = self._improvement_plan(study, closed)
+                    plan = self._improvement_plan(study, closed, fits)
             self._queue = deque(plan.configurations if plan else ())
             return plan
 
-    def _closed(self, seen: _Seen) -> np.ndarray:
+    def better_to_wait(self, study: Study) -> bool:
+        """Whether a further probe beside those in flight would be chosen on too little.
+
+        The launches in flight may grow what is known by `SamplerDesign.in_flight_share`; the first
+        ones, spread over the space, are chosen without knowledge and need not wait.
+        """
+        if self.candidates is None:
+            return False
+        with self._lock:
+            seen = self._read(study)
+            known = {int(self._launch_of[t.candidate]) for t in seen.told}
+            flying = {int(self._launch_of[i]) for i in seen.pending}
+            starting = len(known | flying) < self._start
+            most = max(1.0, self.design.in_flight_share * max(len(known), 1))
+            return bool(flying) and not starting and len(flying) + 1 > most
+
+    def _closed(self, seen: Seen) -> np.ndarray:
         """Which candidates may not be proposed: tried, in flight, or of a launch that failed."""
         closed = np.zeros(len(self._configurations), dtype=bool)
         closed[list(seen.closed) + seen.pending] = True
         for launch in seen.failed_launches:
             closed[self._members[launch]] = True
         return closed
+
+    def _fits(self, seen: Seen) -> np.ndarray:
+        """Probability that each candidate fits in a device's memory, by its prediction and by what
+        probes said of such predictions (`models.memory_margin`), (n,); 1 where nothing tells."""
+        if self._predicted_bytes is None or self._memory_bytes is None:
+            return np.ones(len(self._configurations))
+        learned = seen.peaks if self.design.learn_memory else {}
+        margin = learned_margin(self._memory_bytes, self._predicted_bytes, learned)
+        return margin.probability_of_fitting(self._predicted_bytes)[self._launch_of]
 
     def _affordable_launches(self) -> np.ndarray:
         """Launches that the start may take: with a prior, the better half by predicted energy x
@@ -381,9 +299,13 @@ class CandidateSampler(BaseSampler):
         best = np.array([worth[rows].min() for rows in self._members])
         return every[best <= np.median(best)]
 
-    def _start_plan(self, closed: np.ndarray, launched: set[int], fresh: list[int]) -> ProbePlan:
+    def _start_plan(
+        self, closed: np.ndarray, launched: set[int], fresh: list[int], fits: np.ndarray
+    ) -> ProbePlan:
         """A launch far from those tried, at live settings spread over their range."""
         allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
+        likely = allowed[[fits[self._members[i][0]] >= START_FROM for i in allowed]]
+        allowed = likely if len(likely) else allowed
         pool = np.intersect1d(allowed, self._start_pool)
         launch = farthest(
             self._launch_rows,
@@ -402,7 +324,7 @@ class CandidateSampler(BaseSampler):
             chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
         return self._plan_of([int(rows[i]) for i in chosen], "space-filling start")
 
-    def _improvement_plan(self, study: Study, closed: np.ndarray) -> ProbePlan:
+    def _improvement_plan(self, study: Study, closed: np.ndarray, fits: np.ndarray) -> ProbePlan:
         surrogates = self.fit(study)
         seen = self._seen
         posterior, watching = self._posterior(seen, closed)
@@ -411,10 +333,11 @@ class CandidateSampler(BaseSampler):
             self._watching = None
             posterior, watching = self._posterior(seen, closed)
             still_open = ~closed[watching]
-        told = list(dict.fromkeys([t.candidate for t in seen.told] + seen.pending))
+        told = list(dict.fromkeys(t.candidate for t in seen.told))
         best = choose_probe(
             surrogates,
             told=[self._configurations[i] for i in told],
+            pending=[self._configurations[i] for i in seen.pending],
             open_members=watching[still_open],
             open_rows=np.flatnonzero(still_open),
             launch_of=self._launch_of,
@@ -423,8 +346,9 @@ class CandidateSampler(BaseSampler):
             max_live=self.max_live,
             draws=self._draws,
             cost_weight=self.design.cost_weight,
-            finish=self.design.finish_sweeps,
-            fits=self._fits[watching[still_open]],
+            finish_sweep=self.design.finish_sweeps,
+            give_up=self.design.give_up,
+            fits=fits[watching[still_open]],
         )
         return self._plan_of(
             best.members,
@@ -432,9 +356,10 @@ class CandidateSampler(BaseSampler):
             score=best.score,
             expected_gain=best.relative_gain,
             cost_J=best.cost_J,
+            give_up=best.give_up,
         )
 
-    def _posterior(self, seen: _Seen, closed: np.ndarray) -> tuple[Posterior, np.ndarray]:
+    def _posterior(self, seen: Seen, closed: np.ndarray) -> tuple[Posterior, np.ndarray]:
         """The posterior of what is watched (pending believed), and which candidates those are."""
         n = max(len(seen.told), 1)
         room = max(WATCHED_ENTRIES // n, LEAST_WATCHED)
@@ -480,6 +405,7 @@ class CandidateSampler(BaseSampler):
         score: float = math.nan,
         expected_gain: float = math.inf,
         cost_J: float = math.nan,
+        give_up: GiveUp | None = None,
     ) -> ProbePlan:
         configurations = tuple(self._configurations[i] for i in members)
         return ProbePlan(
@@ -490,6 +416,7 @@ class CandidateSampler(BaseSampler):
             expected_gain=expected_gain,
             cost_J=cost_J,
             reason=reason,
+            give_up=give_up,
         )
 
     # -- BaseSampler -----------------------------------------------------------------------------
@@ -531,48 +458,6 @@ class CandidateSampler(BaseSampler):
         """New random state, for a copy that works beside this one."""
         self._random.reseed_rng()
         self._rng = np.random.default_rng()
-
-
-def _probability_of_fitting(
-    configurations: Sequence[Configuration], prior: Prior | None, memory_bytes: float | None
-) -> np.ndarray:
-    """Probability that each configuration fits in a device's memory, (n,); 1 where none is told.
-
-    The prediction is taken as log-normal with relative error `MEMORY_ERROR`.
-    """
-    if prior is None or memory_bytes is None:
-        return np.ones(len(configurations))
-    predicted = np.asarray(prior.predict(configurations).memory_bytes, dtype=float)
-    return np.asarray(norm.cdf(np.log(memory_bytes / predicted) / MEMORY_ERROR))
-
-
-def _figure(value: object) -> float:
-    """A number from a trial's attribute; NaN for none."""
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _as_param(value: object) -> Any:
-    """A knob's value as Optuna stores it: a tuple (one value a stage) as text."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else value
-
-
-def _distribution(name: str, levels: list[Any]) -> BaseDistribution:
-    integers = all(isinstance(v, int) and not isinstance(v, bool) for v in levels)
-    if integers and not (name in KNOBS and KNOBS[name].scale == "category"):
-        steps = {b - a for a, b in zip(sorted(levels)[:-1], sorted(levels)[1:], strict=True)}
-        if len(steps) == 1:
-            return IntDistribution(min(levels), max(levels), step=steps.pop())
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in levels)
-    return CategoricalDistribution(sorted(levels) if numbers else sorted(levels, key=_level_order))
-
-
-def _level_order(level: Any) -> tuple[int, float, str]:
-    """None first, then numbers, then text."""
-    if level is None:
-        return (0, 0.0, "")
-    if isinstance(level, int | float):
-        return (1, float(level), "")
-    return (2, 0.0, str(level))
 
 
 def _launch_rows(

@@ -16,8 +16,10 @@ from workload.probe import WindowPolicy
 
 __all__ = ["SamplerDesign", "SearchSettings", "check_positive"]
 
-DEFAULT_PROBES = 14
-DEFAULT_SEARCH_S = 240.0
+DEFAULT_PROBES = 20
+DEFAULT_SEARCH_S = 300.0
+#: With fewer probes than this none is kept for verifying the choice.
+FEW_PROBES = 12
 
 
 def check_positive(name: str, value: float | None) -> None:
@@ -42,7 +44,11 @@ class SamplerDesign:
         finish_sweeps: visit at once what would probably cost another launch later.
         split_kernel: keep what a launch does and what a live setting does apart (`models.kernel`).
         own_level: give each launch a few per cent of its own (`models.kernel`).
-        discount_far: trust measurements far behind the front less.
+        in_flight_share: launches in flight, as a share of those that are measured, beyond which a
+            probe waits for results; infinite fills every slot.
+        give_up: let the first window of a sweep decide about the rest of it.
+        learn_memory: learn from measured peaks and out-of-memory failures how far predicted memory
+            is off (`models.memory_margin`).
     """
 
     max_live: int = 8
@@ -52,7 +58,9 @@ class SamplerDesign:
     finish_sweeps: bool = True
     split_kernel: bool = True
     own_level: bool = True
-    discount_far: bool = True
+    give_up: bool = True
+    in_flight_share: float = 0.5
+    learn_memory: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,9 @@ class SearchSettings:
         least_gain: the search ends when the best probe is expected to add less than this share to
             the front's hypervolume.
         remeasure_share: share of every limit that is kept to measure the front again.
+        verify: hold the choice against the baseline again before it is recommended
+            (`tuner.verify`).
+        verify_share: share of every limit that is kept for that.
         window: how long each live setting is measured.
         time_limit_s: a probe is killed after this; a shorter limit is set once some have ended.
         seed: of everything random.
@@ -78,6 +89,8 @@ class SearchSettings:
     min_probes: int = 8
     least_gain: float = 0.002
     remeasure_share: float = 0.15
+    verify: bool = False
+    verify_share: float = 1 / 3
     window: WindowPolicy = field(default_factory=WindowPolicy)
     time_limit_s: float = 300.0
     seed: int = 0
@@ -94,12 +107,25 @@ class SearchSettings:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise InvalidValue("seed", self.seed, "an integer of at least 0")
 
-    @property
-    def reserved_probes(self) -> int:
-        """How many of `max_probes` are kept for measuring the front again."""
+    def kept_share(self, purpose: str) -> float:
+        """The share of every limit that is kept for probes of this purpose."""
+        shares = {"remeasure": self.remeasure_share, "verify": self.verify_share * self.verify}
+        return shares[purpose]
+
+    def reserved_probes(self, purpose: str) -> int:
+        """How many of `max_probes` are kept for probes of this purpose.
+
+        Verifying takes whole pairs of launches: three where there is room, since two show a saving
+        of 5 % only half of the time (`python -m benchmarks.verdicts`). With few probes in all it
+        is left to what the search does not use.
+        """
         if self.max_probes is None or self.max_probes < 3:
             return 0
-        return max(1, round(self.remeasure_share * self.max_probes))
+        if purpose == "remeasure":
+            return max(1, round(self.remeasure_share * self.max_probes))
+        if not self.verify or self.max_probes < FEW_PROBES:
+            return 0
+        return 2 * min(3, max(2, round(self.verify_share * self.max_probes / 2)))
 
     def to_json(self) -> dict[str, Any]:
         return {

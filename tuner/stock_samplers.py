@@ -32,10 +32,14 @@ __all__ = ["OURS", "SAMPLERS", "SamplerAsked", "StockSampler", "check_sampler", 
 
 #: This project's own sampler, `tuner.sampler.CandidateSampler`.
 OURS = "joulefront"
+#: BoTorch's qLogNEHVI, `tuner.botorch_sampler.BotorchSampler`.
+BOTORCH = "botorch"
 #: Asks after which a sampler that only repeats itself, or only names what is invalid, gets the open
 #: candidate that is nearest to what it asked for last (a deterministic sampler that learns nothing
 #: from a refused ask would never end: Optuna's GPSampler passes over failed trials).
 ASKS = 50
+#: The same for GPSampler, which learns nothing from a refused ask and takes long over each.
+GP_ASKS = 2
 #: So many refused asks for one and the same point in a row end it at once.
 SAME_ASKS = 3
 
@@ -66,7 +70,7 @@ _STOCK: dict[str, Callable[[int], BaseSampler]] = {
     "random": _random,
 }
 #: Names that `--sampler` takes.
-SAMPLERS = (OURS, *_STOCK)
+SAMPLERS = (OURS, *_STOCK, BOTORCH)
 #: A name, an Optuna sampler of one's own, or None for this project's.
 SamplerAsked = str | BaseSampler | None
 
@@ -80,6 +84,7 @@ class StockSampler(CandidateSampler):
         seed: of the ties among nearest candidates.
         steps: optimizer steps to the solution.
         cost: what a probe costs; such a sampler does not look at it.
+        asks: it is asked so often before the nearest open candidate is taken.
     """
 
     def __init__(
@@ -90,9 +95,10 @@ class StockSampler(CandidateSampler):
         seed: int = 0,
         steps: int = 1,
         cost: ProbeCost | None = None,
+        asks: int = ASKS,
     ) -> None:
         super().__init__(candidates, steps=steps, cost=cost, seed=seed)
-        self.stock = stock
+        self.stock, self._asks = stock, asks
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._shadow = optuna.create_study(directions=["minimize", "minimize"], sampler=stock)
         self._asked: dict[int, Trial] = {}  # candidate -> its running trial in the shadow study
@@ -105,7 +111,7 @@ class StockSampler(CandidateSampler):
             if trial.number in self._mirrored:
                 continue
             self._mirrored.add(trial.number)
-            candidate = self._candidate_of(trial)
+            candidate = self._names.candidate_of(trial)
             if candidate is None:
                 continue
             asked = self._asked.pop(candidate, None)
@@ -136,12 +142,16 @@ class StockSampler(CandidateSampler):
             self._queue.extend(plan.configurations)
             return plan
 
+    def better_to_wait(self, study: optuna.Study) -> bool:
+        """Never: such a sampler was made to fill every slot."""
+        return False
+
     def _ask_until_open(self, closed: np.ndarray) -> tuple[int, Trial]:
         """An open candidate and its running trial in the shadow study."""
         refused: list[dict[str, Any]] = []
-        while len(refused) < ASKS:
+        while len(refused) < self._asks:
             trial = self._shadow.ask(self.distributions())
-            candidate = self._of_params.get(tuple(trial.params[name] for name in self._knobs))
+            candidate = self._names.index_of(trial.params)
             if candidate is not None and not closed[candidate]:
                 return candidate, trial
             self._shadow.tell(trial, state=TrialState.FAIL)
@@ -159,7 +169,7 @@ class StockSampler(CandidateSampler):
 
     def _nearest(self, params: dict[str, Any], closed: np.ndarray) -> int:
         """The open candidate with the fewest knobs changed, then the least changed."""
-        wanted = np.array([self._ranks[name][params[name]] for name in self._knobs])
+        wanted = np.array([self._ranks[name][params[name]] for name in self._names.knobs])
         distance = np.abs(self._rank_rows - wanted)
         away = (distance > 0).sum(axis=1) + distance.mean(axis=1)
         away[closed] = np.inf
@@ -223,5 +233,10 @@ def make_sampler(
             candidates, prior=prior, steps=steps, cost=cost, memory_bytes=memory_bytes, seed=seed
         )
     check_sampler(asked)
+    if asked == BOTORCH:
+        from tuner.botorch_sampler import BotorchSampler
+
+        return BotorchSampler(candidates, steps=steps, cost=cost, seed=seed)
     stock = asked if isinstance(asked, BaseSampler) else _STOCK[asked](seed)
-    return StockSampler(candidates, stock, seed=seed, steps=steps, cost=cost)
+    asks = GP_ASKS if isinstance(stock, optuna.samplers.GPSampler) else ASKS
+    return StockSampler(candidates, stock, seed=seed, steps=steps, cost=cost, asks=asks)
