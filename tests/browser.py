@@ -38,7 +38,7 @@ def chromium() -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
-def _run(page: Path, *flags: str, wait_ms: int, timeout_s: float) -> tuple[str, str]:
+def _run(page: Path | str, *flags: str, wait_ms: int, timeout_s: float) -> tuple[str, str]:
     binary = chromium()
     if binary is None:
         raise FileNotFoundError("no chromium or google-chrome on this machine")
@@ -50,7 +50,7 @@ def _run(page: Path, *flags: str, wait_ms: int, timeout_s: float) -> tuple[str, 
                 f"--user-data-dir={profile}",
                 f"--virtual-time-budget={wait_ms}",
                 *flags,
-                page.resolve().as_uri(),
+                page if isinstance(page, str) else page.resolve().as_uri(),
             ],
             capture_output=True,
             text=True,
@@ -62,9 +62,10 @@ def _run(page: Path, *flags: str, wait_ms: int, timeout_s: float) -> tuple[str, 
 
 
 def dump_dom(
-    page: Path, *, wait_ms: int = 4000, width: int = 1200, timeout_s: float = 120.0
+    page: Path | str, *, wait_ms: int = 4000, width: int = 1200, timeout_s: float = 120.0
 ) -> tuple[str, list[str]]:
-    """The page's DOM once its scripts have run, and what it wrote on the console."""
+    """The DOM of a page (a file or a URL) once its scripts have run, and what it wrote on the
+    console."""
     dom, log = _run(
         page, "--dump-dom", f"--window-size={width},900", wait_ms=wait_ms, timeout_s=timeout_s
     )

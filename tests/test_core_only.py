@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-MISSING = ("torch", "deepspeed", "ray", "transformers", "optuna_dashboard", "sklearn")
+MISSING = ("torch", "deepspeed", "ray", "transformers", "optuna_dashboard", "sklearn", "pandas")
+MISSING += ("pyarrow", "matplotlib", "rich", "shtab", "wandb", "mlflow")
 SHIPPED = Path(__file__).parent / "data" / "cpu-tiny-gpt"
 
 CORE = """

@@ -31,13 +31,13 @@ def job(name: str = "tiny-gpt", **changes: object) -> TrainingJob:
     return replace(load_job("tiny-gpt"), name=name, **changes)
 
 
-def dry_run(folder: Path, **environment: str) -> list[str]:
-    """The command line that launch.sh would start, as bash really splits it."""
+def dry_run(folder: Path, file: str = "launch.sh", **environment: str) -> list[str]:
+    """The command line that a launch script would start, as bash really splits it."""
     shown = folder / "show.py"
     shown.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     shown.chmod(0o755)
     done = subprocess.run(
-        ["bash", str(folder / "launch.sh")],
+        ["bash", str(folder / file)],
         env={**os.environ, "PYTHON": str(shown), **environment},
         capture_output=True,
         text=True,
@@ -53,7 +53,16 @@ def test_files_of_a_configuration(tmp_path: Path) -> None:
     configuration = Configuration.of(data_parallel=2, micro_batch=2, zero_stage=1)
     paths = write_launch_files((configuration, job(), CPU), tmp_path / "best")
     names = {p.name for p in paths}
-    assert names == {"ds_config.json", "job.json", "launch.sh", "clocks.toml", "README.txt"}
+    assert names == {
+        "ds_config.json",
+        "job.json",
+        "launch.sh",
+        "launch_deepspeed.sh",
+        "job.sbatch",
+        "clocks.sh",
+        "clocks.toml",
+        "README.txt",
+    }
     config = json.loads((tmp_path / "best" / "ds_config.json").read_text())
     assert config["train_micro_batch_size_per_gpu"] == 2
     assert config["gradient_accumulation_steps"] == 2
@@ -143,9 +152,85 @@ def test_nothing_to_start_is_said(tmp_path: Path) -> None:
         write_launch_files(replace(small_result(), about={"recorded": {}}), tmp_path)
 
 
+def test_deepspeeds_launcher_gets_the_same_program(tmp_path: Path) -> None:
+    write_launch_files((Configuration.of(data_parallel=2), job(), CPU), tmp_path)
+    argv = dry_run(tmp_path, "launch_deepspeed.sh", STEPS="7")
+    assert argv[:2] == ["-m", "deepspeed.launcher.runner"]
+    assert {"--num_nodes=1", "--num_gpus=2", "--no_local_rank"} <= set(argv)
+    by_torchrun = dry_run(tmp_path, STEPS="7")
+    program = next(i for i, word in enumerate(argv) if word.endswith("train.py"))
+    assert argv[program:] == by_torchrun[by_torchrun.index(argv[program]) :]
+
+
+def test_deepspeeds_launcher_on_several_nodes_wants_a_hostfile(tmp_path: Path) -> None:
+    launch = Configuration.of(data_parallel=16), job(global_batch=16), GPU
+    write_launch_files(launch, tmp_path)
+    assert "--hostfile=my hosts" in dry_run(tmp_path, "launch_deepspeed.sh", HOSTFILE="my hosts")
+
+
+def test_slurm_starts_one_task_a_node_under_the_clocks(tmp_path: Path) -> None:
+    launch = Configuration.of(data_parallel=16, clock_MHz=1200), job(global_batch=16), GPU
+    write_launch_files(launch, tmp_path)
+    text = (tmp_path / "job.sbatch").read_text()
+    options = [line.split()[1] for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(options)
+    assert not any(option.startswith("--time") for option in options)
+    # What Slurm would do, with its two commands stood in for.
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for name, script in (("scontrol", "echo node7; echo node8"), ("srun", 'echo "$HEAD $PWD $*"')):
+        (bin_folder / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (bin_folder / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", tmp_path / "job.sbatch"],
+        env={
+            **os.environ,
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+            "SLURM_JOB_NODELIST": "node[7-8]",
+        },
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    head, folder, *words = done.stdout.split()
+    assert (head, folder) == ("node7", str(tmp_path))
+    assert words[-2:] == ["./clocks.sh", "./launch.sh"]
+
+
+def test_slurm_is_asked_for_the_measured_time_and_more(tmp_path: Path) -> None:
+    from tuner.problem import problem_of_job
+
+    best = point(Configuration.of(data_parallel=2), 7200.0, 20.0, NVML)
+    about = problem_of_job(job(), CPU).about
+    result = replace(small_result(), best=best, points=(best,), about=about)
+    write_launch_files(result, tmp_path)
+    text = (tmp_path / "job.sbatch").read_text()
+    upper_s = best.time_interval_s[1]
+    asked = next(line for line in text.splitlines() if "--time=" in line).partition("=")[2]
+    hours, minutes, _ = (int(part) for part in asked.split(":"))
+    assert 1.25 * upper_s < 3600 * hours + 60 * minutes < 1.25 * upper_s + 1000
+
+
+def test_another_point_can_be_written(tmp_path: Path) -> None:
+    from tuner.problem import problem_of_job
+
+    result = replace(small_result(), about=problem_of_job(job(), CPU).about)
+    for name in ("best", "baseline", "knee", "1", result.points[1].configuration.key):
+        chosen = result.point(name)
+        write_launch_files(result, tmp_path, point=name)
+        config = json.loads((tmp_path / "ds_config.json").read_text())
+        assert config["train_micro_batch_size_per_gpu"] == chosen.configuration.micro_batch
+    with pytest.raises(InputError, match="measured point"):
+        write_launch_files(result, tmp_path, point="99")
+
+
 @pytest.mark.real
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the train extra")
-def test_launch_sh_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "file", ["launch.sh", pytest.param("launch_deepspeed.sh", marks=pytest.mark.slow)]
+)
+def test_the_launch_scripts_train(tmp_path: Path, file: str) -> None:
     configuration = Configuration.of(
         data_parallel=2, micro_batch=1, zero_stage=1, activation_checkpointing="full"
     )
@@ -153,11 +238,11 @@ def test_launch_sh_trains(tmp_path: Path) -> None:
     tiny = job(model=small, sequence_length=32, global_batch=4)
     write_launch_files((configuration, tiny, CPU), tmp_path)
     done = subprocess.run(
-        [tmp_path / "launch.sh"],
+        [tmp_path / "clocks.sh", tmp_path / file],  # no live setting, so it starts it as it is
         env={**os.environ, "STEPS": "2"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from search_spaces.configuration import Settings
 from search_spaces.errors import InputError
 from search_spaces.job import load_job
 from tuner.executors import Executor
+from tuner.ray_agent import Entered
 from tuner.ray_executor import RayExecutor
 from workload.machine import detect_cluster
+from workload.preflight import NodeFacts
 from workload.probe import ProbeRequest, WindowPolicy
 
 pytestmark = pytest.mark.real
@@ -62,8 +65,8 @@ def test_a_request_that_cannot_run_comes_back_refused(executor: RayExecutor) -> 
 
 
 def test_a_killed_agent_fails_its_probe_and_is_replaced(executor: RayExecutor) -> None:
-    (agent,) = executor._agents.values()
-    pid = executor._ray.get(agent.pid.remote())
+    (slot,) = executor._slots
+    pid = executor._ray.get(slot.agent.pid.remote())
     executor.submit(ProbeRequest("dies", LAUNCH, window=WindowPolicy(min_s=60.0, max_s=60.0)))
     time.sleep(2.0)
     os.kill(pid, signal.SIGKILL)
@@ -97,50 +100,41 @@ def test_a_cluster_without_the_devices_is_one_sentence(
         RayExecutor(load_job(), load_cluster("h200-8"), run_dir=tmp_path)
 
 
-def test_two_nodes_run_two_probes_at_once(tmp_path: Path) -> None:
-    """Ray with two nodes of one core each, on this machine: two probes in flight, one a node."""
-    import subprocess
-    import sys
-    import textwrap
+def test_a_runner_that_only_computes_answers_many_at_once(
+    executor: RayExecutor, tmp_path: Path
+) -> None:
+    """Parts of a node, as GPUs metered one by one would be; what is too many waits its turn."""
+    from models.simulated import SimulatedRunner
 
-    script = tmp_path / "two_nodes.py"
-    script.write_text(
-        textwrap.dedent(
-            f"""
-            import os
-            os.environ["RAY_worker_niceness"] = "0"
-            import ray
-            from dataclasses import replace
-            from ray.cluster_utils import Cluster as RayCluster
-            from search_spaces.configuration import Settings
-            from search_spaces.job import load_job
-            from tuner.ray_executor import RayExecutor
-            from workload.machine import detect_cluster
-            from workload.probe import ProbeRequest, WindowPolicy
+    cluster = replace(detect_cluster(), devices_per_node=1)
+    several = RayExecutor(
+        load_job(),
+        cluster,
+        run_dir=tmp_path,
+        make_runner=lambda job, cluster, run_dir: SimulatedRunner(job, cluster),
+    )
+    try:
+        assert several.meter.name == "simulated"
+        assert several.capacity == executor._cluster.devices_per_node
+        names = [f"p{number}" for number in range(5)]
+        for name in names:
+            several.submit(ProbeRequest(name, LAUNCH, window=QUICK))
+        records = [several.wait(60) for _ in names]
+        assert sorted(r.request.probe_id for r in records if r is not None and r.ok) == names
+        assert several.in_flight == 0
+        assert several.wait(0.1) is None
+    finally:
+        several.close()
 
-            nodes = RayCluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
-            nodes.add_node(num_cpus=1)
-            cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
-            executor = RayExecutor(
-                load_job(), cluster, run_dir={str(tmp_path)!r}, address=nodes.address)
-            executor.prepare()
-            assert executor.capacity == 2, executor.capacity
-            window = WindowPolicy(min_s=3.0, max_s=4.0)
-            for name in ("a", "b"):
-                launch = Settings(data_parallel=1, micro_batch=4)
-                executor.submit(ProbeRequest(name, launch, window=window))
-            assert executor.in_flight == 2
-            records = [executor.wait(), executor.wait()]
-            assert all(r.ok for r in records), [r.failure for r in records]
-            assert {{r.request.probe_id for r in records}} == {{"a", "b"}}
-            executor.close()
-            ray.shutdown()
-            nodes.shutdown()
-            print("two probes, two nodes")
-            """
-        )
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert "two probes, two nodes" in done.stdout, done.stderr[-3000:]
+
+def test_nodes_of_another_kind_or_meter_are_left_out(
+    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_on_gpus", True)
+    monkeypatch.setattr(executor, "_cluster", load_cluster("h200-8"))
+    other = Entered(NodeFacts("n7", load_cluster("a100-8")), (), executor.meter)
+    assert executor._unfit(other).endswith("two kinds never share a front")
+    same = NodeFacts("n8", load_cluster("h200-8"))
+    assert executor._unfit(Entered(same, (), executor.meter)) == ""
+    module = replace(executor.meter, scope="module")
+    assert "is metered by" in executor._unfit(Entered(same, (), module))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 from sample_results import (
     ESTIMATED,
@@ -31,8 +32,9 @@ from tuner.plots import (
     probes_figure,
     surrogate_figure,
 )
-from tuner.report import _json_in_html, render_report, write_report
+from tuner.report import render_report, write_report
 from tuner.result import Choice, Result
+from tuner.showing.pieces import json_in_html
 from tuner.wording import Units, change, comparison, number, payback, percent
 
 HOSTILE = "<script>alert(1)</script>"
@@ -106,7 +108,8 @@ def small() -> Page:
         "5.37 kJ estimated 4.89 to 5.85 kJ",  # the big figure, its label, its interval
         "58.5 kJ estimated",  # what the search spent
         "repay the search after 2,500 optimizer steps (25 % of the job)",
-        "measured, 1 window, node scope, energy estimated (utilisation x envelope)",
+        "measured, 1 window",
+        "Energy of every point: node scope, estimated (utilisation x envelope).",
         "median error was 3.4 % in step time and 2.1 % in power; 88 %",
         "p0004: out of memory",
         "MemoryError: 2 GiB",
@@ -214,7 +217,7 @@ def test_hostile_text_stays_text() -> None:
 def test_json_cannot_end_its_script_element() -> None:
     # Plotly's own to_json escapes "<" today; the report must not rest on that.
     said = {"a": "</script><!-- & \u2028", "b": [1, None]}
-    text = _json_in_html(json.dumps(said, ensure_ascii=False))
+    text = json_in_html(json.dumps(said, ensure_ascii=False))
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == said
 
@@ -291,12 +294,20 @@ def test_the_front_is_a_staircase_through_its_points() -> None:
     line = next(t for t in figure.data if t.mode == "lines")
     assert line.line.shape == "hv"
     front = trace(figure, "front")
-    assert list(line.x) == list(front.x) == sorted(p.time_to_solution_s for p in result.front_points)
-    assert list(front.y) == sorted((p.energy_to_solution_kJ for p in result.front_points), reverse=True)
+    assert (
+        list(line.x) == list(front.x) == sorted(p.time_to_solution_s for p in result.front_points)
+    )
+    assert list(front.y) == sorted(
+        (p.energy_to_solution_kJ for p in result.front_points), reverse=True
+    )
     assert len(trace(figure, "dominated").x) == len(result.points) - len(result.front_points)
     low, high = result.front_points[0].energy_interval_kJ
-    assert front.error_y.array[0] == pytest.approx(high - result.front_points[0].energy_to_solution_kJ)
-    assert front.error_y.arrayminus[0] == pytest.approx(result.front_points[0].energy_to_solution_kJ - low)
+    assert front.error_y.array[0] == pytest.approx(
+        high - result.front_points[0].energy_to_solution_kJ
+    )
+    assert front.error_y.arrayminus[0] == pytest.approx(
+        result.front_points[0].energy_to_solution_kJ - low
+    )
 
 
 def test_hover_holds_the_whole_configuration() -> None:
@@ -324,7 +335,7 @@ def test_constraints_are_lines(constraints: dict, lines: int, said: str | None) 
     figure = front_figure(replace(small_result(), constraints=constraints))
     assert figure is not None
     assert len(figure.layout.shapes) == lines
-    texts = [a.text for a in figure.layout.annotations]
+    texts = [a.text for a in figure.layout.annotations if "dominated" not in a.text]
     assert (said in texts) if said else not texts
 
 
@@ -340,14 +351,26 @@ def test_a_power_cap_is_a_line_through_the_origin() -> None:
 def test_wide_ranges_get_a_logarithmic_axis_and_wide_intervals_do_not_stretch_it() -> None:
     result = small_result()
     slow = point(Configuration.of(zero_stage=3), 9000.0, 30.0, ESTIMATED)
-    figure = front_figure(replace(result, points=(*result.points, slow)))
+    figure = front_figure(replace(result, baseline=slow))
     assert figure is not None
     assert figure.layout.xaxis.type == "log"
+    # A dominated point far away is outside the view, and the figure says so.
+    figure = front_figure(replace(result, points=(*result.points, slow)))
+    assert figure is not None
+    assert figure.layout.xaxis.range[1] < 600
+    before = front_figure(result)
+    assert before is not None
+    assert _outside(figure) == _outside(before) + 1
     vague = point(Configuration.of(zero_stage=2), 200.0, 40.0, ESTIMATED, spread=30.0)
     figure = front_figure(replace(result, baseline=vague))
     assert figure is not None
     assert figure.layout.xaxis.type is None
     assert figure.layout.xaxis.range[1] < 600
+
+
+def _outside(figure: go.Figure) -> int:
+    said = [a.text for a in figure.layout.annotations if "outside this view" in a.text]
+    return int(said[0].split()[0]) if said else 0
 
 
 def test_energy_against_the_live_knob() -> None:

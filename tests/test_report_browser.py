@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -11,10 +13,15 @@ import pytest
 from browser import chromium, draw_figure, dump_dom
 from sample_results import large_result, records_of, small_result
 from test_report import hostile_result
+from test_showing import attained, result_of_phased
 
+from search_spaces.configuration import Configuration
+from tuner.explain import Explanation, KnobEffect
+from tuner.guidelines import Guideline
 from tuner.plots import front_figure
 from tuner.report import write_report
 from tuner.result import Result
+from workload.probe import ProbeRecord
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no chromium or google-chrome here")
 
@@ -53,8 +60,32 @@ window.alert = () => { window.alerts = (window.alerts || 0) + 1; };
 """
 
 
-def check(path: Path, result: Result, width: int = 1200) -> dict:
-    write_report(result, path, records=records_of(result))
+# What sticks out of the page sideways once it is drawn and all is unfolded, told to the frame that
+# holds it. Preformatted logs may scroll inside themselves.
+FRAMED = """
+<script>
+window.addEventListener("load", async () => {
+  const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+  await wait(800);
+  document.querySelectorAll("details").forEach((part) => (part.open = true));
+  await wait(300);
+  const width = document.documentElement.clientWidth;
+  const over = [...document.querySelectorAll("main *")]
+    .filter((e) => !e.closest(".plot") && e.getBoundingClientRect().right > width + 1)
+    .map((e) => e.tagName + "." + e.className + " " + e.textContent.slice(0, 40));
+  const plots = [...document.querySelectorAll(".plot svg.main-svg")]
+    .filter((e) => e.getBoundingClientRect().right > width + 1).map(() => "plot");
+  parent.postMessage(JSON.stringify({ inner: width, over: [...over, ...plots],
+    wide: document.documentElement.scrollWidth - width }), "*");
+});
+</script>
+"""
+
+
+def check(
+    path: Path, result: Result, width: int = 1200, records: Sequence[ProbeRecord] | None = None
+) -> dict:
+    write_report(result, path, records=records_of(result) if records is None else records)
     page = path.read_text("utf-8").replace("</head>", CHECK + "</head>", 1)
     path.write_text(page, encoding="utf-8")
     dom, console = dump_dom(path, width=width, wait_ms=8000)
@@ -81,6 +112,76 @@ def test_report_in_a_browser(make, width: int, tmp_path: Path) -> None:  # type:
     assert said["paper"] <= 660
     assert said["folded"] == 0
     assert abs(said["back"]) <= 1
+
+
+def full_result(run_dir: Path) -> tuple[Result, list[ProbeRecord]]:
+    """A result with everything that a report can draw: band, predicted points, power, phases."""
+    result, record = result_of_phased(run_dir)
+    maybe = replace(result.points[1], source="predicted", windows=0, p_nondominated=0.4)
+    maybe = replace(maybe, configuration=Configuration.of(micro_batch=16, clock_MHz=1234))
+    whole = large_result()
+    assert result.best is not None
+    result = replace(
+        result,
+        front_points=(*whole.front_points, result.best),
+        attainment=attained(whole),
+        predicted=(maybe,),
+    )
+    return result, [record, *records_of(whole)]
+
+
+def test_every_part_of_a_report_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.report.explained", explanation)
+    result, records = full_result(tmp_path)
+    said = check(tmp_path / "report.html", result, 1200, records)
+    assert len(said["drawn"]) >= 10
+    assert all(said["drawn"])
+    assert all(said["filled"])
+    assert said["wide"] <= 0
+
+
+def explanation(result: Result) -> Explanation:
+    """What knobs bought and which guidelines hold, in words as long as real ones."""
+    assert result.best is not None
+    less = (-0.2, -0.3, -0.1)
+    effect = KnobEffect("activation_checkpointing", "none", "full", less, less, less, True, True)
+    evidence = "one point is both: activation_checkpointing=none optimizer_offload=superoffload"
+    found = Guideline("Offloading saves energy", "Ahmed et al.", "fails", evidence)
+    return Explanation(result.best, knobs=(effect,), guidelines=(found,))
+
+
+def test_at_the_width_of_a_phone_nothing_overflows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.report.explained", explanation)
+    # A headless window is at least 500 pixels wide, so the page is looked at in a frame of 375.
+    result, records = full_result(tmp_path)
+    said = check_in_frame(tmp_path, result, records, 375)
+    assert said["inner"] == 375
+    assert said["wide"] <= 0, "the page scrolls sideways"
+    assert not said["over"], "these parts stick out"
+
+
+def check_in_frame(
+    folder: Path, result: Result, records: Sequence[ProbeRecord], width: int
+) -> dict:
+    """What the report says of itself inside a frame of that width, in CSS pixels."""
+    write_report(result, folder / "report.html", records=records)
+    page = (folder / "report.html").read_text("utf-8").replace("</head>", FRAMED + "</head>", 1)
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    (folder / "frame.html").write_text(
+        f"""<iframe src="report.html" style="border:0;width:{width}px;height:800px"></iframe>
+        <pre id="self-check"></pre>
+        <script>addEventListener("message", (e) => {{
+          document.getElementById("self-check").textContent = e.data; }});</script>""",
+        encoding="utf-8",
+    )
+    dom, console = dump_dom(folder / "frame.html", width=800, wait_ms=8000)
+    assert not console, console
+    found = re.search(r'<pre id="self-check">(.+?)</pre>', dom, re.DOTALL)
+    assert found, "the page's own check never finished"
+    said: dict = json.loads(unescape(found[1]))
+    return said
 
 
 def test_a_figure_as_a_picture(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ CORE = Device("core", "cpu", 4 << 30, 5e10, 1e10, 2.0, 8.0)
 QWEN = load_job("qwen2.5-7b")  # 28 heads, 4 key-value heads, 28 layers, global batch 128
 OLMOE = load_job("olmoe-1b-7b")  # 16 heads, 64 experts
 TINY = load_job("tiny-gpt")  # global batch 8
+DRIVE = replace(H100, nvme_path="/nvme")
 
 
 def machine(cores: int) -> Cluster:
@@ -47,6 +48,21 @@ CASES = [
         "global_batch",
         (TINY, machine(2), {"data_parallel": 2, "micro_batch": 8}),
         (TINY, machine(2), {"data_parallel": 2, "micro_batch": 4}),
+    ),
+    (
+        "batch_known",
+        (TINY, machine(2), {"global_batch": 16}),
+        (replace(TINY, steps_at={8: TINY.steps, 16: 150}), machine(2), {"global_batch": 16}),
+    ),
+    (
+        "nvme_stage",
+        (QWEN, DRIVE, {"data_parallel": 2, "optimizer_offload": "nvme", "zero_stage": 2}),
+        (QWEN, DRIVE, {"data_parallel": 2, "optimizer_offload": "nvme", "zero_stage": 3}),
+    ),
+    (
+        "nvme_path",
+        (QWEN, H100, {"data_parallel": 2, "parameter_offload": "nvme", "zero_stage": 3}),
+        (QWEN, DRIVE, {"data_parallel": 2, "parameter_offload": "nvme", "zero_stage": 3}),
     ),
     (
         "tensor_in_node",
@@ -258,7 +274,7 @@ def test_phrases_name_the_numbers(job, cluster, knobs, words):
         (TINY, {"tensor_parallel": 2, "pipeline_parallel": 2}, "aborts inside a pipeline"),
         (TINY, {"tensor_parallel": 2, "sequence_parallel": 2}, "tensor_parallel with sequence"),
         (TINY, {"sequence_parallel": 2, "pipeline_parallel": 2}, "take whole sequences"),
-        (OLMOE, {"tensor_parallel": 2}, "llama, opt, qwen2 only, not olmoe"),
+        (OLMOE, {"tensor_parallel": 2}, "llama, llava_onevision, opt, qwen2 only, not olmoe"),
         (OLMOE, {"sequence_parallel": 2, "expert_parallel": 2}, "MoE layer fails"),
         (
             replace(TINY, model={**TINY.model, "model_type": "gpt2"}),

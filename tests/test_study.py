@@ -122,7 +122,8 @@ def test_in_flight_probes_are_running_trials(options, run, monkeypatch):
             return super().wait(timeout_s)
 
     tuner.optimize(executor=Watched(ModelRunner(), capacity=3), **options)
-    assert max(flying for flying, _ in seen) == 3
+    # Not always three: a slot stays empty where a probe is better chosen after a result.
+    assert 2 <= max(flying for flying, _ in seen) <= 3
     assert all(flying == running for flying, running in seen)
 
 
@@ -152,7 +153,7 @@ def crash_at(monkeypatch, where, number):
             return original(self, *arguments)
         if after is None:
             self._open.clear()
-            arguments[2].set_user_attr("power_W", 1.0)
+            arguments[-1].set_user_attr("power_W", 1.0)
         elif after:
             original(self, *arguments)
         raise Crash(where)
@@ -432,6 +433,7 @@ def test_a_storage_that_fails_midway_loses_nothing(options, run, monkeypatch, tm
 
     with monkeypatch.context() as patch:
         patch.setattr(optuna.Study, "tell", tell)
+        patch.setattr("tuner.study.STORAGE_PATIENCE_S", 0.0)
         with pytest.raises(InputError, match="stopped answering") as caught:
             optimize(ModelRunner(), options, storage=url)
         assert "\n" not in str(caught.value)

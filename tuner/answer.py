@@ -11,9 +11,11 @@ the mean-squared error of the measured figure if the surrogates are right. Inter
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +26,21 @@ from models.features import FeatureMap
 from models.surrogate import POWER_NOISE, TIME_NOISE, Z90, Surrogates
 from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError
+from tuner.attainment import attainment_of, draw, likely_unmeasured, predicted_points
 from tuner.calibrate import last_calibration
-from tuner.decide import Constraints, decide
+from tuner.decide import Constraints, front_of
 from tuner.pareto import (
     hypervolume,
-    nondominated,
     probability_nondominated,
     reference_point,
 )
 from tuner.problem import Problem
-from tuner.result import LeaveOneOut, Point, Result, Spent
+from tuner.result import Attainment, LeaveOneOut, Point, Result, Spent
+from tuner.verdict import settle
 from workload.probe import Measurement, ProbeRecord
+from workload.trace import read_power_samples
 
-__all__ = ["build_result", "front_of", "measured_points", "spent_kJ"]
+__all__ = ["build_result", "estimated_points", "front_of", "measured_points", "spent_kJ"]
 
 #: Joint draws behind the probability of being non-dominated: its standard error is at most 0.011.
 DRAWS = 2000
@@ -86,6 +90,12 @@ class _Windows:
     @property
     def power_W(self) -> np.ndarray:
         return np.array([m.power_W for m in self.measurements], dtype=float)
+
+    @property
+    def temperature_C(self) -> np.ndarray:
+        """The hottest device's, NaN where unknown."""
+        each = [math.nan if m.temperature_C is None else m.temperature_C for m in self.measurements]
+        return np.array(each, dtype=float)
 
     @property
     def relative_errors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -179,7 +189,7 @@ def _estimate(windows: _Windows, noise: tuple[float, float]) -> _Estimate:
 
 def _sharpened(estimate: _Estimate, surrogates: Surrogates) -> _Estimate:
     """Standard errors lowered where the surrogates know better (see the module's first lines)."""
-    said = surrogates.predict(estimate.configurations)
+    said = surrogates.with_intervals(estimate.configurations)
     time = np.hypot(said.log_time_std, said.log_time - estimate.log_time)
     power = np.hypot(said.log_power_std, said.log_power - estimate.log_power)
     return replace(
@@ -197,8 +207,40 @@ def _probabilities(estimate: _Estimate, seed: int) -> np.ndarray:
     return probability_nondominated(log_time + log_power, log_time)
 
 
+def _peak_W(windows: _Windows, rows: Sequence[int], run_dir: Path | None) -> float | None:
+    """The highest power sample within these windows; None where none was kept."""
+    if run_dir is None:
+        return None
+    peaks = []
+    for row in rows:
+        record, window = windows.records[row], windows.measurements[row]
+        path = run_dir / "trace" / "power" / f"{record.request.probe_id}.csv.gz"
+        if path.is_file():
+            peaks.append(_peak_within(str(path), window.started_s, window.window_s))
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+@lru_cache(maxsize=4096)  # a probe's timeline is written once, and an answer is built often
+def _peak_within(path: str, start_s: float, length_s: float) -> float | None:
+    """The highest sample of a timeline in a window; None where there is none."""
+    with contextlib.suppress(InputError):  # a damaged timeline is no peak, and no failure
+        return max(
+            (
+                sample.power_W
+                for sample in read_power_samples(path)
+                if start_s <= sample.time_s <= start_s + length_s
+            ),
+            default=None,
+        )
+    return None
+
+
 def _points(
-    windows: _Windows, estimate: _Estimate, steps: int, probability: np.ndarray
+    windows: _Windows,
+    estimate: _Estimate,
+    steps: int,
+    probability: np.ndarray,
+    run_dir: Path | None = None,
 ) -> tuple[Point, ...]:
     def interval(log: float, se: float, per: float) -> tuple[float, float]:
         return per * math.exp(log - Z90 * se), per * math.exp(log + Z90 * se)
@@ -223,6 +265,8 @@ def _points(
                 meter=windows.records[estimate.rows[i][0]].meter,
                 flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
                 peak_memory_bytes=max(peaks, default=None),
+                power_interval_W=interval(log_power, float(estimate.log_power_se[i]), 1.0),
+                peak_power_W=_peak_W(windows, estimate.rows[i], run_dir),
             )
         )
     return tuple(points)
@@ -240,12 +284,39 @@ def measured_points(records: Sequence[ProbeRecord], steps: int) -> tuple[Point, 
     return _points(windows, estimate, steps, np.full(len(estimate.configurations), math.nan))
 
 
-def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The non-dominated of them, fastest first."""
-    energy = np.array([point.energy_to_solution_kJ for point in points], dtype=float)
-    time = np.array([point.time_to_solution_s for point in points], dtype=float)
-    kept = [point for point, on in zip(points, nondominated(energy, time), strict=True) if on]
-    return tuple(sorted(kept, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ)))
+def _fitted(problem: Problem, windows: _Windows, seed: int) -> tuple[Surrogates, _Estimate]:
+    surrogates = Surrogates(FeatureMap(problem.candidates, prior=problem.prior), seed=seed)
+    surrogates.fit(
+        windows.as_delivered,
+        windows.step_time_s,
+        windows.power_W,
+        *windows.relative_errors,
+        temperature_C=windows.temperature_C,
+    )
+    return surrogates, _sharpened(_estimate(windows, surrogates.noise()), surrogates)
+
+
+def estimated_points(
+    problem: Problem,
+    records: Sequence[ProbeRecord],
+    *,
+    seed: int = 0,
+    run_dir: Path | None = None,
+) -> tuple[Point, ...]:
+    """Every measured configuration as the answer will tell it, but for its probabilities (NaN).
+
+    Args:
+        problem: what was searched.
+        records: every probe.
+        seed: of the surrogates.
+        run_dir: where the power samples are, for `Point.peak_power_W`.
+    """
+    windows = _Windows.of(records)
+    if not windows.measurements:
+        return ()
+    _, estimate = _fitted(problem, windows, seed)
+    unknown = np.full(len(estimate.configurations), math.nan)
+    return _points(windows, estimate, problem.steps, unknown, run_dir)
 
 
 def spent_kJ(records: Sequence[ProbeRecord]) -> float:
@@ -312,6 +383,41 @@ def _baseline_point(records: Sequence[ProbeRecord], points: Sequence[Point]) -> 
     return next((point for point in points if point.configuration in asked), None)
 
 
+def _beyond(
+    problem: Problem,
+    records: Sequence[ProbeRecord],
+    surrogates: Surrogates,
+    estimate: _Estimate,
+    points: Sequence[Point],
+    seed: int,
+) -> tuple[tuple[Point, ...], Attainment]:
+    """What was never measured and is likely on the front, and where the true front lies."""
+    log_energy = estimate.log_time + estimate.log_power
+    measured = estimate.configurations
+    tried = [c for record in records if not record.ok for c in record.request.configurations()]
+    unmeasured = likely_unmeasured(
+        surrogates,
+        problem.candidates.configurations,
+        measured,
+        log_energy,
+        estimate.log_time,
+        failed=[c for c in tried if c not in set(measured)],
+    )
+    energy, time = draw(
+        surrogates,
+        unmeasured,
+        estimate.log_time,
+        estimate.log_time_se,
+        estimate.log_power,
+        estimate.log_power_se,
+        seed=seed,
+    )
+    predicted = predicted_points(
+        surrogates, unmeasured, energy, time, steps=problem.steps, meter=points[0].meter
+    )
+    return predicted, attainment_of(energy, time, problem.steps)
+
+
 def build_result(
     problem: Problem,
     records: Sequence[ProbeRecord],
@@ -323,6 +429,9 @@ def build_result(
     time_s: float,
     limits: dict[str, float] | None = None,
     seed: int = 0,
+    unverified: str = "",
+    unfinished: str = "",
+    prefer: str = "",
 ) -> Result:
     """The answer of a study.
 
@@ -336,18 +445,20 @@ def build_result(
         time_s: seconds that it took.
         limits: what the search was allowed, shown beside the constraints.
         seed: of the surrogates and the draws.
+        unverified: why the choice is not to be verified; "" where it is.
+        unfinished: why verifying came to no verdict; "" where it did.
+        prefer: key of the configuration that survived for this same question (`tuner.verdict`).
     """
     windows = _Windows.of(records)
     points: tuple[Point, ...] = ()
+    predicted: tuple[Point, ...] = ()
+    attainment: Attainment | None = None
     loo: LeaveOneOut | None = None
     about: dict[str, Any] = problem.about
     if windows.measurements:
-        surrogates = Surrogates(FeatureMap(problem.candidates, prior=problem.prior), seed=seed)
-        surrogates.fit(
-            windows.as_delivered, windows.step_time_s, windows.power_W, *windows.relative_errors
-        )
-        estimate = _sharpened(_estimate(windows, surrogates.noise()), surrogates)
-        points = _points(windows, estimate, problem.steps, _probabilities(estimate, seed))
+        surrogates, estimate = _fitted(problem, windows, seed)
+        points = _points(windows, estimate, problem.steps, _probabilities(estimate, seed), run_dir)
+        predicted, attainment = _beyond(problem, records, surrogates, estimate, points, seed)
         if len(windows.measurements) >= 3:
             loo = surrogates.leave_one_out()
         about["meter"] = dict(vars(windows.records[0].meter))
@@ -360,7 +471,10 @@ def build_result(
     if problem.notes:
         about["notes"] = list(problem.notes)
     front = front_of(points)
-    best, choice = decide(points, front, constraints)
+    settled = settle(
+        points, records, constraints, off=unverified, unfinished=unfinished, prefer=prefer
+    )
+    best, choice = settled.best, settled.choice
     baseline = _baseline_point(records, points)
     return Result(
         name=name,
@@ -379,4 +493,7 @@ def build_result(
         stopped=stopped,
         about=about,
         windows=windows.by_configuration(),
+        verification=settled.verification,
+        predicted=predicted,
+        attainment=attainment,
     )

@@ -7,14 +7,14 @@ imported when a study runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from search_spaces.cluster import Cluster
 from search_spaces.configuration import Configuration
-from search_spaces.errors import InputError
+from search_spaces.errors import InputError, InvalidValue
 from search_spaces.job import TrainingJob
 from tuner.executors import Executor, SimulatedExecutor
 from tuner.progress import Progress
@@ -48,17 +48,27 @@ def optimize(
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
     power_cap_W: float | None = None,
+    peak_power_W: float | None = None,
+    max_gpus: int | None = None,
+    objective: str | None = None,
+    price_per_kWh: float | None = None,
+    price_per_gpu_hour: float | None = None,
+    grid_gCO2_per_kWh: float | None = None,
+    verify: bool = True,
     probe_budget_kJ: float | None = None,
     max_probes: int | None = None,
     search_s: float | None = None,
     storage: str | None = None,
     name: str | None = None,
     executor: str | Executor | None = None,
+    ray_address: str | None = None,
+    device_kind: str | None = None,
     in_flight: int | None = None,
+    target_gpus: int | None = None,
     runs_dir: str | Path = "runs",
     seed: int = 0,
     window: WindowPolicy | None = None,
-    baseline: Configuration | None = None,
+    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     sampler: str | BaseSampler | None = None,
     report: bool = True,
     on_progress: Notify | None = None,
@@ -74,23 +84,38 @@ def optimize(
         budget_kJ: energy the *training job* may use; `best` is the fastest that fits.
         deadline_s: time the training job may take; `best` is the least energy in time.
         power_cap_W: bound on the job's average power.
+        peak_power_W: bound on any power sample, where they were recorded.
+        max_gpus: bound on the number of ranks.
+        objective: what is least among what meets these: "knee", "least-energy", "least-time",
+            "least-edp", "least-cost" (with a price) or "least-carbon" (with your grid's intensity).
+        price_per_kWh, price_per_gpu_hour: money, in one currency.
+        grid_gCO2_per_kWh: grams of CO2 equivalent for a kilowatt-hour.
+        verify: measure the choice and the baseline again, in turn, before it is recommended
+            (`Result.verification`).
         probe_budget_kJ: energy the *search* may use.
         max_probes: probes it may make.
         search_s: no probe starts after this many seconds, and none that is expected to end later;
             importing and building what the probes need comes before. With none of these three, a
-            search makes at most 14 probes in 240 s.
+            search makes at most 20 probes in 300 s.
         storage: URL of the study's database; a journal in the run folder when not given.
         name: the run's name. The name of a run that stands goes on where it stopped.
         executor: "ray", "inline", "simulated" or an `Executor`. When not given: simulated where
             the cluster named is of another kind of device than this machine, and then nothing is
             measured; else Ray where it is installed, else inline.
+        ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
+            "auto" its nodes are looked at, and the job may use all of one kind that are fit.
+        device_kind: which kind of device to use there; the one with the most when not given.
         in_flight: how many probes a simulated cluster runs together; as many as its nodes hold of
             the baseline when not given.
+        target_gpus: also predict the front for so many GPUs of the same kind, by the models as the
+            probes on the few correct them (`Result.target`).
         runs_dir: where run folders are.
         seed: of everything random.
         window: how long each setting is measured.
-        baseline: what the user runs today; a plain data-parallel configuration when not given.
-        sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "random", or any Optuna sampler.
+        baseline: what the user runs today: a `Configuration`, or a DeepSpeed JSON's path with
+            "KNOB=VALUE" words as a list; a plain data-parallel configuration when not given.
+        sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
+            Optuna sampler.
         report: write report.html and the launch files at the end.
         on_progress: called with each `Progress`.
 
@@ -106,14 +131,29 @@ def optimize(
     from tuner.problem import problem_of_job
 
     driver.check_executor(executor)
+    if ray_address is not None or device_kind is not None:
+        run_folder = RunFolder.named(runs_dir, name) if name else None
+        cluster = _on_ray(ray_address, device_kind, executor, cluster, run_folder, on_progress)
+        executor = "ray"
     executor = executor or _executor_for(cluster)
     simulated = executor == "simulated"
     if in_flight is not None and not simulated:
         raise InputError(
             "in_flight is for a simulated cluster; a real one runs what it has room for"
         )
-    constraints = Constraints(budget_kJ, deadline_s, power_cap_W)
+    constraints = Constraints(
+        budget_kJ,
+        deadline_s,
+        power_cap_W,
+        peak_power_W,
+        max_gpus,
+        objective,
+        price_per_kWh,
+        price_per_gpu_hour,
+        grid_gCO2_per_kWh,
+    )
     settings = _settings(probe_budget_kJ, max_probes, search_s, seed, window, defaults=True)
+    settings = replace(settings, verify=verify)
     if simulated:
         settings = replace(settings, time_limit_s=SIMULATED_LIMIT_S)
         if (probe_budget_kJ, max_probes, search_s) == (None, None, None):
@@ -122,7 +162,9 @@ def optimize(
         name = name or driver.new_name(job.name, runs_dir)
         run = RunFolder.named(runs_dir, name)
         job, cluster = _look_at(job, cluster, run, simulated, on_progress)
-    problem = problem_of_job(job, cluster, space, baseline=baseline, plan=simulated)
+    problem = problem_of_job(
+        job, cluster, space, baseline=baseline, plan=simulated, target_gpus=target_gpus
+    )
     if simulated:
         problem = _as_prediction(problem)
     return driver.run_study(
@@ -130,7 +172,7 @@ def optimize(
         lambda run, say: (
             driver.simulated_executor(problem, capacity=in_flight, seed=seed)
             if simulated
-            else driver.real_executor(executor, problem, run, say)
+            else driver.real_executor(executor, problem, run, say, ray_address=ray_address)
         ),
         constraints=constraints,
         settings=settings,
@@ -151,6 +193,13 @@ def replay(
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
     power_cap_W: float | None = None,
+    peak_power_W: float | None = None,
+    max_gpus: int | None = None,
+    objective: str | None = None,
+    price_per_kWh: float | None = None,
+    price_per_gpu_hour: float | None = None,
+    grid_gCO2_per_kWh: float | None = None,
+    verify: bool = True,
     probe_budget_kJ: float | None = None,
     max_probes: int | None = None,
     search_s: float | None = None,
@@ -180,9 +229,21 @@ def replay(
     from tuner.decide import Constraints
     from tuner.problem import recorded_problem
 
-    constraints = Constraints(budget_kJ, deadline_s, power_cap_W)
+    constraints = Constraints(
+        budget_kJ,
+        deadline_s,
+        power_cap_W,
+        peak_power_W,
+        max_gpus,
+        objective,
+        price_per_kWh,
+        price_per_gpu_hour,
+        grid_gCO2_per_kWh,
+    )
     settings = _settings(probe_budget_kJ, max_probes, search_s, seed, None, defaults=False)
     problem, runner = recorded_problem(path, group=group, steps=steps, seed=seed)
+    # What cannot differ when it is measured again would only seem to be verified.
+    settings = replace(settings, verify=verify and bool(problem.asked["recorded"]["varies"]))
     executor = SimulatedExecutor(runner, capacity=in_flight)
     return driver.run_study(
         problem,
@@ -206,6 +267,7 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
     from tuner import driver
     from tuner.answer import build_result
     from tuner.decide import Constraints
+    from tuner.job_steps import in_job_steps
     from tuner.problem import problem_of_run
 
     folder = find_run(run, runs_dir)
@@ -214,19 +276,39 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
     records = read_trace(folder.trace).records if folder.trace.exists() else ()
     asked = [c for record in records for c in record.request.configurations()]
     problem = problem_of_run(folder, tuple(dict.fromkeys(asked)), known)
+    records = tuple(in_job_steps(record, problem.job) for record in records)
     ended = known.get("ended", {})
+    try:
+        constraints = Constraints(**known.get("constraints", {}))
+    except TypeError as error:
+        raise InputError(f"the [constraints] of study.toml are none: {error}") from error
     result = build_result(
         problem,
         records,
-        Constraints(**known.get("constraints", {})),
+        constraints,
         name=folder.name,
         run_dir=folder.path,
         stopped=str(ended.get("stopped", "The search has not ended.")),
-        time_s=float(ended.get("time_s", sum(record.wall_s for record in records))),
+        time_s=_figure(ended, "time_s", sum(record.wall_s for record in records)),
         limits=driver.limits_of(known.get("settings", {})),
-        seed=int(known.get("settings", {}).get("seed", 0)),
+        seed=max(0, int(_figure(known.get("settings", {}), "seed", 0))),
+        unverified=driver.why_unverified(known),
+        unfinished=str(ended.get("unfinished", "")),
+        prefer=driver.chosen_before(ended.get("chosen", {}), constraints),
     )
+    if problem.target_gpus is not None:
+        from tuner.target import predict_target
+
+        result = replace(result, target=predict_target(problem, records, constraints))
     return replace(result, report_path=folder.report) if folder.report.exists() else result
+
+
+def _figure(section: Mapping[str, Any], name: str, otherwise: float) -> float:
+    """A number of study.toml."""
+    value = section.get(name, otherwise)
+    if type(value) not in (int, float) or not abs(value) < 2**63:
+        raise InvalidValue(f"{name} in study.toml", value, "a number")
+    return float(value)
 
 
 def _look_at(
@@ -244,6 +326,52 @@ def _look_at(
     notify = notify or (lambda event: None)
     say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
     return job_of_script(script, cluster, run, say), cluster
+
+
+def _on_ray(
+    address: str | None,
+    device_kind: str | None,
+    executor: str | Executor | None,
+    cluster: Cluster | str,
+    run: RunFolder | None,
+    notify: Notify | None,
+) -> Cluster:
+    """The cluster that a study on Ray is about: the one named, or what the nodes make.
+
+    Raises:
+        InputError: the words contradict each other, no Ray answers, or no node is fit.
+    """
+    from search_spaces.cluster import load_cluster
+    from tuner.asked import known_cluster
+    from tuner.ray_cluster import survey
+
+    if address is None:
+        raise InputError("device_kind chooses among the nodes of a Ray cluster; name that too")
+    if executor not in (None, "ray"):
+        raise InputError(f"a Ray cluster runs probes by the executor ray, not {executor!r}")
+    if cluster != "auto":
+        named = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+        if device_kind not in (None, named.device.name):
+            raise InputError(
+                f"device_kind is {device_kind!r}, and cluster {named.name!r} is of "
+                f"{named.device.name}"
+            )
+        return named
+    notify = notify or (lambda event: None)
+    say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
+    seen = survey(address, device_kind=device_kind, say=say)
+    if seen.cluster is None:
+        reasons = "; ".join(seen.sentences()) or "it has none"
+        raise InputError(f"no node of the Ray cluster at {address!r} can be used: {reasons}")
+    for sentence in seen.sentences():
+        say(sentence)
+    before = known_cluster(run.read_asked() or {}) if run is not None else None
+    if before is not None and (before.name, before.devices_per_node) == (
+        seen.cluster.name,
+        seen.cluster.devices_per_node,
+    ):
+        return before  # nodes come and go, and the question stays
+    return seen.cluster
 
 
 def _executor_for(cluster: Cluster | str) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from search_spaces.cluster import Cluster, Device
 from search_spaces.errors import InputError
 from search_spaces.job import TrainingJob
+from search_spaces.typed import check_fields
 from workload.script import ScriptJob
 
 __all__ = ["known_cluster", "known_job"]
@@ -41,10 +42,11 @@ def known_cluster(known: Mapping[str, Any]) -> Cluster | None:
         return None
 
     def build(cls: type, data: Mapping[str, Any]) -> Any:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        made = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        return check_fields(made, cls.__name__.lower())
 
     try:
         cluster: Cluster = build(Cluster, {**section, "device": build(Device, section["device"])})
         return cluster
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the [cluster] of study.toml is not a cluster: {error}") from error

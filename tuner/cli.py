@@ -16,10 +16,32 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from search_spaces.errors import InputError
-from tuner.commands import names, probing, runs, study
+from tuner.commands import (
+    apply,
+    completion,
+    explain,
+    export,
+    names,
+    probing,
+    rebuild,
+    run,
+    runs,
+    study,
+)
 from tuner.commands.shared import BAD_INPUT, INTERRUPTED, OK, Commands, Parser
 
 __all__ = ["command_parser", "main"]
+
+
+EXIT_CODES = """\
+exit codes:
+  0    it was done
+  1    it was tried and failed: a probe that failed, a study that measured nothing
+  2    bad input; one sentence on standard error says what is allowed
+  130  interrupted; every finished probe is kept, and the sentence says how to go on
+
+Answers go to standard output (with --json as JSON), progress to standard error.
+"""
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -27,15 +49,29 @@ def command_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="tuner",
         description="Tunes the configuration of a training job for energy and time together.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = Commands(parser)
-    for module in (study, probing, runs, names):
+    for module in (study, probing, runs, explain, apply, run, export, rebuild, names, completion):
         module.add(commands)
     return parser
 
 
-def _interrupted(signum: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
+class _Interrupts:
+    """Ctrl-C, and a polite kill: the first one cleans up, the second one does not wait for that."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, signum: int, frame: object) -> NoReturn:
+        self._count += 1
+        if self._count == 1:
+            raise KeyboardInterrupt
+        # Nothing depends on this process's own clean-up: ranks and agents end when it is gone, the
+        # guard puts clocks back, and what was told is on disk.
+        os.write(2, b"tuner: ended at once, without cleaning up; the same command goes on\n")
+        os._exit(INTERRUPTED)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return OK
-    before = signal.signal(signal.SIGTERM, _interrupted)  # a polite kill cleans up as Ctrl-C does
+    interrupts = _Interrupts()
+    before = {n: signal.signal(n, interrupts) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         code: int = args.run_command(args)
         sys.stdout.flush()
@@ -69,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

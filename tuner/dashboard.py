@@ -2,29 +2,71 @@
 
 The dashboard has no hypervolume curve, no intervals and no front under constraints, so `publish`
 saves ours as study graphs under fixed ids (saving again overwrites) and the choice as the study's
-note. Every save is split into attributes of about 2 kB that a journal keeps for ever, so figures
-are published every few probes and at the end, not at every one. `serve` listens on loopback unless
+note, and `Follower` does so while the study runs, with a note and a picture of its power for each
+trial. Every save is split into attributes of about 2 kB that a journal keeps for ever, so figures
+are drawn again only when a third more probes are known. `serve` listens on loopback unless
 told otherwise, because the dashboard asks nobody who they are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import html
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search_spaces.errors import InputError, InvalidValue
 from tuner.result import Result
-from tuner.wording import comparison, is_estimated, knobs, label, payback, prediction, units_of
+from tuner.runs import RunFolder
+from tuner.wording import (
+    comparison,
+    is_estimated,
+    knobs,
+    label,
+    number,
+    payback,
+    prediction,
+    units_of,
+)
+from workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.storages import BaseStorage
+    from optuna.trial import Trial
 
-__all__ = ["GRAPH_IDS", "application", "note", "publish", "serve"]
+__all__ = [
+    "ARTIFACTS",
+    "GRAPHS",
+    "Follower",
+    "application",
+    "has_figures",
+    "note",
+    "publish",
+    "refresh",
+    "serve",
+    "trial_note",
+]
 
-#: The study graphs that `publish` writes; each id overwrites what stood under it.
-GRAPH_IDS = ("joulefront-front", "joulefront-hypervolume")
+#: The study graphs that `publish` writes, by the figure's name (`tuner.plots.figures`); the id of
+#: one is "joulefront-" and its name, and overwrites what stood under it.
+GRAPHS = {
+    "front": "Front of energy against time",
+    "live": "Energy against the live setting",
+    "hypervolume": "Front against probing energy",
+    "probes": "What each probe cost",
+    "breakdown-time": "Where the choice's time goes (predicted)",
+    "breakdown-energy": "Where the choice's energy goes (predicted)",
+    "surrogate-time": "Step time: predicted and measured",
+    "surrogate-power": "Power: predicted and measured",
+    "scopes": "Power of the same windows by scope",
+}
+#: The folder of a run in which the trials' pictures are kept.
+ARTIFACTS = "artifacts"
 
 
 def _dashboard() -> Any:
@@ -60,7 +102,7 @@ def _artifact_store(artifacts: Path | str | None) -> Any:
 
     folder = Path(artifacts)
     if not folder.is_dir():
-        raise InputError(f"there is no folder of artifacts at {str(folder)!r}")
+        return None  # a run whose power nobody sampled has no pictures
     return FileSystemArtifactStore(folder)
 
 
@@ -104,24 +146,180 @@ def serve(
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
-def publish(study: Study, result: Result) -> None:
+def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -> None:
     """Save our figures and the choice where the dashboard shows them.
 
-    Overwrites what an earlier call wrote. Does not raise where a figure has nothing to draw.
+    Overwrites what an earlier call wrote; a figure that has nothing to draw is left out.
+
+    Args:
+        study: of the result.
+        result: what is known so far.
+        records: the probes, where they are at hand: they name the bars of what each cost.
 
     Raises:
         InputError: optuna-dashboard is not installed.
     """
-    from tuner.plots import front_figure, hypervolume_figure
+    from tuner.plots import figures
 
     dashboard = _dashboard()
-    titles = ("Front of energy against time", "Front against probing energy")
-    drawn = (front_figure(result), hypervolume_figure(result))
-    for name, title, figure in zip(GRAPH_IDS, titles, drawn, strict=True):
-        if figure is not None:
-            figure.update_layout(title={"text": title, "font": {"size": 15}}, margin={"t": 90})
-            dashboard.save_plotly_graph_object(study, figure, graph_object_id=name)
+    drawn = figures(replace(result, run_dir=None), records)  # power stands at the trials
+    for name, title in GRAPHS.items():
+        if name in drawn:
+            figure = drawn[name]
+            figure.update_layout(
+                title={"text": title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
+                margin={"t": 60},
+                legend={"y": -0.22, "yanchor": "top"},  # above it, the page's buttons stand
+            )
+            dashboard.save_plotly_graph_object(study, figure, graph_object_id=f"joulefront-{name}")
     dashboard.save_note(study, note(result))
+
+
+class Follower:
+    """Keeps a study's page up to date while it is searched: called with each probe that ended.
+
+    Each trial gets a note and its probe's power over time as a picture. The study's figures are
+    drawn again when the probes have grown by a third since the last time, so that a long study
+    spends no more and more time, and no more and more journal, on its pictures; and not twice in
+    `least_s` seconds, so that a replay, which takes seconds in all, only draws its end.
+
+    Args:
+        study: the Optuna study.
+        driver: whose trials are followed.
+        run_dir: the run folder; pictures are kept in its folder `artifacts`.
+        answer: gives the result of what is known so far, and its probes.
+        least_s: seconds between two drawings.
+        clock: monotonic seconds.
+    """
+
+    #: Figures are drawn again after this many times the probes of the last time, and one more.
+    GROWTH = 1.33
+
+    def __init__(
+        self,
+        study: Study,
+        driver: str,
+        run_dir: Path,
+        answer: Callable[[], tuple[Result, Sequence[ProbeRecord]]],
+        *,
+        least_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._study, self._driver, self._run_dir, self._answer = study, driver, run_dir, answer
+        self._least_s, self._clock = least_s, clock
+        self._next, self._drawn_s = 2, clock()
+
+    def __call__(self, record: ProbeRecord, probes: int) -> None:
+        """Show a probe that ended.
+
+        Args:
+            record: of the probe; the study has been told of it.
+            probes: how many have ended.
+        """
+        from optuna.trial import Trial
+
+        for known in self._study.get_trials(deepcopy=False):
+            attrs = known.user_attrs
+            mine = attrs.get("driver") == self._driver
+            if mine and attrs.get("probe_id") == record.request.probe_id:
+                trial = Trial(self._study, known._trial_id)
+                _dashboard().save_note(trial, trial_note(record, attrs.get("configuration", "")))
+        if probes >= self._next and self._clock() >= self._drawn_s + self._least_s:
+            self._drawn_s = self._clock()
+            self._next = int(probes * self.GROWTH) + 1
+            try:
+                result, records = self._answer()
+            except (InputError, ValueError, ArithmeticError):
+                return  # too little is known to draw; the end will say it, a picture ends no study
+            publish(self._study, result, records)
+
+    def attach(self, record: ProbeRecord, trial: Trial) -> None:
+        """Attach the picture of a probe's power to one of its trials, before that is finished.
+
+        A picture that cannot be drawn or written is left out: it ends no study.
+        """
+        from optuna.artifacts import FileSystemArtifactStore, upload_artifact
+
+        from tuner.showing.power_plots import read_timeline
+        from tuner.showing.power_svg import timeline_svg
+
+        timeline = read_timeline(self._run_dir, record)
+        if timeline is None:
+            return
+        folder = self._run_dir / ARTIFACTS
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as here:
+            folder.mkdir(exist_ok=True)
+            path = Path(here) / f"{record.request.probe_id}-power.svg"
+            path.write_text(timeline_svg(timeline), encoding="utf-8")
+            upload_artifact(
+                artifact_store=FileSystemArtifactStore(folder),
+                file_path=str(path),
+                study_or_trial=trial,
+            )
+
+
+def has_figures(study: Study) -> bool:
+    """Whether our figures were ever published on this study's page."""
+    attrs = study._storage.get_study_system_attrs(study._study_id)
+    return any("joulefront-front" in f"{name} {value}" for name, value in attrs.items())
+
+
+def refresh(run: RunFolder, storage: str | None = None) -> bool:
+    """Publish a run's figures where its study has none, as one of an older release or without
+    optuna-dashboard; whether it was needed.
+
+    Raises:
+        InputError: the storage does not answer, or the run cannot be read.
+    """
+    import optuna
+
+    from tuner.api import load_result
+    from tuner.study import open_storage
+    from workload.trace import read_trace
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    opened = open_storage(storage, run.journal)
+    if run.name not in optuna.get_all_study_names(opened) or not run.trace.is_file():
+        return False
+    study = optuna.load_study(study_name=run.name, storage=opened)
+    if has_figures(study):
+        return False
+    publish(study, load_result(run.path), read_trace(run.trace).records)
+    return True
+
+
+def trial_note(record: ProbeRecord, configuration: str) -> str:
+    """What one configuration's probe was for and gave, as Markdown; users' words are escaped."""
+    estimated = label(record.meter.estimated)
+    lines = [
+        f"**{html.escape(record.request.probe_id)}**, {html.escape(record.request.purpose)}: "
+        f"{html.escape(configuration)}",
+        "",
+    ]
+    live = configuration.partition(" | ")[2]
+    for m in record.measurements:
+        if (m.live.key if m.live else "") == live:
+            lines += [
+                f"- {number(m.step_time_s)} s a step, {number(m.power_W)} W{estimated}, "
+                f"{number(m.energy_per_step_J)} J a step{estimated}",
+                f"- window of {m.steps} steps in {number(m.window_s)} s",
+                *(f"- delivered {html.escape(k)} {number(v)}" for k, v in m.delivered.items()),
+                *(f"- note: {html.escape(flag)}" for flag in m.flags),
+            ]
+    lines += [
+        f"- {missed.live.key}: {html.escape(missed.message)}"
+        for missed in record.missed
+        if missed.live.key == live
+    ]
+    if record.failure is not None:
+        lines.append(f"- failed, {record.failure.kind}: {html.escape(record.failure.message)}")
+    if record.drift is not None:
+        lines.append(f"- drift: {html.escape(record.drift.sentence)}")
+    lines.append(
+        f"- the probe: {number(record.energy_J)} J{estimated}, {number(record.wall_s)} s, of which "
+        f"the launch {number(record.launch_s)} s, on {html.escape(record.host)}"
+    )
+    return "\n".join(lines)
 
 
 def note(result: Result) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -21,25 +22,29 @@ from search_spaces.errors import InputError, UnknownName
 from tuner.answer import build_result
 from tuner.decide import Constraints
 from tuner.executors import Executor, InlineExecutor, SimulatedExecutor
+from tuner.job_steps import in_job_steps
 from tuner.problem import Problem, versions
 from tuner.progress import Progress
 from tuner.result import Result
-from tuner.runs import RunFolder, plain
+from tuner.runs import STUDY_SCHEMA, RunFolder, plain
 from tuner.search import Search
 from tuner.settings import SearchSettings
 from tuner.stock_samplers import SamplerAsked, check_sampler, make_sampler
 from tuner.study import StudyBook, new_driver_id, next_probe_number, open_storage
+from tuner.verify import verify
 from workload.probe import ProbeRecord
-from workload.trace import TraceWriter, read_trace
+from workload.trace import TraceWriter, kept_records, read_trace
 
 __all__ = [
     "Interrupted",
     "check_executor",
+    "chosen_before",
     "limits_of",
     "new_name",
     "real_executor",
     "run_study",
     "simulated_executor",
+    "why_unverified",
 ]
 
 EXECUTORS = ("ray", "inline", "simulated")
@@ -57,6 +62,30 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, run: RunFolder) -> None:
         super().__init__(run.name)
         self.run = run
+
+
+def why_unverified(known: Mapping[str, Any]) -> str:
+    """Why a study does not hold its choice against the baseline again; "" where it does.
+
+    Args:
+        known: what study.toml holds.
+    """
+    verify, recorded = known.get("settings", {}).get("verify"), known.get("recorded", {})
+    if verify:
+        return ""
+    if "trace" in recorded:
+        return "a recorded trace holds what was measured then, and nothing can be measured again"
+    if "table" in recorded and not recorded.get("varies", True):
+        return "the recorded table tells no spread, so measuring again would say the same"
+    if verify is None:
+        return "no launch was made to measure it again"
+    return "it was asked not to be (--no-verify)"
+
+
+def chosen_before(chosen: Mapping[str, Any], constraints: Constraints) -> str:
+    """Key of what the same question was settled on in an earlier session; "" for another one."""
+    same = dict(chosen.get("constraints", {})) == constraints.stated
+    return str(chosen.get("key", "")) if same else ""
 
 
 def limits_of(settings: Mapping[str, Any]) -> dict[str, float]:
@@ -104,9 +133,18 @@ def simulated_executor(
 
 
 def real_executor(
-    asked: str | Executor | None, problem: Problem, run: RunFolder, say: Callable[[str], None]
+    asked: str | Executor | None,
+    problem: Problem,
+    run: RunFolder,
+    say: Callable[[str], None],
+    *,
+    ray_address: str | None = None,
 ) -> Executor:
-    """The executor that was asked for; Ray by default where it is installed."""
+    """The executor that was asked for; Ray by default where it is installed.
+
+    Args:
+        ray_address: a Ray cluster to join; None starts Ray here.
+    """
     if asked is not None and not isinstance(asked, str):
         return asked
     if asked is None:
@@ -122,7 +160,9 @@ def real_executor(
     if asked == "ray":
         from tuner.ray_executor import RayExecutor
 
-        cluster = RayExecutor(problem.job, problem.cluster, run_dir=run.path, say=say)
+        cluster = RayExecutor(
+            problem.job, problem.cluster, run_dir=run.path, address=ray_address, say=say
+        )
         try:
             cluster.prepare(ops)
         except BaseException:
@@ -140,7 +180,7 @@ def real_executor(
         if isinstance(error, ServerError):
             raise InputError(f"this node cannot prepare for training: {error}") from error
         raise
-    return InlineExecutor(runner)
+    return InlineExecutor(runner, keep_in=run.path)
 
 
 def _ops(problem: Problem) -> tuple[str, ...]:
@@ -191,6 +231,29 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
             )
 
 
+def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> tuple[str, ...]:
+    """Write down what probes measured and a driver that died never did; what was done, said."""
+    known = {record.request.probe_id for record in records}
+    found = [r for r in kept_records(run.path) if r.request.probe_id not in known]
+    for record in found:
+        writer.append(record)
+        records.append(record)
+    if not found:
+        return ()
+    names = ", ".join(record.request.probe_id for record in found)
+    return (f"{names} had ended when an earlier driver died, and is now in the trace",)
+
+
+def _write_end(run: RunFolder, asked: Mapping[str, Any]) -> None:
+    """Write study.toml once more. Where an error is on its way out already, that one is told."""
+    failing = sys.exc_info()[0] is not None
+    try:
+        run.write_asked(asked)
+    except InputError:
+        if not failing:
+            raise
+
+
 def run_study(
     problem: Problem,
     make_executor: MakeExecutor,
@@ -214,10 +277,11 @@ def run_study(
         before = run.read_asked() or {}
         driver = str(before.get("driver") or new_driver_id())
         asked = {
+            "schema": STUDY_SCHEMA,
             "name": run.name,
             "driver": driver,
             "created": before.get("created") or datetime.now().isoformat(timespec="seconds"),
-            "constraints": constraints.asked,
+            "constraints": constraints.stated,
             "settings": plain(settings.to_json()),
             **problem.asked,
             "versions": versions(),
@@ -226,6 +290,8 @@ def run_study(
         run.write_asked({**asked, "ended": ended})
         with closing(TraceWriter(run.trace)) as writer:
             records = list(read_trace(run.trace).records)
+            adopted = _adopt(run, writer, records)
+            records = [in_job_steps(record, problem.job) for record in records]
             planner = make_sampler(
                 sampler,
                 problem.candidates,
@@ -244,8 +310,24 @@ def run_study(
                 driver=driver,
                 identity=str(problem.asked["space"]["digest"]),
             )
-            mended = (*writer.notes, *problem.notes, *book.reconcile(records))
+            mended = (*writer.notes, *problem.notes, *adopted, *book.reconcile(records))
             executor = make_executor(run, lambda sentence: notify(Progress("note", None, sentence)))
+
+            def so_far() -> tuple[Result, list[ProbeRecord]]:
+                said = "The search goes on."
+                known = build_result(
+                    problem,
+                    records,
+                    constraints,
+                    name=run.name,
+                    run_dir=run.path,
+                    stopped=said,
+                    time_s=sum(record.wall_s for record in records),
+                    seed=settings.seed,
+                    unverified=said,
+                )
+                return known, records
+
             with closing(executor):
                 _check_meter(executor, records, run)
                 search = Search(
@@ -259,18 +341,41 @@ def run_study(
                     records=records,
                     first_number=next_probe_number(records, book.study, driver),
                     spent_s=float(ended.get("time_s", sum(r.wall_s for r in records))),
-                    notify=notify,
+                    notify=_with_dashboard(notify, book, driver, run, so_far) if report else notify,
                 )
+                book.follow(records, search.note)
                 for sentence in (_opening(problem, executor, run, records), *mended):
                     search.note(sentence)
-                stopped = "It was interrupted."
+                stopped, unfinished = "It was interrupted.", ""
+                key = chosen_before(ended.get("chosen", {}), constraints)
+                chosen: dict[str, Any] = {"key": key, "constraints": constraints.stated}
+
+                def settle_on(key: str) -> None:
+                    chosen["key"] = key
+                    run.write_asked({**asked, "ended": {**ended, "chosen": chosen}})
+
                 try:
                     stopped = search.run()
+                    if settings.verify:
+                        unfinished = verify(
+                            search,
+                            problem,
+                            constraints,
+                            seed=settings.seed,
+                            run_dir=run.path,
+                            prefer=chosen.get("key", ""),
+                            settle_on=settle_on,
+                        )
                 except KeyboardInterrupt:
                     raise Interrupted(run) from None
                 finally:
-                    ended = {"stopped": stopped, "time_s": search.elapsed_s}
-                    run.write_asked({**asked, "ended": ended})
+                    ended = {
+                        "stopped": stopped,
+                        "time_s": search.elapsed_s,
+                        "unfinished": unfinished,
+                        "chosen": chosen,
+                    }
+                    _write_end(run, {**asked, "ended": ended})
         result = build_result(
             problem,
             records,
@@ -281,8 +386,40 @@ def run_study(
             time_s=search.elapsed_s,
             limits=limits_of(settings.to_json()),
             seed=settings.seed,
+            unverified=why_unverified({**asked, "settings": settings.to_json()}),
+            unfinished=unfinished,
+            prefer=chosen["key"],
         )
+        if problem.target_gpus is not None:
+            from tuner.target import predict_target
+
+            predicted = predict_target(problem, records, constraints, seed=settings.seed)
+            result = replace(result, target=predicted)
         return _show(result, records, book, run) if report else result
+
+
+def _with_dashboard(
+    notify: Notify,
+    book: StudyBook,
+    driver: str,
+    run: RunFolder,
+    so_far: Callable[[], tuple[Result, list[ProbeRecord]]],
+) -> Notify:
+    """`notify`, and the study's page in optuna-dashboard kept up to date where it is installed."""
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        return notify
+    from tuner.dashboard import Follower
+
+    follow = Follower(book.study, driver, run.path, so_far)
+    book.on_finish = follow.attach
+
+    def both(event: Progress) -> None:
+        notify(event)
+        record = event.record
+        if event.kind == "finished" and record is not None:
+            book.patiently(lambda: follow(record, event.probes))
+
+    return both
 
 
 def _opening(
@@ -315,5 +452,5 @@ def _show(result: Result, records: list[ProbeRecord], book: StudyBook, run: RunF
     if importlib.util.find_spec("optuna_dashboard") is not None:
         from tuner.dashboard import publish
 
-        publish(book.study, result)
+        book.patiently(lambda: publish(book.study, result, records))
     return result

@@ -8,14 +8,17 @@ probe that fails: whatever goes wrong with one probe comes back as that probe's 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import time
 import traceback
 from collections import deque
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from search_spaces.errors import InputError
 from workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest, Runner
+from workload.trace import keep_record
 
 __all__ = ["Executor", "InlineExecutor", "SimulatedExecutor", "run_safely"]
 
@@ -53,23 +56,41 @@ class Executor(Protocol):
         """Kill what is in flight and release everything. May be called twice."""
 
 
-def run_safely(runner: Runner, request: ProbeRequest) -> ProbeRecord:
-    """Run one probe; an exception becomes a failed record, so that it cannot stop a study."""
+def run_safely(
+    runner: Runner, request: ProbeRequest, keep_in: str | Path | None = None
+) -> ProbeRecord:
+    """Run one probe; an exception becomes a failed record, so that it cannot stop a study.
+
+    Args:
+        runner: answers.
+        request: what is asked.
+        keep_in: the run's folder: the record is kept there until it is in the trace, so that a
+            driver that dies before it has written it down loses nothing (`keep_record`).
+    """
     try:
-        return runner.run(request)
+        record = runner.run(request)
     except InputError as error:
-        failure = Failure("refused", str(error))
+        record = ProbeRecord(request, (), runner.meter, Failure("refused", str(error)))
     except Exception as error:
         kind = type(error).__name__
         failure = Failure("crash", f"the runner raised {kind}: {error}", traceback.format_exc())
-    return ProbeRecord(request, (), runner.meter, failure)
+        record = ProbeRecord(request, (), runner.meter, failure)
+    if keep_in is not None:
+        with contextlib.suppress(OSError):  # it is handed over all the same
+            keep_record(keep_in, record)
+    return record
 
 
 class InlineExecutor:
-    """One probe at a time, in this process: `wait` runs the oldest request."""
+    """One probe at a time, in this process: `wait` runs the oldest request.
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    Args:
+        runner: answers.
+        keep_in: the run's folder, where a record is kept until it is in the trace.
+    """
+
+    def __init__(self, runner: Runner, *, keep_in: str | Path | None = None) -> None:
+        self._runner, self._keep_in = runner, keep_in
         self._queue: deque[ProbeRequest] = deque()
         self.meter = runner.meter
         self.capacity = 1
@@ -86,7 +107,7 @@ class InlineExecutor:
         if not self._queue:
             return None
         try:
-            return run_safely(self._runner, self._queue[0])
+            return run_safely(self._runner, self._queue[0], self._keep_in)
         finally:
             self._queue.popleft()
 

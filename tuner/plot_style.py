@@ -33,6 +33,7 @@ __all__ = [
     "Axis",
     "empty_figure",
     "points_trace",
+    "translucent",
     "wrapped",
 ]
 
@@ -154,6 +155,14 @@ def empty_figure(
             "yaxis": {**axis, "title": {"text": y_title, **title}, **y},
         }
     )
+
+
+def translucent(colour: str) -> str:
+    """A fill through which a grid and other bands are seen: the colour at about a sixth.
+
+    As eight hexadecimal digits, so that the dark page's palette finds the first six of them.
+    """
+    return f"{colour}2a"
 
 
 def wrapped(text: str, width: int = 46) -> str:

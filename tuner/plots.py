@@ -12,17 +12,14 @@ import html
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from search_spaces.configuration import Settings
+from search_spaces.errors import UnknownName
 from tuner.plot_style import (
     BLUE,
-    FAINT,
-    GREEN,
     MUTED,
     ORANGE,
-    PAPER,
-    PURPLE,
     SERIES,
     SYMBOLS,
     Axis,
@@ -31,6 +28,14 @@ from tuner.plot_style import (
     wrapped,
 )
 from tuner.result import Point, Result
+from tuner.showing.front_plot import front_figure
+from tuner.showing.parts_plots import breakdown_figures, explained, knobs_figure
+from tuner.showing.power_plots import (
+    phases_figure,
+    scopes_figure,
+    shown_timelines,
+    timeline_figure,
+)
 from tuner.wording import (
     Units,
     is_estimated,
@@ -42,181 +47,24 @@ from tuner.wording import (
     varying_knobs,
 )
 from workload.probe import ProbeRecord
+from workload.trace import read_trace
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from tuner.explain import Explanation
 
 __all__ = [
     "figures",
     "front_figure",
     "hypervolume_figure",
     "live_figure",
+    "plot",
     "probes_figure",
     "surrogate_figure",
 ]
 
 _AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}
-
-
-def front_figure(result: Result) -> go.Figure | None:
-    """Energy against time: the points, the front as the staircase that it attains, the baseline,
-    the choice, 90 % intervals and the constraints. None where nothing was measured."""
-    every = {p.configuration: p for p in (*result.points, *result.front_points)}
-    for point in (result.baseline, result.best):
-        if point is not None:
-            every.setdefault(point.configuration, point)
-    if not every:
-        return None
-    units = units_of(result)
-    on_front = {p.configuration for p in result.front_points}
-    front = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
-    dominated = [p for c, p in every.items() if c not in on_front and p.source == "measured"]
-    predicted = [p for c, p in every.items() if c not in on_front and p.source != "measured"]
-    shown = [p for p in (*front, result.best, result.baseline) if p]
-    limit_kJ, limit_s = result.constraints.get("budget_kJ"), result.constraints.get("deadline_s")
-    x_axis = Axis(
-        (p.time_to_solution_s / units.s for p in every.values()),
-        [t / units.s for p in shown for t in p.time_interval_s]
-        + ([limit_s / units.s] if limit_s else []),
-    )
-    y_axis = Axis(
-        (p.energy_to_solution_kJ / units.kJ for p in every.values()),
-        [e / units.kJ for p in shown for e in p.energy_interval_kJ]
-        + ([limit_kJ / units.kJ] if limit_kJ else []),
-    )
-    figure = empty_figure(
-        f"Time to solution ({units.time})",
-        f"Energy to solution ({units.energy}{', estimated' if is_estimated(result) else ''})",
-        x_axis.layout(),
-        y_axis.layout(),
-    )
-    if dominated:
-        marker = {"color": FAINT, "size": 6, "opacity": 0.55}
-        figure.add_trace(points_trace(dominated, "dominated", "Dominated", units, marker, False))
-    if predicted:
-        marker = {
-            "color": PAPER,
-            "size": 8,
-            "symbol": "circle-open",
-            "line": {"width": 1.5, "color": PURPLE},
-        }
-        figure.add_trace(points_trace(predicted, "predicted", "Predicted", units, marker, False))
-    if len(front) > 1:
-        figure.add_trace(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "showlegend": False,
-                "x": [p.time_to_solution_s / units.s for p in front],
-                "y": [p.energy_to_solution_kJ / units.kJ for p in front],
-                "line": {"shape": "hv", "color": BLUE, "width": 1.5},
-                "hoverinfo": "skip",
-            }
-        )
-    for source, name, symbol in (
-        ("measured", "front", "circle"),
-        ("predicted", "front, predicted", "circle-open"),
-    ):
-        some = [p for p in front if p.source == source]
-        if some:
-            marker = {"color": BLUE, "size": 9, "symbol": symbol}
-            figure.add_trace(points_trace(some, name, "On the front", units, marker))
-    if result.baseline is not None:
-        marker = {"color": ORANGE, "size": 11, "symbol": "diamond"}
-        figure.add_trace(points_trace([result.baseline], "baseline", "Baseline", units, marker))
-    if result.best is not None:
-        marker = {
-            "color": "rgba(0,0,0,0)",
-            "size": 19,
-            "symbol": "circle",
-            "line": {"width": 2.5, "color": GREEN},
-        }
-        figure.add_trace(points_trace([result.best], "chosen", "Chosen", units, marker, False))
-    _add_constraints(figure, result, units, x_axis, y_axis)
-    return figure
-
-
-def _add_constraints(
-    figure: go.Figure, result: Result, units: Units, x_axis: Axis, y_axis: Axis
-) -> None:
-    """Lines of what was asked, each with its label; one outside the view is only said."""
-    line = {"color": MUTED, "width": 1.5, "dash": "dash"}
-    small = {"size": 12, "color": MUTED}
-    outside = []
-    budget = result.constraints.get("budget_kJ")
-    if budget:
-        value = budget / units.kJ
-        text = f"budget {units.energy_text(budget)}"
-        if y_axis.holds(value):
-            figure.add_shape(
-                type="line", xref="x domain", x0=0, x1=1, yref="y", y0=value, y1=value, line=line
-            )
-            figure.add_annotation(
-                text=text,
-                xref="x domain",
-                x=1,
-                xanchor="right",
-                yref="y",
-                y=y_axis.at(value),
-                yanchor="bottom",
-                showarrow=False,
-                font=small,
-            )
-        else:
-            outside.append(text)
-    deadline = result.constraints.get("deadline_s")
-    if deadline:
-        value = deadline / units.s
-        text = f"deadline {units.time_text(deadline)}"
-        if x_axis.holds(value):
-            figure.add_shape(
-                type="line", yref="y domain", y0=0, y1=1, xref="x", x0=value, x1=value, line=line
-            )
-            figure.add_annotation(
-                text=text,
-                yref="y domain",
-                y=1,
-                yanchor="top",
-                xref="x",
-                x=x_axis.at(value),
-                xanchor="right",
-                textangle=-90,
-                showarrow=False,
-                font=small,
-            )
-        else:
-            outside.append(text)
-    cap = result.constraints.get("power_cap_W")
-    if cap:
-        # Average power is energy over time, so a cap is a line through the origin: E = cap x t.
-        times = [x_axis.low + (x_axis.high - x_axis.low) * i / 60 for i in range(61)]
-        energies = [cap * t * units.s / 1000 / units.kJ for t in times]
-        if any(y_axis.holds(e) for e in energies):
-            figure.add_trace(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": f"power cap {number(cap)} W",
-                    "x": times,
-                    "y": energies,
-                    "line": {**line, "dash": "dot"},
-                    "hoverinfo": "skip",
-                }
-            )
-        else:
-            outside.append(f"power cap {number(cap)} W")
-    if outside:
-        figure.add_annotation(
-            text="outside this view: " + ", ".join(outside),
-            xref="x domain",
-            x=1,
-            xanchor="right",
-            yref="y domain",
-            y=1,
-            yanchor="top",
-            showarrow=False,
-            font=small,
-        )
 
 
 def hypervolume_figure(result: Result) -> go.Figure | None:
@@ -228,7 +76,7 @@ def hypervolume_figure(result: Result) -> go.Figure | None:
     final = pairs[-1][1] or max(v for _, v in pairs)
     figure = empty_figure(
         f"Energy spent probing ({units.energy}{', estimated' if is_estimated(result) else ''})",
-        "Hypervolume of the front (% of the last)",
+        "Hypervolume (% of the last)",
         {"rangemode": "tozero"},
         {"rangemode": "tozero"},
     )
@@ -317,7 +165,8 @@ def _live_curves(result: Result, knob: str) -> list[list[Point]]:
 def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     """Energy against the live knob that varied (the clock first), one curve a launch setting.
 
-    Only the `most` curves with the least energy are drawn; None where no live knob varied.
+    Only the `most` curves with the least energy are drawn, and none that stays above twice the
+    least; None where no live knob varied.
     """
     names = sorted(
         {name for p in result.points for name in p.configuration.live},
@@ -332,6 +181,9 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     if not curves:
         return None
     curves = sorted(curves, key=lambda c: min(p.energy_to_solution_kJ for p in c))[:most]
+    least_kJ = min(p.energy_to_solution_kJ for p in curves[0])
+    # A launch setting that never comes near would squeeze the valleys of those that do.
+    curves = [c for c in curves if min(p.energy_to_solution_kJ for p in c) <= 2 * least_kJ]
     varying = [
         name for name in varying_knobs(p.configuration for c in curves for p in c) if name != knob
     ]
@@ -419,14 +271,53 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
     return figure
 
 
-def figures(result: Result, records: Sequence[ProbeRecord] = ()) -> dict[str, go.Figure]:
-    """Every figure that has something to draw, by name, in the order of reading."""
+def figures(
+    result: Result,
+    records: Sequence[ProbeRecord] = (),
+    *,
+    explanation: Explanation | None = None,
+) -> dict[str, go.Figure]:
+    """Every figure that has something to draw, by name, in the order of reading.
+
+    "front", "live" (energy against the clock), "breakdown-time" and "breakdown-energy" (where the
+    choice's go), "knobs" (what each bought, where it is explained), "hypervolume", "probes",
+    "surrogate-time", "surrogate-power", "scopes", and of the probes of "best" and "baseline",
+    where their power was kept, "timeline-..." and "phases-...".
+    """
     drawn = {
         "front": front_figure(result),
         "live": live_figure(result),
+        **breakdown_figures(result),
+        "knobs": knobs_figure(explanation) if explanation is not None else None,
         "hypervolume": hypervolume_figure(result),
         "probes": probes_figure(result, records),
         "surrogate-time": surrogate_figure(result, "time"),
         "surrogate-power": surrogate_figure(result, "power"),
+        "scopes": scopes_figure(result),
     }
+    for name, timeline in shown_timelines(result, records).items():
+        drawn[f"timeline-{name}"] = timeline_figure(timeline)
+        drawn[f"phases-{name}"] = phases_figure(timeline)
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def plot(result: Result, kind: str = "front", *, backend: str = "plotly") -> Any:
+    """One figure of a result by name, as `Result.plot` says.
+
+    Raises:
+        UnknownName: there is no such figure, nothing to draw in it, or no such backend.
+        InputError: matplotlib is wanted and not installed.
+    """
+    if backend not in ("plotly", "matplotlib"):
+        raise UnknownName("backend", backend, ("plotly", "matplotlib"))
+    trace = result.run_dir / "trace" / "probes.jsonl" if result.run_dir else None
+    records = read_trace(trace).records if trace is not None and trace.is_file() else ()
+    explanation = explained(result) if kind == "knobs" else None
+    drawn = figures(result, records, explanation=explanation)
+    if kind not in drawn:
+        raise UnknownName("figure of this result", kind, list(drawn))
+    if backend == "plotly":
+        return drawn[kind]
+    from tuner.showing.paper import on_paper
+
+    return on_paper(drawn[kind])

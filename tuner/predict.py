@@ -7,6 +7,7 @@ interval, on the same cluster or on a larger one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,18 @@ from search_spaces.rules import broken_rules
 
 if TYPE_CHECKING:
     from models.breakdown import Breakdown
-    from workload.probe import ProbeRecord
+    from models.scale_out import ScaleOut
+    from workload.probe import MeterInfo, ProbeRecord
 
-__all__ = ["Forecast", "enlarged", "forecast", "forecast_lines", "stacked_bar"]
+__all__ = [
+    "Forecast",
+    "charged",
+    "corrected_models",
+    "enlarged",
+    "forecast",
+    "forecast_lines",
+    "stacked_bar",
+]
 
 #: One letter a part; a bar is as wide as this many characters.
 _LETTERS = "#=+*o~:.x%@&"
@@ -36,8 +46,8 @@ class Forecast:
         job, cluster, configuration: what was asked.
         breakdown: where time, energy and memory go.
         known_error: what is known of the models' error here, a sentence each.
-        corrected: step time (s) and power (W) as probes correct them: median and 90 % interval;
-            empty where no run was named.
+        corrected: step time (s), power (W) and energy of a step (J) as probes correct them: median
+            and 90 % interval; empty where no run was named.
         probes: how many windows corrected them.
     """
 
@@ -92,31 +102,52 @@ def _corrected(
     job: TrainingJob,
     probed_on: Cluster,
     records: Sequence[ProbeRecord],
+    cluster: Cluster,
     configuration: Configuration,
-    breakdown: Breakdown,
 ) -> tuple[dict[str, tuple[float, float, float]], int]:
-    """Step time and power corrected by probes, and by how many windows."""
-    from models.analytic import AnalyticModel
+    """Step time, power and energy of a step corrected by probes, and by how many windows."""
+    from models.scale_out import predictor
+
+    line = corrected_models(job, probed_on, records)
+    meter = next(record.meter for record in records if record.measurements)
+    said = line.correct(
+        predictor(job, charged(cluster, meter), [configuration]), [configuration.world_size]
+    )
+    found = {
+        name: (float(figure.median[0]), float(figure.low[0]), float(figure.high[0]))
+        for name, figure in (
+            ("step_time_s", said.step_time_s),
+            ("power_W", said.power_W),
+            ("energy_J", said.energy_J),
+        )
+    }
+    return found, sum(len(record.measurements) for record in records)
+
+
+def charged(cluster: Cluster, meter: MeterInfo) -> Cluster:
+    """The cluster as a meter charges it: of GPUs alone there is no host and no supply."""
+    return replace(cluster, host_W=0.0, supply_loss=0.0) if meter.scope == "gpu" else cluster
+
+
+def corrected_models(
+    job: TrainingJob, cluster: Cluster, records: Sequence[ProbeRecord]
+) -> ScaleOut:
+    """The analytic models, corrected by every window of these probes.
+
+    Raises:
+        InputError: they measured nothing.
+    """
     from models.scale_out import ScaleOut
 
     windows = [
-        (Configuration(record.request.launch, measurement.live), measurement)
+        (record.request.launch, m.as_delivered, m.step_time_s, m.power_W)
         for record in records
-        for measurement in record.measurements
+        for m in record.measurements
     ]
     if not windows:
         raise InputError("the run that is to correct the prediction has measured nothing")
-    said = AnalyticModel(job, probed_on).predict([each for each, _ in windows])
-    gpus = [each.world_size for each, _ in windows]
-    found = {}
-    for name, predicted, measured, here in (
-        ("step_time_s", said.step_time_s, [m.step_time_s for _, m in windows], "step_time_s"),
-        ("power_W", said.power_W, [m.power_W for _, m in windows], "power_W"),
-    ):
-        line = ScaleOut(gpus, list(predicted), measured)
-        figure = line.correct([configuration.world_size], [getattr(breakdown, here)])
-        found[name] = (float(figure.median[0]), float(figure.low[0]), float(figure.high[0]))
-    return found, len(windows)
+    meter = next(record.meter for record in records if record.measurements)
+    return ScaleOut.of_windows(job, charged(cluster, meter), windows)
 
 
 def forecast(
@@ -146,9 +177,7 @@ def forecast(
     corrected: dict[str, tuple[float, float, float]] = {}
     windows = 0
     if records:
-        corrected, windows = _corrected(
-            job, probed_on or cluster, records, configuration, breakdown
-        )
+        corrected, windows = _corrected(job, probed_on or cluster, records, cluster, configuration)
     return Forecast(
         job=job,
         cluster=cluster,
@@ -167,6 +196,8 @@ def stacked_bar(parts: Mapping[str, float], width: int = _WIDTH) -> tuple[str, d
     small for one character has its letter in the legend only.
     """
     total = sum(parts.values())
+    if not 0 < total < math.inf:  # a device without bandwidth or speed: nothing to share out
+        return "", {name: _LETTERS[i % len(_LETTERS)] for i, name in enumerate(parts)}
     letters = {name: _LETTERS[i % len(_LETTERS)] for i, name in enumerate(parts)}
     exact = {name: width * value / total for name, value in parts.items()}
     cells = {name: int(value) for name, value in exact.items()}
@@ -193,13 +224,13 @@ def _section(title: str, parts: Mapping[str, float], unit: str, scale: float = 1
 def _corrected_lines(said: Forecast) -> list[str]:
     if not said.corrected:
         return []
-    (t, t_low, t_high), (w, w_low, w_high) = (
-        said.corrected["step_time_s"],
-        said.corrected["power_W"],
+    (t, t_low, t_high), (w, w_low, w_high), (j, j_low, j_high) = (
+        said.corrected[name] for name in ("step_time_s", "power_W", "energy_J")
     )
     return [
-        f"  corrected by {said.probes} measured windows: {t:.4g} s a step (90 %: {t_low:.4g} to "
-        f"{t_high:.4g}), {w:,.0f} W ({w_low:,.0f} to {w_high:,.0f})"
+        f"  corrected by {said.probes} windows: {t:.4g} s a step (90 %: {t_low:.4g} to "
+        f"{t_high:.4g}), {w:,.0f} W ({w_low:,.0f} to {w_high:,.0f}), {j:,.4g} J a step "
+        f"({j_low:,.4g} to {j_high:,.4g})"
     ]
 
 

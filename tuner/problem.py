@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search_spaces.cluster import Cluster, load_cluster
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import Configuration, Settings
 from search_spaces.errors import InputError, InvalidConfiguration, InvalidValue
 from search_spaces.job import TrainingJob, load_job
 from search_spaces.rules import broken_rules, unrunnable
 from search_spaces.space import Candidates, default_configuration, load_space
 from tuner.acquisition import ProbeCost
 from tuner.asked import known_cluster, known_job
+from tuner.baseline import default_name, read_baseline
+from tuner.in_play import knobs_in_play
 from tuner.runs import RunFolder, plain
 from workload.ranks import cannot_build
 from workload.script import ScriptJob
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Problem",
+    "digest_of",
     "problem_of_job",
     "problem_of_run",
     "recorded_problem",
@@ -59,6 +62,7 @@ class Problem:
         job, cluster: None for a recorded table.
         unit_of_work: what one step is.
         notes: what was assumed, one sentence each.
+        target_gpus: how many GPUs the front is also predicted for (`tuner.target`).
     """
 
     name: str
@@ -71,6 +75,7 @@ class Problem:
     cluster: Cluster | None = None
     unit_of_work: str = "optimizer step"
     notes: tuple[str, ...] = field(default=())
+    target_gpus: int | None = None
 
     @cached_property
     def prior(self) -> Prior | None:
@@ -84,7 +89,12 @@ class Problem:
             return None
         from models.analytic import AnalyticModel
 
-        return AnalyticModel(self.job, self.cluster)
+        model = AnalyticModel(self.job, self.cluster)
+        if len(self.job.global_batches) == 1:
+            return model
+        from tuner.job_steps import JobStepsPrior
+
+        return JobStepsPrior(model, self.job)
 
     @property
     def device_memory_bytes(self) -> float | None:
@@ -124,13 +134,14 @@ def _check_steps(steps: int | None) -> None:
         raise InvalidValue("steps", steps, "an integer of at least 1")
 
 
-def _digest(candidates: Candidates) -> str:
+def digest_of(candidates: Candidates) -> str:
+    """What tells two lists of candidates apart, whatever their order."""
     keys = "\n".join(sorted(configuration.key for configuration in candidates.configurations))
     return hashlib.sha256(keys.encode()).hexdigest()[:16]
 
 
 def _space_section(name: str, candidates: Candidates) -> dict[str, Any]:
-    return {"name": name, "configurations": len(candidates), "digest": _digest(candidates)}
+    return {"name": name, "configurations": len(candidates), "digest": digest_of(candidates)}
 
 
 def _job_section(job: TrainingJob) -> dict[str, Any]:
@@ -143,8 +154,9 @@ def problem_of_job(
     cluster: Cluster | str = "auto",
     space: str = "default",
     *,
-    baseline: Configuration | None = None,
+    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     plan: bool = False,
+    target_gpus: int | None = None,
 ) -> Problem:
     """A job on a cluster.
 
@@ -152,8 +164,10 @@ def problem_of_job(
         job: a job, a shipped job's name, or the path of a job file; None is the default job.
         cluster: a cluster, a name or path, or "auto" for this machine.
         space: a search space's name or path.
-        baseline: what the user runs today; else the space's default configuration.
+        baseline: what the user runs today, or words that `tuner.baseline` reads; else the space's
+            default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.
+        target_gpus: also predict the front for so many GPUs of the same kind.
 
     Raises:
         InputError: any of them is not what it should be, or nothing can run.
@@ -169,8 +183,18 @@ def problem_of_job(
         else:
             cluster = load_cluster(cluster)
     script = job if isinstance(job, ScriptJob) else None
-    if baseline is None:
-        baseline = script.baseline if script else default_configuration(job, cluster)
+    named = "yours"
+    said: tuple[str, ...] = ()
+    if isinstance(baseline, str | Path):
+        baseline = [baseline]
+    if baseline is None and script:
+        baseline, named = script.baseline, "the script as it is started today"
+    elif baseline is None:
+        baseline = default_configuration(job, cluster)
+        named = default_name(baseline)
+    elif not isinstance(baseline, Configuration):
+        read = read_baseline(baseline, job, cluster)
+        baseline, named, said = read.configuration, read.name, read.notes
     elif broken := broken_rules(baseline, job, cluster):
         raise InvalidConfiguration(baseline.key, broken)
     if script:
@@ -192,8 +216,12 @@ def problem_of_job(
             f"{len(valid) - len(able)} of {len(valid)} configurations of space {space!r} are left "
             "out: the built-in training program cannot run them yet"
         )
+    if target_gpus is not None:  # refused before anything is measured, not after
+        from tuner.target import target_candidates
+
+        target_candidates(job, cluster, space, target_gpus, plan=plan)
     candidates, left_out = _fitting(candidates, job, cluster)
-    notes += left_out
+    notes += [*left_out, *said]
     if here and cluster.device.type == "cuda" and not cluster.clock_control:
         from workload.governor import why_fixed
 
@@ -203,6 +231,18 @@ def problem_of_job(
         if len(kept) < len(candidates):
             notes.append(f"optimizer_offload=cpu is left out: {why}")
             candidates = Candidates.from_configurations(kept)
+    if here and cluster.nvme_path and (why := cannot_build("async_io")):
+        kept = [c for c in candidates if "nvme" not in c.launch.values()]
+        if len(kept) < len(candidates):
+            notes.append(f"offload to nvme is left out: {why}")
+            candidates = Candidates.from_configurations(kept)
+    searched = load_space(space)
+    if not script:
+        notes += knobs_in_play(candidates, searched, job, cluster)
+    if "global_batch" in searched.choices and baseline.get("global_batch") is None and not script:
+        # The candidates say it, so that their sizes are numbers on one scale.
+        whole = {**baseline.launch, "global_batch": job.global_batch}
+        baseline = Configuration(Settings(whole), baseline.live)
     if baseline in candidates:  # under the name that the candidates give it
         baseline = candidates[candidates.index_of(baseline)]
     else:
@@ -218,11 +258,14 @@ def problem_of_job(
                 "job": _job_section(job),
                 "cluster": asdict(cluster),
                 "space": _space_section(str(space), candidates),
+                "baseline": {"name": named, "configuration": baseline.key},
+                **({"target": {"gpus": target_gpus}} if target_gpus is not None else {}),
             }
         ),
         job=job,
         cluster=cluster,
         notes=tuple(notes),
+        target_gpus=target_gpus,
     )
 
 
@@ -276,17 +319,27 @@ def _table_baseline(table: RecordedTable, group: TableGroup) -> Configuration:
     return max(first, key=lambda c: [_rank(value) for value in c.live.values()])
 
 
+def _varies(table: RecordedTable, group: TableGroup) -> bool:
+    """Whether the table says how a point differs when it is measured again."""
+    if table.noise.time_cv > 0 or table.noise.power_cv > 0:
+        return True
+    return any(
+        len(point.repeats) > 1 or point.time_sd_s or point.power_sd_W for point in group.points
+    )
+
+
 def _table_problem(folder: Path, group: str | None, steps: int | None) -> tuple[Problem, Runner]:
     from workload.replay import TableRunner
 
     table = load_table(folder)
     runner = TableRunner(table, group)
     candidates = Candidates.from_configurations(p.configuration for p in runner.group.points)
+    baseline = _table_baseline(table, runner.group)
     problem = Problem(
         name=table.name,
         candidates=candidates,
         steps=steps or 1,
-        baseline=_table_baseline(table, runner.group),
+        baseline=baseline,
         cost=ProbeCost(**asdict(table.cost)),
         asked=plain(
             {
@@ -296,8 +349,15 @@ def _table_problem(folder: Path, group: str | None, steps: int | None) -> tuple[
                     "group": runner.group.name,
                     "steps": steps or 1,
                     "unit_of_work": table.unit_of_work,
+                    "varies": _varies(table, runner.group),
                 },
                 "space": _space_section("recorded table", candidates),
+                "baseline": {
+                    "name": "the recorded table's"
+                    if table.baseline
+                    else "the table's first launch, left at its highest live settings",
+                    "configuration": baseline.key,
+                },
             }
         ),
         unit_of_work=table.unit_of_work,
@@ -318,18 +378,23 @@ def _trace_problem(path: Path, steps: int | None) -> tuple[Problem, Runner]:
     first = (baselines or list(runner.records))[0]
     candidates = Candidates.from_configurations(runner.configurations)
     steps = steps or (job.steps if job else 1)
-    recorded = {"trace": str(runner.path.resolve()), "steps": steps}
+    recorded = {"trace": str(runner.path.resolve()), "steps": steps, "varies": False}
+    baseline = first.request.configurations()[0]
     problem = Problem(
         name=job.name if job else runner.path.stem,
         candidates=candidates,
         steps=steps,
-        baseline=first.request.configurations()[0],
+        baseline=baseline,
         cost=replace(REAL_COST, launch_s=launch_s),
         asked=plain(
             {
                 **{key: known[key] for key in ("job", "cluster") if key in known},
                 "recorded": recorded,
                 "space": _space_section("recorded trace", candidates),
+                "baseline": {
+                    "name": "that of the recorded study" if baselines else "the first probe's",
+                    "configuration": baseline.key,
+                },
             }
         ),
         job=job,
@@ -371,10 +436,48 @@ def recorded_problem(
     return problem, runner
 
 
+#: A run's candidates are found again up to so many: enumerating more takes seconds.
+MOST_FOUND_AGAIN = 20_000
+
+
+def _candidates_again(
+    known: Mapping[str, Any],
+    visited: Sequence[Configuration],
+    job: TrainingJob | None,
+    cluster: Cluster | None,
+) -> Candidates:
+    """The candidates that were searched, where the very same can be found again; else the visited.
+
+    Those never visited are what a result predicts (`Result.predicted`).
+    """
+    seen = Candidates.from_configurations(visited)
+    space, recorded = known.get("space", {}), known.get("recorded", {})
+    count = space.get("configurations", 0)
+    if type(count) is not int or not 0 < count <= MOST_FOUND_AGAIN:
+        return seen
+    key = known.get("baseline", {}).get("configuration")
+    baseline = next((each for each in visited if each.key == key), None)
+    for plan in (False, True):
+        try:
+            if "path" in recorded:
+                found = _table_problem(Path(recorded["path"]), recorded.get("group"), None)[0]
+            elif job is not None and cluster is not None and not recorded:
+                found = problem_of_job(job, cluster, space["name"], baseline=baseline, plan=plan)
+            else:
+                return seen
+        except (InputError, OSError, KeyError, TypeError):  # it has gone since, or was edited
+            return seen
+        if digest_of(found.candidates) == space.get("digest"):
+            return found.candidates
+    return seen
+
+
 def problem_of_run(
     folder: RunFolder, configurations: tuple[Configuration, ...], known: Mapping[str, Any]
 ) -> Problem:
-    """The problem of a run that stands, from its study.toml; the candidates are those it visited.
+    """The problem of a run that stands, from its study.toml.
+
+    The candidates are those that were searched, where they can be found again, else those visited.
 
     Raises:
         InputError: study.toml does not tell what was asked.
@@ -386,12 +489,17 @@ def problem_of_run(
         raise InputError(f"{folder.asked} names neither a job nor a recording")
     return Problem(
         name=job.name if job else str(recorded.get("table", folder.name)),
-        candidates=Candidates.from_configurations(configurations),
+        candidates=_candidates_again(known, configurations, job, cluster),
         steps=int(steps),
         baseline=None,
         cost=REAL_COST,
-        asked={k: known[k] for k in ("job", "cluster", "recorded", "space") if k in known},
+        asked={
+            name: known[name]
+            for name in ("job", "cluster", "recorded", "space", "baseline", "target")
+            if name in known
+        },
         job=job,
         cluster=cluster,
+        target_gpus=known.get("target", {}).get("gpus"),
         unit_of_work=str(recorded.get("unit_of_work", "optimizer step")),
     )

@@ -7,6 +7,7 @@ that read well in a terminal and in a log file alike.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TextIO
 
@@ -35,6 +36,8 @@ class Progress:
         max_probes: how many may run; None for no limit.
         meter: where the energy figures come from; None before the executor stands.
         varying: the knobs that the search varies; the others need no mention.
+        places: says which nodes the probes in flight are on, by probe; None where there is one
+            node.
     """
 
     kind: Literal["note", "started", "finished"]
@@ -48,6 +51,7 @@ class Progress:
     probes: int = 0
     max_probes: int | None = None
     varying: tuple[str, ...] = field(default=())
+    places: Callable[[], Mapping[str, str]] | None = None
 
 
 class ProgressPrinter:

@@ -1,26 +1,28 @@
-"""Probes on a Ray cluster: one agent actor a node, one placement group a probe.
+"""Probes on a Ray cluster: agents on its nodes, one placement group a probe.
 
-The agents live as long as the study, so the frameworks are imported once a node; a probe leases its
-node through a placement group over all of the node's devices, because the energy of a node shared
-with another probe belongs to neither. A probe that outlives its limit is cancelled; an agent that
-does not answer is killed, and everything it started dies with it.
+The agents live as long as the study, so the frameworks are imported once a node. A probe leases
+what it is charged for: whole nodes where the energy of a node is measured, else as many devices as
+the cluster says a node has; one node where its ranks fit into one, several where they do not. Nodes
+are looked at before they are used, come and go while the study runs, and are set aside while
+somebody else is on their GPUs. A probe that outlives its limit is cancelled; an agent that does not
+answer is killed, and everything it started dies with it.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from search_spaces.cluster import Cluster
+from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError
 from search_spaces.job import TrainingJob
-from tuner.executors import run_safely
+from tuner.ray_agent import Entered, MakeRunner
+from tuner.ray_cluster import LOOK_S, import_ray, join_ray, place_agent
 from workload.probe import Failure, FailureKind, MeterInfo, ProbeRecord, ProbeRequest
 
 __all__ = ["RayExecutor"]
@@ -29,18 +31,74 @@ __all__ = ["RayExecutor"]
 #: told to cancel, and then before it is killed.
 _GRACE_S = 20.0
 _CANCEL_S = 10.0
-_LEASE_S = 60.0
+#: A lease that is not had by then is given up, and its nodes are set aside for a while.
+_LEASE_S, _ASIDE_S = 60.0, 30.0
+#: A probe for which no node was free so long fails; the study goes on with the next.
+_NO_NODE_S = 600.0
+#: How often it is asked which nodes are there.
+_NODES_S = 5.0
+#: A node that others keep busy is asked again after this.
+_ASK_BUSY_S = 60.0
+#: An agent that cannot be reached may be gone, or its whole node: Ray knows after some seconds.
+_UNREACHABLE_S, _ASK_AGAIN_S = 30.0, 0.5
+
+
+@dataclass
+class _Slot:
+    """Room for one probe: a node, or a part of its devices.
+
+    Attributes:
+        node: Ray's id of it.
+        name, address: of the node.
+        agent: the actor that runs the probe.
+        amount: devices to lease.
+        devices: UUIDs of the GPUs that are the agent's; empty: all of the node.
+        taken: whether a probe has it.
+        aside_s: until when it is not used, on the monotonic clock.
+    """
+
+    node: str
+    name: str
+    address: str
+    agent: Any
+    amount: float
+    devices: tuple[str, ...] = ()
+    taken: bool = False
+    aside_s: float = 0.0
+
+    def free(self, now_s: float) -> bool:
+        return not self.taken and now_s >= self.aside_s
 
 
 @dataclass
 class _Flight:
-    """One probe on its way."""
+    """One probe on its way.
+
+    Attributes:
+        request: what is asked.
+        slots: where; the first leads.
+        lease: its placement group.
+        since_s: when the lease was asked for.
+        result: what the agent will answer; None until the lease is had.
+        unreachable_s: since when the agent cannot be reached; 0 while it can.
+        ask_s: when to ask it again.
+    """
 
     request: ProbeRequest
-    node: str
+    slots: list[_Slot]
     lease: Any
-    deadline_s: float
+    since_s: float
+    result: Any = None
+    deadline_s: float = 0.0
     cancelled: bool = False
+    unreachable_s: float = 0.0
+    ask_s: float = 0.0
+
+
+@dataclass
+class _Queued:
+    request: ProbeRequest
+    since_s: float = field(default_factory=time.monotonic)
 
 
 class RayExecutor:
@@ -48,10 +106,11 @@ class RayExecutor:
 
     Args:
         job: what is trained.
-        cluster: the kind of node; `devices_per_node` devices are leased a probe.
+        cluster: the kind of node; a probe whose ranks fit into one is given one.
         run_dir: where logs and power samples go (on the agent's node).
-        address: "auto" joins a running Ray, an address joins that one, None starts one here.
-        say: told what takes long, a sentence each.
+        address: "auto" joins a running Ray, HOST:PORT joins that one, None starts one here.
+        make_runner: what answers on each node; None measures.
+        say: told what takes long and which nodes are not used, a sentence each.
 
     Raises:
         InputError: Ray is not installed, does not answer, or has no node with the devices.
@@ -64,51 +123,78 @@ class RayExecutor:
         *,
         run_dir: str | Path,
         address: str | None = None,
+        make_runner: MakeRunner | None = None,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise InputError(
-                "Ray is not installed; install joulefront[ray], or run with --executor inline"
-            ) from None
-        self._ray = ray
-        self._job, self._cluster = job, cluster
+        self._ray = ray = import_ray()
+        self._job, self._cluster, self._make_runner = job, cluster, make_runner
         self._run_dir = Path(run_dir).resolve()
         self._say = say
-        self._ours = not ray.is_initialized()
-        if self._ours:
+        self._on_gpus = cluster.device.type == "cuda"
+        if not ray.is_initialized():
             say("starting Ray" if address is None else f"joining Ray at {address}")
-            self._connect(address)
-        self._resource = "GPU" if cluster.device.type == "cuda" else "CPU"
-        self._agents: dict[str, Any] = {}
-        self._flights: dict[Any, _Flight] = {}
+        self._ours = join_ray(address, cpus=None if self._on_gpus else cluster.devices_per_node)
+        self._resource = "GPU" if self._on_gpus else "CPU"
+        self._slots: list[_Slot] = []
+        self._flights: list[_Flight] = []
+        self._queue: deque[_Queued] = deque()
         self._done: deque[ProbeRecord] = deque()
-        self._ops: tuple[str, ...] = ()
-        self._find_nodes()
-        if not self._agents:
+        self._entering: dict[Any, _Slot] = {}  # what a node will say -> its first slot
+        self._seen: dict[str, dict[str, Any]] = {}  # nodes that were asked, as Ray lists them
+        self._busy_until_s: dict[str, float] = {}  # nodes to ask again, and when
+        self._looked_s = 0.0
+        self._ops: tuple[str, ...] | None = None  # until `prepare`
+        self._refusals: list[str] = []
+        self._meter: MeterInfo | None = None
+        try:
+            self._find_nodes()
+            self._admit(LOOK_S, all_of_them=True)
+            if not self._slots:
+                raise InputError(
+                    self._refusals[0]
+                    if self._refusals
+                    else f"no node of the Ray cluster has {cluster.devices_per_node} "
+                    f"{self._resource}s, which cluster {cluster.name!r} asks of each"
+                )
+        except BaseException:
             self.close()
-            raise InputError(
-                f"no node of the Ray cluster has {cluster.devices_per_node} {self._resource}s, "
-                f"which cluster {cluster.name!r} asks of each"
-            )
-        self.meter: MeterInfo = ray.get(next(iter(self._agents.values())).meter.remote())
+            raise
 
     # ---- the protocol
 
     @property
+    def meter(self) -> MeterInfo:
+        assert self._meter is not None
+        return self._meter
+
+    @property
     def capacity(self) -> int:
-        return max(1, len(self._agents))
+        """Probes in flight, and how many more there is room for."""
+        now_s = time.monotonic()
+        room = 0 if self._queue else sum(slot.free(now_s) for slot in self._slots)
+        return max(1, self.in_flight + room)
 
     @property
     def in_flight(self) -> int:
-        return len(self._flights) + len(self._done)
+        return len(self._flights) + len(self._queue) + len(self._done)
+
+    def places(self) -> dict[str, str]:
+        """The nodes of each probe in flight, by probe; none yet for one that waits for room."""
+        return {
+            flight.request.probe_id: ", ".join(dict.fromkeys(slot.name for slot in flight.slots))
+            for flight in list(self._flights)
+        }
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes in use, each once."""
+        return tuple({slot.node: slot.name for slot in self._slots}.values())
 
     def prepare(self, ops: Sequence[str] = ()) -> None:
-        """Import the frameworks and load DeepSpeed ops on every node.
+        """Import the frameworks and load DeepSpeed ops on every node; drops those that cannot.
 
         Raises:
-            InputError: a node lacks a framework or cannot build an op.
+            InputError: no node can; the sentence is the first one's.
         """
         self._ops = tuple(ops)
         what = "".join(f" and loading {op}" for op in ops)
@@ -116,36 +202,30 @@ class RayExecutor:
             f"importing torch, deepspeed and transformers{what}, once for all probes (an op is "
             "compiled once a machine, up to a minute)"
         )
-        for sentence in self._ray.get([a.prepare.remote(self._ops) for a in self._agents.values()]):
-            if sentence:
-                raise InputError(sentence)
+        asked = [slot.agent.prepare.remote(self._ops) for slot in self._slots]
+        troubles = []
+        for slot, answer in zip(list(self._slots), asked, strict=True):
+            try:
+                trouble = self._ray.get(answer)
+            except self._ray.exceptions.RayError as error:
+                trouble = f"the agent on {slot.name} failed: {type(error).__name__}"
+            if trouble:
+                troubles.append(trouble)
+                self._slots.remove(slot)
+                self._say(trouble)
+        if not self._slots:
+            raise InputError(troubles[0])
 
     def submit(self, request: ProbeRequest) -> None:
-        from ray.util import placement_group_table
-
-        lease = self._lease()
-        if not lease.wait(timeout_seconds=_LEASE_S):
-            self._ray.util.remove_placement_group(lease)
-            sentence = f"no node came free within {_LEASE_S:.0f} s"
-            self._done.append(self._failed(request, "crash", sentence))
-            return
-        node = placement_group_table(lease)["bundles_to_node_id"][0]
-        if node not in self._agents:
-            self._agents[node] = self._start_agent(node)
-        result = self._agents[node].run.remote(request.to_json())
-        deadline_s = time.monotonic() + request.time_limit_s + _GRACE_S
-        self._flights[result] = _Flight(request, node, lease, deadline_s)
+        self._queue.append(_Queued(request))
+        self._dispatch()
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._done:
-            if not self._flights:
+            if not self._flights and not self._queue:
                 return None
-            # Short waits, so that limits are kept and Ctrl-C is heard.
-            ready, _ = self._ray.wait(list(self._flights), num_returns=1, timeout=0.5)
-            for result in ready:
-                self._done.append(self._land(result))
-            self._keep_limits()
+            self._tick()
             if not self._done and until is not None and time.monotonic() >= until:
                 return None
         return self._done.popleft()
@@ -158,101 +238,290 @@ class RayExecutor:
         ray = self._ray
         if not ray.is_initialized():
             return
-        for flight in self._flights.values():
+        for flight in self._flights:
             ray.util.remove_placement_group(flight.lease)
         self._flights.clear()
-        closing = [agent.close.remote() for agent in self._agents.values()]
+        self._queue.clear()
+        agents = list({id(slot.agent): slot.agent for slot in self._slots}.values())
+        closing = [agent.close.remote() for agent in agents]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=10)
-        for agent in self._agents.values():
+        for agent in [*agents, *(slot.agent for slot in self._entering.values())]:
             ray.kill(agent)
-        self._agents.clear()
+        self._slots.clear()
+        self._entering.clear()
         if self._ours:
             ray.shutdown()
 
-    # ---- nodes, leases, agents
-
-    def _connect(self, address: str | None) -> None:
-        """Join or start Ray, quietly.
-
-        Raises:
-            InputError: no Ray answers at the address.
-        """
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray nices its workers, and ranks inherit it: a measurement would yield to every other
-        # process of the machine. A Ray that we only join keeps its own setting.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        cpus = self._cluster.devices_per_node if self._cluster.device.type == "cpu" else None
-        options: dict[str, Any] = {"include_dashboard": False} if address is None else {}
-        if address is None and cpus is not None:
-            options["num_cpus"] = cpus
-        try:
-            self._ray.init(
-                address=address, log_to_driver=False, logging_level=logging.ERROR, **options
-            )
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            raise InputError(f"no Ray cluster answers at {address!r}: {first}") from error
+    # ---- nodes that come and go
 
     def _find_nodes(self) -> None:
-        for node in self._ray.nodes():
-            offers = node["Resources"].get(self._resource, 0)
-            if node["Alive"] and offers >= self._cluster.devices_per_node:
-                self._agents[node["NodeID"]] = self._start_agent(node["NodeID"])
+        """Ask nodes that are new, and let go of those that left."""
+        self._looked_s = now_s = time.monotonic()
+        for node_id in [n for n, until_s in self._busy_until_s.items() if now_s >= until_s]:
+            del self._busy_until_s[node_id]
+            self._seen.pop(node_id, None)
+        listed = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        for left in [node for node in self._seen if node not in listed]:
+            name = self._seen.pop(left)["NodeManagerHostname"]
+            if any(slot.node == left for slot in self._slots):
+                self._slots = [slot for slot in self._slots if slot.node != left]
+                self._say(f"node {name} left the Ray cluster; {len(self.nodes)} are in use")
+        for node_id, node in listed.items():
+            if node_id not in self._seen:
+                self._seen[node_id] = node
+                if node["Resources"].get(self._resource, 0) >= self._cluster.devices_per_node:
+                    self._ask(self._slot_of(node))
 
-    def _start_agent(self, node: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    def _slot_of(self, node: dict[str, Any], devices: tuple[str, ...] = ()) -> _Slot:
+        # A runner that measures answers one probe; one that only computes, as many as there is
+        # room for, in one process.
+        calls = 8 if self._make_runner is None else 8 + self._parts(node)
+        agent = place_agent(node["NodeID"], str(self._run_dir), calls=calls)
+        name, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
+        return _Slot(node["NodeID"], name, address, agent, self._offers(node), devices)
 
-        # No resources of its own: the placement group of each probe holds them. Without the
-        # variables Ray would hide all GPUs from an actor that asks for none.
-        agent = self._ray.remote(_NodeAgent).options(
-            num_cpus=0,
-            max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            runtime_env={
-                "env_vars": {
-                    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-                    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-                }
-            },
+    def _offers(self, node: dict[str, Any]) -> float:
+        return float(node["Resources"].get(self._resource, 0))
+
+    def _parts(self, node: dict[str, Any]) -> int:
+        return int(self._offers(node) // self._cluster.devices_per_node)
+
+    def _ask(self, slot: _Slot) -> None:
+        asked = slot.agent.enter.remote(
+            self._job, self._cluster, self._make_runner, slot.devices, self._ops
         )
-        return agent.remote(self._job, self._cluster, str(self._run_dir))
+        self._entering[asked] = slot
 
-    def _lease(self) -> Any:
-        """A placement group over all devices of one node."""
+    def _admit(self, timeout_s: float, *, all_of_them: bool = False) -> None:
+        """Take in the nodes that have answered, or say why they are not used."""
+        if not self._entering:
+            return
+        count = len(self._entering) if all_of_them else 1
+        ready, _ = self._ray.wait(list(self._entering), num_returns=count, timeout=timeout_s)
+        for answer in ready:
+            slot = self._entering.pop(answer)
+            try:
+                entered = self._ray.get(answer)
+            except self._ray.exceptions.RayError as error:
+                told = str(error).strip().splitlines()[-1]
+                self._refuse(slot, f"node {slot.name} is not used: its agent failed ({told})")
+                continue
+            reason = self._unfit(entered)
+            if reason:
+                self._refuse(slot, reason)
+                if entered.facts.busy:
+                    self._busy_until_s[slot.node] = time.monotonic() + _ASK_BUSY_S
+            else:
+                self._take(slot, entered)
+
+    def _unfit(self, entered: Entered) -> str:
+        """Why a node is not used; empty where it is."""
+        if entered.refused:
+            return entered.refused[0]
+        facts, asked = entered.facts, self._cluster.device
+        if self._on_gpus and facts.kind != asked.name:
+            return (
+                f"node {facts.host} is not used: it has {facts.kind}, and this study is about "
+                f"{asked.name}; two kinds never share a front"
+            )
+        meter = entered.meter
+        if (
+            meter is not None
+            and self._meter is not None
+            and ((meter.name, meter.scope) != (self._meter.name, self._meter.scope))
+        ):
+            return (
+                f"node {facts.host} is not used: it is metered by {meter.name} ({meter.scope} "
+                f"scope) and the others by {self._meter.name} ({self._meter.scope} scope)"
+            )
+        return ""
+
+    def _refuse(self, slot: _Slot, sentence: str) -> None:
+        self._ray.kill(slot.agent)
+        if sentence not in self._refusals:
+            self._refusals.append(sentence)
+            self._say(sentence)
+
+    def _take(self, slot: _Slot, entered: Entered) -> None:
+        """Use a node: as one, or in parts where only what a probe uses is charged to it."""
+        node = self._seen.get(slot.node)
+        if node is None:  # it left meanwhile
+            return
+        assert entered.meter is not None
+        if self._meter is None:
+            self._meter = entered.meter
+        each, parts = self._cluster.devices_per_node, self._parts(node)
+        if self._make_runner is not None:
+            slot.amount = float(each)
+            same = (slot.node, slot.name, slot.address, slot.agent, slot.amount)
+            self._slots += [slot, *(_Slot(*same) for _ in range(parts - 1))]
+            return
+        gpus = entered.facts.gpus
+        parts = min(parts, len(gpus) // each)
+        if entered.meter.scope != "node" and parts > 1 and not slot.devices:
+            # An agent for each part, with GPUs of its own.
+            self._ray.kill(slot.agent)
+            for part in range(parts):
+                new = self._slot_of(node, gpus[part * each : (part + 1) * each])
+                new.amount = float(each)
+                self._ask(new)
+            self._admit(LOOK_S, all_of_them=True)
+            return
+        self._slots.append(slot)
+
+    # ---- leases and flights
+
+    def _dispatch(self) -> None:
+        """Lease nodes for what is queued, in order."""
+        while self._queue:
+            queued, now_s = self._queue[0], time.monotonic()
+            world = Configuration(queued.request.launch).world_size
+            need = max(1, -(-world // self._cluster.devices_per_node))
+            have: dict[str, _Slot] = {}
+            for slot in self._slots:
+                if slot.free(now_s) and slot.node not in have:
+                    have[slot.node] = slot
+            if len(have) < need:
+                there = len({slot.node for slot in self._slots})
+                waited_s = now_s - queued.since_s
+                if there and need > there and self._cluster.nodes < need:
+                    sentence = f"it needs {need} nodes, and {there} are in use"
+                    self._fail(self._queue.popleft().request, "refused", sentence)
+                    continue
+                if waited_s > _NO_NODE_S:
+                    sentence = f"no node came free within {_NO_NODE_S:.0f} s"
+                    if need > 1:
+                        sentence = f"{need} nodes were not free together within {_NO_NODE_S:.0f} s"
+                    self._fail(self._queue.popleft().request, "node", sentence)
+                    continue
+                return
+            self._lease(self._queue.popleft().request, list(have.values())[:need])
+
+    def _lease(self, request: ProbeRequest, slots: list[_Slot]) -> None:
+        """A placement group over the slots' devices, on exactly these nodes."""
         from ray.util.placement_group import placement_group
 
-        bundle = {self._resource: float(self._cluster.devices_per_node)}
-        return placement_group([bundle], strategy="STRICT_PACK")
+        lease = placement_group(
+            [{self._resource: slot.amount} for slot in slots],
+            strategy="STRICT_SPREAD" if len(slots) > 1 else "STRICT_PACK",
+            bundle_label_selector=[{"ray.io/node-id": slot.node} for slot in slots],
+        )
+        for slot in slots:
+            slot.taken = True
+        flight = _Flight(request, slots, lease, time.monotonic())
+        self._flights.append(flight)
+        if lease.wait(timeout_seconds=1):
+            self._launch(flight)
 
-    def _land(self, result: Any) -> ProbeRecord:
-        """The record of a finished probe. A dead agent's probe failed; the agent is replaced."""
-        flight = self._flights.pop(result)
+    def _launch(self, flight: _Flight) -> None:
+        lead, *others = flight.slots
+        peers = [(f"node {slot.name}", slot.agent) for slot in others]
+        flight.result = lead.agent.run.remote(flight.request.to_json(), peers, lead.address)
+        flight.deadline_s = time.monotonic() + flight.request.time_limit_s + _GRACE_S
+
+    def _tick(self) -> None:
+        """One look at everything; waits half a second at most."""
+        running = [flight.result for flight in self._flights if flight.result is not None]
+        if running:
+            # Short waits, so that limits are kept and Ctrl-C is heard.
+            ready, _ = self._ray.wait(running, num_returns=len(running), timeout=0.0)
+            if not ready:
+                ready, _ = self._ray.wait(running, num_returns=1, timeout=0.5)
+            for flight in [f for f in self._flights if f.result in ready]:
+                self._land(flight)
+        else:
+            time.sleep(0.1)
+        for flight in [f for f in self._flights if f.result is None]:
+            if not flight.unreachable_s:
+                self._await_lease(flight)
+            elif time.monotonic() >= flight.ask_s:
+                flight.result = flight.slots[0].agent.pid.remote()
+        self._keep_limits()
+        if time.monotonic() - self._looked_s > _NODES_S:
+            self._find_nodes()
+        self._admit(0.0)
+        self._dispatch()
+
+    def _await_lease(self, flight: _Flight) -> None:
+        if flight.lease.wait(timeout_seconds=0.01):
+            self._launch(flight)
+        elif time.monotonic() - flight.since_s > _LEASE_S:
+            self._release(flight, aside=True)
+            names = ", ".join(slot.name for slot in flight.slots)
+            self._say(f"{names} did not come free within {_LEASE_S:.0f} s; others use it")
+            self._queue.appendleft(_Queued(flight.request, flight.since_s))
+
+    def _release(self, flight: _Flight, *, aside: bool = False) -> None:
+        self._flights.remove(flight)
+        self._ray.util.remove_placement_group(flight.lease)
+        for slot in flight.slots:
+            slot.taken = False
+            if aside:
+                slot.aside_s = time.monotonic() + _ASIDE_S
+
+    def _land(self, flight: _Flight) -> None:
+        """A probe has ended: its record, or what became of its node."""
+        lead = flight.slots[0]
         try:
-            return ProbeRecord.from_json(self._ray.get(result))
+            told = self._ray.get(flight.result)
         except self._ray.exceptions.RayActorError as error:
-            kind: FailureKind = "time_limit" if flight.cancelled else "crash"
-            sentence = f"the node agent died: {str(error).strip().splitlines()[0]}"
-            self._replace_agent(flight.node)
-            return self._failed(flight.request, kind, sentence)
+            now_s = time.monotonic()
+            flight.unreachable_s = flight.unreachable_s or now_s
+            waited_s = now_s - flight.unreachable_s
+            unsure = isinstance(error, self._ray.exceptions.ActorUnavailableError)
+            if unsure and waited_s < _UNREACHABLE_S:
+                flight.result, flight.ask_s = None, now_s + _ASK_AGAIN_S
+                return
+            self._release(flight)
+            self._lost(flight, str(error).strip().splitlines()[0])
         except self._ray.exceptions.RayError as error:
+            self._release(flight)
             sentence = f"the agent failed: {type(error).__name__}"
-            return self._failed(flight.request, "crash", sentence, str(error))
-        finally:
-            self._ray.util.remove_placement_group(flight.lease)
+            self._fail(flight.request, "crash", sentence, str(error))
+        else:
+            if flight.unreachable_s:  # it answers again, and the probe's answer went astray
+                self._release(flight)
+                sentence = "the node agent could not be reached when the probe ended"
+                self._fail(flight.request, "node", sentence)
+            elif "busy" in told:
+                self._say(f"{lead.name} is set aside: {told['busy']}")
+                self._release(flight, aside=True)
+                self._queue.appendleft(_Queued(flight.request, flight.since_s))
+            else:
+                self._release(flight)
+                self._done.append(ProbeRecord.from_json(told))
 
-    def _replace_agent(self, node: str) -> None:
-        self._agents.pop(node, None)
+    def _lost(self, flight: _Flight, told: str) -> None:
+        """The lead's agent died: with its node, or alone, and then it is replaced."""
+        lead, *others = flight.slots
+        for slot in others:
+            slot.agent.end_share.remote()
+        self._slots = [slot for slot in self._slots if slot.agent is not lead.agent]
         alive = {n["NodeID"] for n in self._ray.nodes() if n["Alive"]}
-        if node in alive:
-            self._agents[node] = self._start_agent(node)
+        if lead.node not in alive:
+            self._find_nodes()
+            self._say(f"node {lead.name} left the Ray cluster; {len(self.nodes)} are in use")
+            sentence = f"node lost: {lead.name} left the Ray cluster while it measured"
+            self._fail(flight.request, "node", sentence)
+            return
+        kind: FailureKind = "time_limit" if flight.cancelled else "crash"
+        self._fail(flight.request, kind, f"the node agent died: {told}")
+        node, same = self._seen.get(lead.node), (lead.node, lead.devices)
+        if node is None or any(
+            (slot.node, slot.devices) == same for slot in (*self._slots, *self._entering.values())
+        ):
+            return  # it has left since, or another probe of the same agent has replaced it
+        slot = self._slot_of(node, lead.devices)
+        slot.amount = lead.amount
+        self._ask(slot)
 
     def _keep_limits(self) -> None:
         now = time.monotonic()
-        for flight in self._flights.values():
-            agent = self._agents.get(flight.node)
-            if agent is None or now < flight.deadline_s:
+        for flight in self._flights:
+            if flight.result is None or flight.unreachable_s or now < flight.deadline_s:
                 continue
+            agent = flight.slots[0].agent
             if not flight.cancelled:
                 flight.cancelled = True
                 flight.deadline_s = now + _CANCEL_S
@@ -261,41 +530,5 @@ class RayExecutor:
                 self._ray.kill(agent)  # its ranks and fork server die with it
                 flight.deadline_s = now + _CANCEL_S
 
-    def _failed(
-        self, request: ProbeRequest, kind: FailureKind, sentence: str, log: str = ""
-    ) -> ProbeRecord:
-        return ProbeRecord(request, (), self.meter, Failure(kind, sentence, log))
-
-
-class _NodeAgent:
-    """The actor: a `LocalRunner` behind Ray's calls. Records travel as plain JSON types."""
-
-    def __init__(self, job: TrainingJob, cluster: Cluster, run_dir: str) -> None:
-        from workload.agent import LocalRunner
-
-        self._runner = LocalRunner(job, cluster, run_dir=run_dir)
-
-    def meter(self) -> MeterInfo:
-        return self._runner.meter
-
-    def prepare(self, ops: Sequence[str]) -> str:
-        """Empty, or one sentence on what this node lacks."""
-        from workload.ranks import ServerError
-
-        try:
-            self._runner.prepare(ops)
-        except (InputError, ServerError) as error:
-            return f"a node cannot prepare for training: {str(error).splitlines()[0]}"
-        return ""
-
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        return run_safely(self._runner, ProbeRequest.from_json(request)).to_json()
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def cancel(self) -> None:
-        self._runner.cancel()
-
-    def close(self) -> None:
-        self._runner.close()
+    def _fail(self, request: ProbeRequest, kind: FailureKind, sentence: str, log: str = "") -> None:
+        self._done.append(ProbeRecord(request, (), self.meter, Failure(kind, sentence, log)))

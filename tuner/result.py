@@ -17,9 +17,22 @@ from search_spaces.errors import UnknownName
 from workload.probe import Measurement, MeterInfo, ProbeRecord
 
 if TYPE_CHECKING:
-    from tuner.compare import Comparison
+    import pandas
 
-__all__ = ["Choice", "LeaveOneOut", "Point", "Result", "Spent"]
+    from tuner.compare import Comparison, Difference
+    from tuner.explain import Explanation
+    from tuner.target import Target
+
+__all__ = [
+    "Attainment",
+    "Attempt",
+    "Choice",
+    "LeaveOneOut",
+    "Point",
+    "Result",
+    "Spent",
+    "Verification",
+]
 
 #: Coverage of every interval that joulefront shows.
 INTERVAL = 0.90
@@ -42,6 +55,8 @@ class Point:
         meter: scope and source of the energy.
         flags: what a reader must know.
         peak_memory_bytes: fullest rank; None where unknown.
+        power_interval_W: 90 % interval; None where nobody said.
+        peak_power_W: highest power sample within a window; None where the samples were not kept.
     """
 
     configuration: Configuration
@@ -56,6 +71,8 @@ class Point:
     meter: MeterInfo
     flags: tuple[str, ...] = ()
     peak_memory_bytes: int | None = None
+    power_interval_W: tuple[float, float] | None = None
+    peak_power_W: float | None = None
 
     @property
     def how_measured(self) -> str:
@@ -81,14 +98,102 @@ class Choice:
     """How `best` was chosen.
 
     Attributes:
-        rule: "budget_kJ", "deadline_s", "power_cap_W", several of them, or "knee".
-        met: False where no point of the front meets what was asked; `best` is then the nearest.
+        rule: the limits asked for ("budget_kJ + max_gpus") and the objective where one was named
+            ("budget_kJ + least-edp"); "knee" where nothing was asked.
+        met: False where no measured point meets what was asked; `best` is then the nearest.
         sentence: for people.
+        objective: what was made least among what meets it (`tuner.decide.OBJECTIVES`).
+        p_met: probability that `best` meets each limit, by its name.
+        p_all_met: that it meets all of them; None where none was asked.
+        objective_value: what the objective comes to: kJ, s, kJ s, money or grams of CO2; None for
+            the knee.
     """
 
     rule: str
     met: bool
     sentence: str
+    objective: str = "knee"
+    p_met: Mapping[str, float] = field(default_factory=dict)
+    p_all_met: float | None = None
+    objective_value: float | None = None
+
+
+@dataclass(frozen=True)
+class Attainment:
+    """Where the true front lies: the best energy attained within each time, by posterior draws.
+
+    Each draw gives every measured and every predicted point a true time and energy; its front says
+    the least energy attained by each time. Over the draws that energy has quantiles, the attainment
+    surfaces (Fonseca and Fleming 1996).
+
+    Attributes:
+        time_s: time to solution, ascending, (n,).
+        energy_kJ_50: energy that the true front attains by then in half of the draws, (n,);
+            infinite where nothing is done by then.
+        energy_kJ_90: that it attains in 90 % of the draws: the pessimistic edge of the band.
+        energy_kJ_10: that it attains in 10 % of the draws: the optimistic edge.
+        draws: how many draws there were.
+    """
+
+    time_s: tuple[float, ...]
+    energy_kJ_50: tuple[float, ...]
+    energy_kJ_90: tuple[float, ...]
+    energy_kJ_10: tuple[float, ...]
+    draws: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One configuration held against the baseline again, by fresh launches in turn.
+
+    Attributes:
+        configuration: what was tried.
+        pairs: launches of each that measured something, in turn (A B B A ...).
+        step_time, energy: how it differs from the baseline in these launches alone: a
+            `tuner.compare.Difference` each, with `relative`, `low`, `high`, `p_value` and
+            `sentence`; None where there were too few.
+        survived: whether it showed itself better where the search had found it better.
+        sentence: the verdict, for people.
+    """
+
+    configuration: Configuration
+    pairs: int
+    step_time: Difference | None
+    energy: Difference | None
+    survived: bool
+    sentence: str
+
+    def to_json(self) -> dict[str, Any]:
+        parts = {
+            name: {**vars(part), "shown": part.shown, "sentence": part.sentence} if part else None
+            for name, part in (("step_time", self.step_time), ("energy", self.energy))
+        }
+        return {**vars(self), "configuration": self.configuration.to_json(), **parts}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Whether the choice was measured against the baseline again before it was recommended.
+
+    Attributes:
+        status: "confirmed" (it survived), "refuted" (no choice that was tried survived; the
+            baseline or the first of them is recommended), "baseline" (the choice is the baseline:
+            nothing to verify), "unfinished" (the limits, an interrupt or a missing baseline left
+            no verdict), "off" (`verify=False`, or a recording that cannot be measured again).
+        sentence: for people; shown beside the choice, whatever the status.
+        attempts: what was tried, in order; the last one that survived is the choice.
+        probes: launches that it took.
+        energy_kJ: what they drew.
+    """
+
+    status: Literal["confirmed", "refuted", "baseline", "unfinished", "off"]
+    sentence: str
+    attempts: tuple[Attempt, ...] = ()
+    probes: int = 0
+    energy_kJ: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "attempts": [attempt.to_json() for attempt in self.attempts]}
 
 
 @dataclass(frozen=True)
@@ -137,6 +242,13 @@ class Result:
         about: job, cluster, space, versions, for the report's last page.
         windows: the windows that measured each configuration, in their order (not in the JSON: they
             are in the trace).
+        verification: how the choice was held against the baseline again; None where nothing was
+            measured.
+        predicted: points never measured at their own setting that are likely on the front, by the
+            surrogates (`source="predicted"`, no windows); never among `points` or `front_points`
+            and never chosen. Fastest first.
+        attainment: the band in which the true front lies; None where nothing was measured.
+        target: the front predicted for more GPUs than were probed; None where none was asked for.
     """
 
     name: str
@@ -158,14 +270,92 @@ class Result:
     windows: Mapping[Configuration, tuple[Measurement, ...]] = field(
         default_factory=dict, repr=False
     )
+    verification: Verification | None = None
+    predicted: tuple[Point, ...] = ()
+    attainment: Attainment | None = None
+    target: Target | None = None
+
+    @property
+    def baseline_name(self) -> str:
+        """What the baseline is, in a phrase: the user's file, or which default."""
+        about = self.about.get("baseline")
+        return str(about.get("name", "")) if isinstance(about, Mapping) else ""
+
+    @property
+    def front(self) -> pandas.DataFrame:
+        """The front, fastest first: one row a point, one column a knob (see `tuner.export.rows`).
+
+        Raises:
+            InputError: pandas is not installed; the extra `notebook` brings it.
+        """
+        from tuner.export import frame
+
+        return frame(self, self.front_points)
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """Every point, fastest first, in the columns of `front`.
+
+        Raises:
+            InputError: pandas is not installed; the extra `notebook` brings it.
+        """
+        from tuner.export import frame
+
+        return frame(self)
+
+    def plot(self, kind: str = "front", *, backend: str = "plotly") -> Any:
+        """One of the report's figures.
+
+        Args:
+            kind: "front", "live", "hypervolume", "probes", ... (see `tuner.plots.figures`).
+            backend: "plotly" for a `plotly.graph_objects.Figure`, or "matplotlib" for a
+                `matplotlib.figure.Figure` of the same data, for papers.
+
+        Raises:
+            UnknownName: there is no such figure, or this result has nothing to draw in it.
+            InputError: matplotlib is wanted and not installed.
+        """
+        from tuner.plots import plot
+
+        return plot(self, kind, backend=backend)
+
+    def export(self, to: str, out: str | Path | None = None) -> Path:
+        """Write the result as "csv", "parquet", "t4", "wandb" or "mlflow"; the path written.
+
+        Args:
+            to: the format.
+            out: the file or folder; in the run's folder when not given.
+
+        Raises:
+            InputError: the format is unknown, or a package that it needs is not installed.
+        """
+        from tuner.export import export_result
+
+        return export_result(self, to, out)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a result: the choice, and the front as a table."""
+        from tuner.showing.notebook import result_html
+
+        return result_html(self)
 
     def point(self, name: str | Configuration) -> Point:
-        """A measured point by name: "best", "baseline", or a configuration or its key.
+        """A measured point by name.
+
+        Args:
+            name: "best", "baseline", "knee" (of the front), the number of a point of the front,
+                fastest first ("1"), or a configuration or its key.
 
         Raises:
             UnknownName: there is none.
         """
+        from tuner.pareto import knee
+
         named = {"best": self.best, "baseline": self.baseline}
+        if self.front_points:
+            both = [(p.energy_to_solution_kJ, p.time_to_solution_s) for p in self.front_points]
+            named["knee"] = self.front_points[knee(both)]
+        named |= {str(number): p for number, p in enumerate(self.front_points, start=1)}
         found = named.get(name) if isinstance(name, str) else None
         for point in self.points:
             if name in (point.configuration, point.configuration.key):
@@ -182,7 +372,8 @@ class Result:
         """By how much `b` differs from `a` in step time and energy, and whether that is shown.
 
         Args:
-            a, b: "best", "baseline", or a configuration or its key.
+            a: "best", "baseline", or a configuration or its key.
+            b: the same of the other.
 
         Raises:
             UnknownName: one was not measured.
@@ -201,6 +392,19 @@ class Result:
             spread=(spread.get("step_time", 0.0), spread.get("power", 0.0)),
         )
 
+    def explain(self, point: str | Configuration = "best") -> Explanation:
+        """Where a point's time and energy go, which knob bought what, which guidelines hold here.
+
+        Args:
+            point: as `point`.
+
+        Raises:
+            UnknownName: there is no such point.
+        """
+        from tuner.explain import explain
+
+        return explain(self, point)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -208,7 +412,7 @@ class Result:
             "front": [point.to_json() for point in self.front_points],
             "points": [point.to_json() for point in self.points],
             "best": self.best.to_json() if self.best else None,
-            "choice": dict(vars(self.choice)),
+            "choice": {**vars(self.choice), "p_met": dict(self.choice.p_met)},
             "baseline": self.baseline.to_json() if self.baseline else None,
             "spent": dict(vars(self.spent)),
             "steps": self.steps,
@@ -217,6 +421,11 @@ class Result:
             "leave_one_out": dict(vars(self.leave_one_out)) if self.leave_one_out else None,
             "progress": [list(pair) for pair in self.progress],
             "stopped": self.stopped,
+            "verification": self.verification.to_json() if self.verification else None,
+            "predicted": [point.to_json() for point in self.predicted],
+            "attainment": dict(vars(self.attainment)) if self.attainment else None,
+            "baseline_name": self.baseline_name,
             "about": dict(self.about),
             "report": str(self.report_path) if self.report_path else None,
+            "target": self.target.to_json() if self.target else None,
         }

@@ -20,8 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.errors import InputError, InvalidValue, UnknownName
+from search_spaces.typed import names_a_file
 
-__all__ = ["RunFolder", "find_run", "plain", "write_toml"]
+__all__ = ["STUDY_SCHEMA", "RunFolder", "find_run", "plain", "write_toml"]
+
+#: Version of study.toml. A reader takes this one and older ones; the first release wrote none.
+STUDY_SCHEMA = 1
+
+
+#: What in study.toml is a table.
+_SECTIONS = (
+    "job",
+    "cluster",
+    "space",
+    "recorded",
+    "constraints",
+    "settings",
+    "versions",
+    "ended",
+)
 
 
 def plain(value: Any) -> Any:
@@ -113,14 +130,24 @@ class RunFolder:
         """What study.toml holds; None where there is none yet.
 
         Raises:
-            InputError: it is there and cannot be read.
+            InputError: it is there and cannot be read, or a newer release wrote it.
         """
         try:
-            return tomllib.loads(self.asked.read_text(encoding="utf-8"))
+            asked = tomllib.loads(self.asked.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"cannot read {self.asked}: {error}") from error
+        schema = asked.get("schema", STUDY_SCHEMA)
+        if type(schema) is not int or schema > STUDY_SCHEMA:
+            raise InputError(
+                f"{self.asked} has schema {schema!r}, and this release reads {STUDY_SCHEMA} and "
+                "older; a newer joulefront wrote it"
+            )
+        for name in _SECTIONS:
+            if not isinstance(asked.get(name, {}), Mapping):
+                raise InputError(f"{self.asked}: {name} must be a table")
+        return asked
 
     def write_asked(self, data: Mapping[str, Any]) -> None:
         """Replace study.toml in one step, so that a crash leaves the old one or the new one."""
@@ -177,6 +204,6 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
             raise InputError(f"there is no run in {folder}; `tuner optimize` makes one")
         return RunFolder(max(known, key=lambda path: (path / "study.toml").stat().st_mtime))
     for path in (Path(run), folder / run):
-        if (path / "study.toml").is_file():
+        if names_a_file(path / "study.toml"):
             return RunFolder(path)
     raise UnknownName("run", str(run), [path.name for path in known])

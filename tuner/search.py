@@ -11,20 +11,22 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError
-from tuner.answer import front_of, measured_points, spent_kJ
-from tuner.decide import Constraints, decide
+from tuner.answer import measured_points, spent_kJ
+from tuner.decide import Constraints, decide, front_of
 from tuner.executors import Executor
+from tuner.job_steps import in_job_steps
 from tuner.problem import Problem
 from tuner.progress import Progress
 from tuner.result import Point
 from tuner.sampler import CandidateSampler, ProbePlan
 from tuner.settings import SearchSettings
 from tuner.study import StudyBook
+from tuner.told import NO_BLAME
 from tuner.wording import label, number, percent, varying_knobs
 from workload.probe import ProbeRecord, ProbeRequest
 from workload.trace import TraceWriter
@@ -33,8 +35,12 @@ __all__ = ["Search"]
 
 #: Windows after which a configuration of the front has been measured often enough.
 ENOUGH_WINDOWS = 3
+#: Purposes that a share of every limit is kept for (`SearchSettings.kept_share`).
+KEPT = ("remeasure", "verify")
 #: A baseline that was cancelled is tried so often.
 BASELINE_TRIES = 2
+#: So many probes in a row that fail for the node's sake end the search: the next would, too.
+NODE_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Search:
         spent_s: float = 0.0,
         notify: Callable[[Progress], None] = lambda event: None,
     ) -> None:
-        self.records = records
+        self.records, self._earlier = records, len(records)
         self._problem, self._executor, self._sampler = problem, executor, sampler
         self._book, self._writer = book, writer
         self._settings, self._constraints, self._notify = settings, constraints, notify
@@ -115,24 +121,32 @@ class Search:
         every = len(self._problem.candidates.launches)
         return len(launches) >= min(self._settings.min_probes, every)
 
-    def _limit(self, cost_kJ: float, keep: bool) -> str:
+    def _limit(self, cost_kJ: float, keep: Sequence[str], count: int = 1) -> str:
         """Why a probe of this expected cost may not start; empty where it may.
 
         Args:
             cost_kJ: expected joules; 0 where unknown.
-            keep: leave the share that is kept for measuring the front again.
+            keep: leave the shares that are kept for probes of these purposes (`KEPT`).
+            count: ask for so many probes, of this cost together.
         """
         settings = self._settings
-        again = [record for record in self.records if record.request.purpose == "remeasure"]
+        made = {name: [r for r in self.records if r.request.purpose == name] for name in keep}
         if settings.max_probes is not None:
-            kept = max(0, settings.reserved_probes - len(again)) if keep else 0
-            if self._probes >= settings.max_probes - kept:
-                return f"the {settings.max_probes} probes that it may make are made"
+            kept = sum(
+                max(0, settings.reserved_probes(name) - len(again)) for name, again in made.items()
+            )
+            if self._probes + count > settings.max_probes - kept:
+                later = self._probes + count <= settings.max_probes
+                also = ", but for those kept to measure the front and the choice again"
+                return f"the {settings.max_probes} probes that it may make are made{also * later}"
         if settings.probe_budget_kJ is not None:
             reserved = math.fsum(flight.cost_kJ for flight in self._flying.values())
             left = settings.probe_budget_kJ - spent_kJ(self.records) - reserved
-            kept_kJ = settings.remeasure_share * settings.probe_budget_kJ - spent_kJ(again)
-            if left <= 0 or cost_kJ > left - (max(0.0, kept_kJ) if keep else 0.0):
+            kept_kJ = math.fsum(
+                max(0.0, settings.kept_share(name) * settings.probe_budget_kJ - spent_kJ(again))
+                for name, again in made.items()
+            )
+            if left <= 0 or cost_kJ > left - kept_kJ:
                 estimated = label(self._executor.meter.estimated)
                 return (
                     f"the next probe would take about {number(cost_kJ)} kJ and {number(left)} kJ "
@@ -143,11 +157,17 @@ class Search:
             last = [record.wall_s for record in self.records if record.ok]
             expected = statistics.median(last) if last else 0.0
             # The least number of launches comes before measuring any of them again.
-            kept_s = settings.remeasure_share * settings.search_s
-            kept_s = max(0.0, kept_s - math.fsum(record.wall_s for record in again))
-            if not (keep and self._enough_launches):
-                kept_s = 0.0
-            if self.elapsed_s + expected > settings.search_s - kept_s:
+            kept_s = 0.0
+            if self._enough_launches:
+                kept_s = math.fsum(
+                    max(
+                        0.0,
+                        settings.kept_share(name) * settings.search_s
+                        - math.fsum(record.wall_s for record in again),
+                    )
+                    for name, again in made.items()
+                )
+            if self.elapsed_s + count * expected > settings.search_s - kept_s:
                 return f"its {settings.search_s:g} s are over"
         return ""
 
@@ -195,14 +215,16 @@ class Search:
         if self._baseline_due():
             baseline = self._problem.baseline
             assert baseline is not None
-            if not self._limit(self._expected_kJ([baseline], math.nan), keep=False):
+            if not self._limit(self._expected_kJ([baseline], math.nan), keep=()):
                 return self._request([baseline], "baseline"), math.nan, "the baseline"
         if not self._stopped:
             plan = self._planned()
             if plan is not None:
-                request = self._request(plan.configurations, "search")
+                request = replace(
+                    self._request(plan.configurations, "search"), give_up=plan.give_up
+                )
                 return request, plan.cost_J / 1000, _why(plan)
-        if self._flying or not self._stopped:
+        if self._flying or not self._stopped or self._node_trouble():
             return None  # what is in flight may change the front
         again = self._again()
         if again:
@@ -225,19 +247,37 @@ class Search:
         tried = [record for record in self.records if record.request.purpose == "baseline"]
         flying = any(f.request.purpose == "baseline" for f in self._flying.values())
         settled = any(
-            record.measurements or (record.failure and record.failure.kind != "cancelled")
+            record.measurements or (record.failure and record.failure.kind not in NO_BLAME)
             for record in tried
         )
         return not (flying or settled or len(tried) >= BASELINE_TRIES)
 
+    def _node_trouble(self) -> str:
+        """Why nothing can be measured here any more; empty where the node is well enough."""
+        failures = [record.failure for record in self.records[-NODE_TRIES:]]
+        last = failures[-1] if failures else None
+        if last is None or len(self.records) - self._earlier < NODE_TRIES:
+            return ""
+        if any(failure is None or failure.kind != "node" for failure in failures):
+            return ""
+        return f"{NODE_TRIES} probes in a row failed for the node's sake: {last.message}"
+
     def _planned(self) -> ProbePlan | None:
         """The sampler's next probe, if it is worth it and affordable; sets `_stopped` if not."""
-        keep = any(record.measurements for record in self.records)
+        if why := self._node_trouble():
+            self._stopped = f"The search ended because {why}."
+            return None
+        measured = any(record.measurements for record in self.records)
+        keep = KEPT if measured else ()
         reason = self._limit(0.0, keep=keep)
         if reason:
             self._stopped = f"The search ended because {reason}."
             return None
-        plan = self._sampler.plan(self._book.study)
+        sampler, study = self._sampler, self._book.study
+        waits = self._book.patiently(lambda: sampler.better_to_wait(study))
+        if waits and self._flying:  # not for what another driver of this study has in flight
+            return None
+        plan = self._book.patiently(lambda: sampler.plan(study))
         if plan is None:
             if not self._flying:
                 self._stopped = "The search ended because every candidate was tried."
@@ -259,8 +299,9 @@ class Search:
     def _again(self) -> list[Configuration]:
         """Settings of one launch to measure again: the choice first, then the least measured."""
         made = [record for record in self.records if record.request.purpose == "remeasure"]
-        share = self._settings.remeasure_share
-        allowed = self._settings.reserved_probes or max(1, round(share * len(self.records)))
+        settings = self._settings
+        allowed = settings.reserved_probes("remeasure")
+        allowed = allowed or max(1, round(settings.remeasure_share * len(self.records)))
         if len(made) >= allowed:
             return []
         points = measured_points(self.records, self._problem.steps)
@@ -279,9 +320,39 @@ class Search:
         together = together[: self._sampler.max_live]
         if first.configuration not in together:
             together[-1] = first.configuration
-        if self._limit(self._expected_kJ(together, math.nan), keep=False):
+        if self._limit(self._expected_kJ(together, math.nan), keep=("verify",)):
             return []
         return together
+
+    # -- probes of a later phase -----------------------------------------------------------------
+
+    def room_for(self, configurations: Sequence[Configuration], most: int = 20) -> int:
+        """How many further launches of these, one of each in turn, the limits allow; `most` at
+        most."""
+        each = [self._expected_kJ([configuration], math.nan) for configuration in configurations]
+        for count in range(1, most + 1):
+            cost_kJ = math.fsum(each[i % len(each)] for i in range(count))
+            if self._limit(cost_kJ, keep=(), count=count):
+                return count - 1
+        return most
+
+    def probe_now(self, configuration: Configuration, purpose: str, why: str) -> ProbeRecord | None:
+        """Run one probe to its end, alone; None where the limits forbid it.
+
+        Raises:
+            KeyboardInterrupt: after the probe is marked interrupted.
+            InputError: as `run`.
+        """
+        cost_kJ = self._expected_kJ([configuration], math.nan)
+        if self._limit(cost_kJ, keep=()):
+            return None
+        with self._interruptible():
+            self._start(self._request([configuration], purpose), math.nan, why)
+            while self._flying:
+                record = self._executor.wait()
+                if record is not None:
+                    self._finish(record)
+        return self.records[-1]
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -292,7 +363,7 @@ class Search:
             KeyboardInterrupt: after what was in flight is marked interrupted.
             InputError: the disk or the storage failed; the trace holds every finished probe.
         """
-        try:
+        with self._interruptible():
             while True:
                 self._fill()
                 if not self._flying:
@@ -300,6 +371,12 @@ class Search:
                 record = self._executor.wait()
                 if record is not None:
                     self._finish(record)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """What is in flight is ended and marked interrupted, whatever stops the driver."""
+        try:
+            yield
         except BaseException:
             self._executor.close()
             with contextlib.suppress(InputError):  # a storage that is gone cannot be told either
@@ -311,19 +388,22 @@ class Search:
             step = self._next()
             if step is None:
                 return
-            request, planned_kJ, why = step
-            cost_kJ = self._expected_kJ(request.configurations(), planned_kJ)
-            self._number += 1
-            self._flying[request.probe_id] = _Flight(request, cost_kJ, planned_kJ)
-            self._say("started", why, request=request)
-            self._book.ask(request)
-            self._executor.submit(request)
+            self._start(*step)
+
+    def _start(self, request: ProbeRequest, planned_kJ: float, why: str) -> None:
+        cost_kJ = self._expected_kJ(request.configurations(), planned_kJ)
+        self._number += 1
+        self._flying[request.probe_id] = _Flight(request, cost_kJ, planned_kJ)
+        self._say("started", why, request=request)
+        self._book.ask(request)
+        self._executor.submit(request)
 
     def _finish(self, record: ProbeRecord) -> None:
         flight = self._flying.get(record.request.probe_id)
         if flight is None:
             return
         self._writer.append(record)
+        record = in_job_steps(record, self._problem.job)
         self.records.append(record)
         self._book.tell(record)
         del self._flying[record.request.probe_id]
@@ -358,6 +438,7 @@ class Search:
                 probes=len(self.records),
                 max_probes=self._settings.max_probes,
                 varying=self._varying,
+                places=getattr(self._executor, "places", None),
             )
         )
 

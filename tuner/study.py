@@ -9,13 +9,19 @@ asked again. The study lives in a journal beside the trace, or behind a storage 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
+import os
+import re
 import threading
+import time
+import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -27,17 +33,47 @@ from tuner.sampler import CandidateSampler
 from workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest
 from workload.trace import repair_torn_tail
 
-__all__ = ["METRICS", "StudyBook", "open_storage"]
+__all__ = ["METRICS", "StorageError", "StudyBook", "open_storage", "without_password"]
 
 #: The objectives, in their order; both are minimised.
 METRICS = ("energy_to_solution_kJ", "time_to_solution_s")
 #: A storage that has not answered after this many seconds is said not to answer.
 STORAGE_TIMEOUT_S = 8.0
+#: A storage that went away in the middle of a search is waited for so long, and asked so often.
+STORAGE_PATIENCE_S, STORAGE_RETRY_S = 120.0, 1.0
+#: A call that failed so often, with the storage answering in between, is not the storage's trouble.
+STORAGE_TRIES = 5
+#: A lock of the journal that nobody touched for so long is a dead driver's.
+JOURNAL_GRACE_S = 5
 #: `failure` of a trial whose driver died or was stopped: it says nothing of the configuration, and
 #: the sampler may propose it again.
 INTERRUPTED = "cancelled"
+#: `failure` of a trial whose setting the probe passed over (`workload.probe.GiveUp`): it says
+#: nothing of the setting beyond what the first window said.
+GIVEN_UP = "given_up"
 
 Opened = TypeVar("Opened")
+
+
+class StorageError(InputError):
+    """The study's storage stopped answering; every finished probe is in the trace."""
+
+
+def without_password(text: str, url: str = "") -> str:
+    """`text` with the passwords that a storage URL may carry replaced by ***.
+
+    Args:
+        text: a message, or the URL itself, whether it is well formed or not.
+        url: the URL whose password may stand in the text by itself.
+    """
+    secrets = re.findall(r"://[^/@:\s]*:(.+)@", url)
+    secrets += re.findall(r"(?i)(?:password|passwd|pwd)=([^&\s]+)", url)
+    for secret in secrets:
+        for spelt in {secret, unquote(secret)}:
+            text = text.replace(spelt, "***")
+    text = re.sub(r"(//[^/@:\s]*:)[^@\s]+@", r"\1***@", text)
+    text = re.sub(r":[^:@/]+@", ":***@", text)  # in what is no URL, too
+    return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&\s]+", r"\1***", text)
 
 
 def _within(timeout_s: float, what: str, call: Callable[[], Opened]) -> Opened:
@@ -63,7 +99,9 @@ def _within(timeout_s: float, what: str, call: Callable[[], Opened]) -> Opened:
         raise error
     if isinstance(error, ImportError):
         raise InputError(
-            f"{what} needs a driver that is not installed ({getattr(error, 'name', None) or error})"
+            f"{what} needs a driver that is not installed "
+            f"({getattr(error, 'name', None) or error}); for PostgreSQL install "
+            "joulefront[postgresql], for MySQL install pymysql"
         ) from error
     reason = " ".join(str(error).split()) or type(error).__name__
     raise InputError(f"{what} cannot be opened: {reason[:200]}") from error
@@ -83,14 +121,17 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
     """
     if url is None:
         from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
+        from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
         def open_journal() -> optuna.storages.BaseStorage:
             journal.parent.mkdir(parents=True, exist_ok=True)
             repair_torn_tail(journal)
-            return JournalStorage(JournalFileBackend(str(journal)))
+            # A killed writer leaves its lock, which Optuna breaks after 30 s. But only the driver,
+            # who holds the run folder, and a user's clicks in the dashboard write here, each for
+            # milliseconds.
+            lock = JournalFileSymlinkLock(str(journal), grace_period=JOURNAL_GRACE_S)
+            return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 
-        # An abandoned lock of a killed writer is broken only after Optuna's grace of 30 s.
         return _within(45.0, f"the journal {journal}", open_journal)
 
     from sqlalchemy.engine import make_url
@@ -100,15 +141,81 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise InputError(
-            f"storage {url!r} is not a URL; it must be like sqlite:///study.db or "
-            "postgresql://user@host/name"
+            f"storage {without_password(url)!r} is not a URL; it must be like sqlite:///study.db "
+            "or postgresql://user@host/name"
         ) from error
-    shown = parsed.render_as_string(hide_password=True)
+    shown = without_password(parsed.render_as_string(hide_password=True))
+    options = _engine_options(parsed.get_backend_name(), parsed.query)
+    if parsed.drivername in _DRIVERS:
+        for driver in _DRIVERS[parsed.drivername]:
+            if importlib.util.find_spec(driver[0]) is not None:
+                parsed = parsed.set(drivername=f"{parsed.drivername}+{driver[1]}")
+                break
+    address = parsed.render_as_string(hide_password=False)
 
     def open_database() -> optuna.storages.BaseStorage:
-        return optuna.storages.RDBStorage(url)
+        from sqlalchemy.exc import IntegrityError, ProgrammingError
 
-    return _within(STORAGE_TIMEOUT_S, f"storage {shown!r}", open_database)
+        for last in (False, False, True):
+            try:
+                return optuna.storages.RDBStorage(address, engine_kwargs=options)
+            except (IntegrityError, ProgrammingError):
+                # Two drivers that make the tables at once: the second finds them made.
+                if last:
+                    raise
+                time.sleep(0.5)
+        raise AssertionError
+
+    try:
+        return _within(STORAGE_TIMEOUT_S, f"storage {shown!r}", open_database)
+    except InputError as error:
+        raise InputError(without_password(str(error), url)) from None
+
+
+#: Modules that speak to a server, and what SQLAlchemy calls them: the first that is installed is
+#: taken where a URL names none. SQLAlchemy's own choice changed between its releases.
+_DRIVERS = {
+    "postgresql": (("psycopg2", "psycopg2"), ("psycopg", "psycopg")),
+    "mysql": (("pymysql", "pymysql"), ("MySQLdb", "mysqldb")),
+    "mariadb": (("pymysql", "pymysql"), ("MySQLdb", "mysqldb")),
+}
+
+
+def _engine_options(backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """How SQLAlchemy connects, so that a server that restarts or vanishes is noticed.
+
+    A connection is tried before it is used; PostgreSQL's are given up after some 20 s of silence
+    (libpq's parameters), where the URL does not say otherwise; SQLite waits for another writer.
+    """
+    if backend == "sqlite":
+        return {"connect_args": {"timeout": 30}}
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if backend == "postgresql":
+        wanted = {
+            "connect_timeout": int(STORAGE_TIMEOUT_S),
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 2,
+            "tcp_user_timeout": 20_000,
+        }
+        options["connect_args"] = {k: v for k, v in wanted.items() if k not in given}
+    return options
+
+
+def _raised_by_storage(error: Exception) -> bool:
+    """Whether one of Optuna's storages raised it itself, because it does not work.
+
+    A KeyError is its word for a study or trial that is no longer there, a RuntimeError for a lock
+    of the journal that cannot be made, a ValueError for a line of it that is no JSON, an OSError
+    for its files. A trial that is finished already is no trouble of the storage's, and waiting does
+    not mend it.
+    """
+    if isinstance(error, optuna.exceptions.UpdateFinishedTrialError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    # Who opens a file for a storage may be the standard library.
+    frames = frames if isinstance(error, OSError) else frames[-1:]
+    return any(f"{os.sep}optuna{os.sep}storages{os.sep}" in frame.filename for frame in frames)
 
 
 @contextlib.contextmanager
@@ -119,9 +226,21 @@ def _storage_trouble(where: str) -> Iterator[None]:
 
     try:
         yield
-    except (StorageInternalError, SQLAlchemyError, OSError) as error:
+    except InputError:
+        raise
+    except (
+        StorageInternalError,
+        SQLAlchemyError,
+        OSError,
+        KeyError,
+        RuntimeError,
+        ValueError,
+    ) as error:
+        known = isinstance(error, StorageInternalError | SQLAlchemyError)
+        if not known and not _raised_by_storage(error):
+            raise
         reason = " ".join(str(error.__cause__ or error).split())
-        raise InputError(
+        raise StorageError(
             f"{where} stopped answering ({reason[:160]}); every finished probe is in the trace, "
             "so the same command goes on from here once it answers"
         ) from error
@@ -206,6 +325,11 @@ class StudyBook:
         self._driver = driver
         self._where = f"the storage of study {name!r}"
         self._open: dict[str, dict[Configuration, Trial]] = {}
+        self._records: Sequence[ProbeRecord] | None = None
+        #: Called with each trial and its probe's record just before the trial is finished: the last
+        #: moment at which anything can be attached to it.
+        self.on_finish: Callable[[ProbeRecord, Trial], None] = lambda record, trial: None
+        self._say: Callable[[str], None] = lambda sentence: None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with _storage_trouble(self._where):
             self.study = optuna.create_study(
@@ -227,13 +351,54 @@ class StudyBook:
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self.study.set_metric_names(list(METRICS))
 
+    def follow(self, records: Sequence[ProbeRecord], say: Callable[[str], None]) -> None:
+        """From here on wait for a storage that went away, and catch up with the trace.
+
+        Args:
+            records: the trace as it grows.
+            say: told when the storage goes, and when it is back.
+        """
+        self._records, self._say = records, say
+
+    def patiently(self, call: Callable[[], Opened]) -> Opened:
+        """The result of `call`, which reads or writes the study, however long the storage is away.
+
+        Raises:
+            StorageError: it did not come back within STORAGE_PATIENCE_S, or nobody said `follow`,
+                or the call failed STORAGE_TRIES times although it answered in between.
+        """
+        for last in (*[False] * (STORAGE_TRIES - 1), True):
+            try:
+                with _storage_trouble(self._where):
+                    return call()
+            except StorageError as error:
+                if last:
+                    raise
+                self._wait_for(error)
+        raise AssertionError
+
+    def _wait_for(self, error: StorageError) -> None:
+        """Wait until the storage answers and holds what the trace does; raise `error` if never."""
+        if self._records is None:
+            raise error
+        self._say(f"{error}; waiting up to {STORAGE_PATIENCE_S:g} s for it")
+        until = time.monotonic() + STORAGE_PATIENCE_S
+        while time.monotonic() < until:
+            time.sleep(STORAGE_RETRY_S)
+            with contextlib.suppress(StorageError):
+                notes = self.reconcile(self._records)
+                self._say("; ".join([f"{self._where} answers again", *notes]))
+                return
+        raise error
+
     def ask(self, request: ProbeRequest) -> None:
         """Make one running trial a configuration of the probe; the sampler sees them as pending."""
-        with _storage_trouble(self._where):
-            self._open[request.probe_id] = {
+        self._open[request.probe_id] = self.patiently(
+            lambda: {
                 configuration: self._ask(request, configuration)
                 for configuration in request.configurations()
             }
+        )
 
     def _ask(self, request: ProbeRequest, configuration: Configuration) -> Trial:
         attrs = {
@@ -263,13 +428,26 @@ class StudyBook:
         """
         trials = self._open.pop(record.request.probe_id)
         measured = {m.live: m for m in record.measurements}
-        with _storage_trouble(self._where):
-            for configuration, trial in trials.items():
-                self._tell(record, measured.get(configuration.live), trial)
+        try:
+            with _storage_trouble(self._where):
+                for configuration, trial in trials.items():
+                    self.on_finish(record, trial)
+                    self._tell(record, configuration, measured.get(configuration.live), trial)
+        except StorageError as error:
+            self._wait_for(error)  # which tells it, for it is in the trace
 
-    def _tell(self, record: ProbeRecord, measurement: Measurement | None, trial: Trial) -> None:
+    def _tell(
+        self,
+        record: ProbeRecord,
+        configuration: Configuration,
+        measurement: Measurement | None,
+        trial: Trial,
+    ) -> None:
         if measurement is None:
             failure = record.failure
+            if any(live == configuration.live for live in record.given_up):
+                self._fail(trial, GIVEN_UP, "the sweep's first window left it no hope of the front")
+                return
             for missed in record.missed:
                 if missed.live.key == trial.user_attrs.get("configuration", "").partition(" | ")[2]:
                     failure = Failure("not_taken", missed.message)
@@ -283,7 +461,9 @@ class StudyBook:
             trial.set_user_attr(name, value)
         energy_kJ = measurement.energy_per_step_J * self._steps / 1000
         time_s = measurement.step_time_s * self._steps
-        excess = self._constraints.excess(energy_kJ, time_s, measurement.power_W)
+        excess = self._constraints.excess(
+            energy_kJ, time_s, measurement.power_W, gpus=configuration.world_size
+        )
         _set_constraints(trial, excess)
         self.study.tell(trial, [energy_kJ, time_s])
 
@@ -323,8 +503,8 @@ class StudyBook:
                 for configuration in record.request.configurations():
                     place = (record.request.probe_id, configuration.key)
                     told += self._tell_again(record, configuration, trials.pop(place, None))
-            for trial in trials.values():
-                if trial.state == TrialState.RUNNING:
+            for (probe_id, _), trial in trials.items():
+                if trial.state == TrialState.RUNNING and probe_id not in self._open:
                     failed += 1
                     self._fail(
                         Trial(self.study, trial._trial_id),
@@ -365,7 +545,7 @@ class StudyBook:
             trial = self._ask(record.request, configuration)
         else:
             return False
-        self._tell(record, measurement, trial)
+        self._tell(record, configuration, measurement, trial)
         return True
 
     def set_user_attrs(self, attrs: Mapping[str, Any]) -> None:

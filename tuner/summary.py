@@ -25,7 +25,13 @@ from tuner.wording import (
 )
 from workload.probe import ProbeRecord
 
-__all__ = ["front_lines", "plot_lines", "record_lines", "summary_lines"]
+__all__ = [
+    "front_lines",
+    "plot_lines",
+    "record_lines",
+    "summary_lines",
+    "verification_lines",
+]
 
 _WIDTH, _HEIGHT = 60, 12
 
@@ -116,6 +122,11 @@ def plot_lines(result: Result) -> list[str]:
     return lines
 
 
+def verification_lines(result: Result) -> list[str]:
+    """Whether the choice was held against the baseline again: shown wherever the choice is."""
+    return [result.verification.sentence] if result.verification is not None else []
+
+
 def summary_lines(result: Result) -> list[str]:
     """What `tuner optimize` ends with."""
     units = units_of(result)
@@ -129,6 +140,9 @@ def summary_lines(result: Result) -> list[str]:
         f"configurations, {result.steps:,} x {result.about.get('unit_of_work', 'step')}"
     )
     lines += front_lines(result.front_points, names, intervals=True)
+    if result.predicted:
+        lines += ["", "Never measured, and likely on the front (predicted):"]
+        lines += front_lines(result.predicted, names, intervals=True)
     lines += ["", *plot_lines(result)]
     if result.baseline is not None:
         lines += [
@@ -136,9 +150,10 @@ def summary_lines(result: Result) -> list[str]:
             "Baseline: "
             f"{units.energy_text(result.baseline.energy_to_solution_kJ)}{estimated} and "
             f"{units.time_text(result.baseline.time_to_solution_s)} with "
-            + (" ".join(knobs(result.baseline.configuration, names)) or "default"),
+            + (" ".join(knobs(result.baseline.configuration, names)) or "default")
+            + (f" ({result.baseline_name})" if result.baseline_name else ""),
         ]
-    lines += ["", f"Choice: {result.choice.sentence}"]
+    lines += ["", f"Choice: {result.choice.sentence}", *verification_lines(result)]
     if comparison(result, units):
         lines.append(comparison(result, units))
     spent = result.spent
@@ -159,9 +174,23 @@ def summary_lines(result: Result) -> list[str]:
             f"Failed: {record.request.probe_id} {record.request.launch.key}: "
             f"{record.failure.kind.replace('_', ' ')}: {record.failure.message}"
         )
+    lines += _target_lines(result)
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")
     return lines
+
+
+def _target_lines(result: Result) -> list[str]:
+    """The front predicted for more GPUs, where one was asked for."""
+    target = result.target
+    if target is None:
+        return []
+    shown = [*target.front_points, *([target.baseline] if target.baseline else [])]
+    names = varying_knobs(point.configuration for point in shown)
+    lines = ["", target.sentence, *front_lines(target.front_points, names, intervals=True)]
+    if target.baseline is not None:
+        lines += ["The default configuration there:", *front_lines([target.baseline], names)]
+    return [*lines, f"Choice there: {target.choice.sentence}"]
 
 
 def record_lines(record: ProbeRecord) -> list[str]:

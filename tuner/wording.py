@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from search_spaces.configuration import Configuration
 from search_spaces.knobs import KNOBS, Value
-from tuner.result import Result
+from tuner.result import Point, Result
 
 __all__ = [
     "Units",
@@ -24,6 +24,7 @@ __all__ = [
     "knobs",
     "label",
     "number",
+    "ordered_knobs",
     "payback",
     "percent",
     "prediction",
@@ -78,9 +79,14 @@ class Units:
         return f"{number(low / per)} to {number(high / per)}"
 
 
+def _every_point(result: Result) -> list[Point]:
+    named = (point for point in (result.best, result.baseline) if point is not None)
+    return [*result.points, *result.front_points, *named]
+
+
 def units_of(result: Result) -> Units:
     """The units of a result's points."""
-    points = [*result.points, *result.front_points, *(p for p in (result.best, result.baseline) if p)]
+    points = _every_point(result)
     return Units.for_values(
         (p.energy_to_solution_kJ for p in points), (p.time_to_solution_s for p in points)
     )
@@ -106,7 +112,7 @@ def percent(share: float) -> str:
 
 def is_estimated(result: Result) -> bool:
     """Whether any energy of the result was estimated instead of metered."""
-    points = [*result.points, *result.front_points, *(p for p in (result.best, result.baseline) if p)]
+    points = _every_point(result)
     return any(p.meter.estimated for p in points) or any(
         record.meter.estimated for record in result.failures
     )
@@ -114,7 +120,7 @@ def is_estimated(result: Result) -> bool:
 
 def prediction(result: Result) -> str:
     """What every page says of a study that ran on a simulated cluster; "" for any other."""
-    points = [*result.points, *result.front_points, *(p for p in (result.best, result.baseline) if p)]
+    points = _every_point(result)
     meters = [p.meter for p in points] + [record.meter for record in result.failures]
     if not any(meter.name == "simulated" for meter in meters):
         return ""
@@ -183,6 +189,8 @@ def unit_of_work(result: Result) -> str:
 def payback(result: Result) -> str:
     """After how much training the savings repay the search, in a sentence."""
     steps, share = result.spent.payback_steps, result.spent.payback_share
+    if result.points and result.spent.energy_kJ == 0:
+        return "Nothing was spent on a search."
     if result.best is None or result.baseline is None:
         return "There is no choice and baseline to compare, so nothing is known about payback."
     if steps is None or share is None or not math.isfinite(steps):
@@ -200,21 +208,20 @@ def knob_text(name: str, value: Value | None) -> str:
     return f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
-def varying_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:
-    """The knobs that have more than one value among them: standard ones first, in their order."""
-    every = list(configurations)
-    names = {name for c in every for half in (c.launch, c.live) for name in half}
+def ordered_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:
+    """Every knob that one of them sets: standard ones first, in their order, then by name."""
+    names = {name for c in configurations for half in (c.launch, c.live) for name in half}
     order = list(KNOBS)
-    ranked = sorted(names, key=lambda n: (order.index(n) if n in order else len(order), n))
-    return tuple(name for name in ranked if len({c.get(name) for c in every}) > 1)
+    return tuple(sorted(names, key=lambda n: (order.index(n) if n in order else len(order), n)))
+
+
+def varying_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:
+    """The knobs that have more than one value among them, in the order of `ordered_knobs`."""
+    every = list(configurations)
+    return tuple(name for name in ordered_knobs(every) if len({c.get(name) for c in every}) > 1)
 
 
 def knobs(configuration: Configuration, names: Iterable[str] | None = None) -> tuple[str, ...]:
     """The configuration's knobs as texts: those of `names`, or all that it sets, standard first."""
-    if names is None:
-        order = list(KNOBS)
-        names = sorted(
-            [*configuration.launch, *configuration.live],
-            key=lambda n: (order.index(n) if n in order else len(order), n),
-        )
+    names = ordered_knobs([configuration]) if names is None else names
     return tuple(knob_text(name, configuration.get(name)) for name in names)

@@ -160,6 +160,12 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    if args.ray is not None:
+        from tuner.ray_cluster import survey
+
+        seen = survey(args.ray, device_kind=args.device_kind)
+        answer(args, seen.to_json(), seen.lines())
+        return OK if seen.cluster is not None else FAILED
     from workload.machine import machine_facts
 
     facts = machine_facts()
@@ -212,4 +218,8 @@ def add(commands: Commands) -> None:
     )
     predict.add_argument("--run", metavar="RUN", help="correct by the probes of this run")
     predict.add_argument("--runs-dir", default="runs", metavar="DIR", help="where runs are")
-    commands.command("doctor", _doctor, "what this machine offers")
+    doctor = commands.command(
+        "doctor", _doctor, "what this machine, or each node of a Ray cluster, offers"
+    )
+    doctor.add_argument("--ray", metavar="ADDRESS", help="look at this Ray: auto or HOST:PORT")
+    doctor.add_argument("--device-kind", metavar="NAME", help="the kind that would be used")

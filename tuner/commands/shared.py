@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,12 +25,20 @@ def answer(args: argparse.Namespace, data: Any, lines: Sequence[str]) -> None:
         print("\n".join(lines))
 
 
-def printer(args: argparse.Namespace) -> Any:
+@contextmanager
+def progress(args: argparse.Namespace) -> Iterator[Any]:
+    """Whom a study tells its progress: a live view at a terminal, else plain lines, or nobody."""
     if args.quiet:
-        return None
+        yield None
+        return
+    from tuner.live import LiveView, can_be_live
     from tuner.progress import ProgressPrinter
 
-    return ProgressPrinter()
+    if args.plain or not can_be_live(sys.stderr):
+        yield ProgressPrinter()
+        return
+    with LiveView() as view:
+        yield view
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -41,6 +51,13 @@ def choices(args: argparse.Namespace) -> dict[str, Any]:
         "budget_kJ",
         "deadline_s",
         "power_cap_W",
+        "peak_power_W",
+        "max_gpus",
+        "objective",
+        "price_per_kWh",
+        "price_per_gpu_hour",
+        "grid_gCO2_per_kWh",
+        "verify",
         "probe_budget_kJ",
         "max_probes",
         "search_s",
@@ -98,6 +115,23 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     add("--budget-kJ", type=float, metavar="X", help="energy that the training job may use")
     add("--deadline-s", type=float, metavar="X", help="time that the training job may take")
     add("--power-cap-W", type=float, metavar="X", help="bound on the job's average power")
+    add("--peak-power-W", type=float, metavar="X", help="bound on its power at any moment")
+    add("--max-gpus", type=int, metavar="N", help="bound on its number of GPUs")
+    add(
+        "--choose",
+        dest="objective",
+        metavar="WHAT",
+        help="knee, least-energy, least-time, least-edp, least-cost or least-carbon",
+    )
+    add("--price-per-kWh", type=float, metavar="X", help="of energy, for least-cost")
+    add("--price-per-gpu-hour", type=float, metavar="X", help="of a GPU, for least-cost")
+    add("--grid-gCO2-per-kWh", type=float, metavar="X", help="of your grid, for least-carbon")
+    add(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="do not measure the choice and the baseline again before recommending",
+    )
     add("--probe-budget-kJ", type=float, metavar="X", help="energy that the search may use")
     add("--max-probes", type=int, metavar="N", help="probes that the search may make")
     add("--search-s", type=float, metavar="X", help="no probe starts after this many seconds")
@@ -105,8 +139,11 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     add("--name", metavar="NAME", help="the run; one that stands goes on where it stopped")
     add("--runs-dir", default="runs", metavar="DIR", help="where runs are (default: runs)")
     add("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
-    add("--sampler", metavar="NAME", help="joulefront (default), tpe, nsgaii, gp or random")
+    add(
+        "--sampler", metavar="NAME", help="joulefront (default), tpe, nsgaii, gp, botorch or random"
+    )
     add("--quiet", action="store_true", help="no progress")
+    add("--plain", action="store_true", help="progress as plain lines, also at a terminal")
 
 
 def add_script(parser: argparse.ArgumentParser) -> None:

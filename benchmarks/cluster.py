@@ -1,0 +1,185 @@
+"""What a large cluster costs the driver: its memory, its processor time, probes a second.
+
+Sixty-four nodes are stood for by a few raylets of this machine that each claim the devices of many:
+the leases, the actors' calls and the records are Ray's own, and only the answers are simulated, at
+once, so that the driver is what is timed. First the executor and the trace alone, to 10,000
+measurements, then a whole study, whose driver keeps every record. Memory that grows with the count
+of measurements, beyond what they are themselves, would show between 1,000 and 10,000.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, arguments, publish
+from search_spaces.cluster import Cluster, load_cluster
+from search_spaces.job import TrainingJob, load_job
+from search_spaces.space import load_space
+from workload.probe import ProbeRequest, Runner
+from workload.trace import TraceWriter
+
+MIB = 2**20
+
+
+def rss_MiB() -> float:
+    """Resident memory of this process now."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / MIB
+
+
+def simulated(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
+    """The runner of every node."""
+    from models.simulated import SimulatedRunner
+
+    return SimulatedRunner(job, cluster)
+
+
+def requests(job: TrainingJob, cluster: Cluster, count: int, live: int) -> Iterator[ProbeRequest]:
+    """Probes of one node each, through all launches again and again, `live` settings a probe."""
+    candidates = load_space("default").candidates(job, replace(cluster, nodes=1))
+    pairs = list(zip(candidates.launches, candidates.lives, strict=True))
+    for number, (launch, lives) in enumerate(islice(cycle(pairs), count)):
+        visits = tuple(islice(cycle(lives), live))
+        # Simulated seconds, which a large model's steps need and nobody waits for.
+        yield ProbeRequest(f"p{number:05d}", launch, visits, time_limit_s=3600.0)
+
+
+def executor_alone(
+    executor: Any, job: TrainingJob, cluster: Cluster, options: Any, folder: Path
+) -> list[Figure]:
+    """Submit, wait, write: what the driver does without a sampler."""
+    waiting = requests(job, cluster, options.probes, options.live)
+    done = measured = failed = 0
+    memory: dict[int, float] = {}
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    most = 0
+    with closing(TraceWriter(folder / "trace" / "probes.jsonl")) as writer:
+        upcoming = next(waiting, None)
+        while upcoming is not None or executor.in_flight:
+            while upcoming is not None and executor.in_flight < executor.capacity:
+                executor.submit(upcoming)
+                upcoming = next(waiting, None)
+            most = max(most, executor.in_flight)
+            record = executor.wait()
+            writer.append(record)
+            done, measured = done + 1, measured + len(record.measurements)
+            failed += not record.ok
+            for mark in (100, 1_000, 10_000):
+                if measured >= mark and mark not in memory:
+                    memory[mark] = rss_MiB()
+                    print(f"{measured} measurements, driver {memory[mark]:.1f} MiB", flush=True)
+    wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
+    print(f"{done} probes, {failed} failed, up to {most} in flight, {wall_s:.1f} s", flush=True)
+    return [
+        Figure("nodes_stood_for", options.nodes, "count"),
+        Figure("probes", done, "count"),
+        Figure("measurements", measured, "count"),
+        Figure("most_submitted_at_once", most, "count"),
+        Figure("wall_s", wall_s, "s"),
+        Figure("probes_per_s", done / wall_s, "1/s"),
+        Figure("driver_cpu_per_probe_ms", 1000 * cpu_s / done, "ms"),
+        *(Figure(f"driver_memory_at_{mark}_MiB", memory[mark], "MiB") for mark in memory),
+        Figure("driver_memory_MiB", rss_MiB(), "MiB"),
+    ]
+
+
+def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> list[Figure]:
+    """The driver as a user's: sampler, study, trace, every record kept."""
+    from tuner import driver
+    from tuner.decide import Constraints
+    from tuner.problem import problem_of_job
+    from tuner.progress import Progress
+    from tuner.ray_executor import RayExecutor
+    from tuner.runs import RunFolder
+    from tuner.settings import SearchSettings
+
+    # Jobs of one node, many at a time.
+    problem = problem_of_job(load_job(options.job), replace(cluster, nodes=1), plan=True)
+    assert problem.job is not None
+    memory: dict[int, float] = {}
+    counted = {"measurements": 0}
+
+    def notice(event: Progress) -> None:
+        if event.record is not None:
+            counted["measurements"] += len(event.record.measurements)
+            for mark in (100, 1_000, 10_000):
+                if counted["measurements"] >= mark and mark not in memory:
+                    memory[mark] = rss_MiB()
+            memory[0] = rss_MiB()  # the last; what the answer and its plots take comes after
+
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    driver.run_study(
+        problem,
+        lambda run, say: RayExecutor(
+            problem.job,
+            problem.cluster,
+            run_dir=run.path,
+            address=address,
+            make_runner=simulated,
+        ),
+        constraints=Constraints(None, None, None),
+        settings=SearchSettings(max_probes=options.study_probes, time_limit_s=3600.0),
+        storage=None,
+        run=RunFolder.named(folder, "study"),
+        report=False,
+        notify=notice,
+        sampler=options.sampler,
+    )
+    wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
+    measured, last_MiB = counted["measurements"], memory.pop(0)
+    print(f"study: {measured} measurements, driver {last_MiB:.1f} MiB, {wall_s:.1f} s", flush=True)
+    return [
+        Figure("study_measurements", measured, "count"),
+        Figure("study_wall_s", wall_s, "s"),
+        Figure("study_driver_cpu_s", cpu_s, "s"),
+        *(Figure(f"study_memory_at_{mark}_MiB", memory[mark], "MiB") for mark in memory),
+        Figure("study_memory_at_the_end_MiB", last_MiB, "MiB"),
+    ]
+
+
+def main() -> None:
+    parser = arguments("what a large cluster costs the driver")
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--raylets", type=int, default=4)
+    parser.add_argument("--probes", type=int, default=1250)
+    parser.add_argument("--live", type=int, default=8, help="settings a probe")
+    parser.add_argument("--study-probes", type=int, default=0, help="0: no study")
+    parser.add_argument("--sampler", default="random", help="of the study")
+    parser.add_argument("--job", default=None)
+    options = parser.parse_args()
+    from ray.cluster_utils import Cluster as RayCluster
+
+    from tuner.ray_executor import RayExecutor
+
+    job = load_job(options.job)
+    cluster = replace(load_cluster("h200-8"), nodes=options.nodes)
+    each = -(-options.nodes // options.raylets) * cluster.devices_per_node
+    print(f"{options.raylets} raylets stand for {options.nodes} nodes of 8 GPUs", flush=True)
+    ray_cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": each})
+    for _ in range(options.raylets - 1):
+        ray_cluster.add_node(num_cpus=1, num_gpus=each)
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            executor = RayExecutor(
+                job, cluster, run_dir=folder, address=ray_cluster.address, make_runner=simulated
+            )
+            with closing(executor):
+                figures = executor_alone(executor, job, cluster, options, folder)
+            if options.study_probes:
+                figures += whole_study(cluster, options, folder, ray_cluster.address)
+    finally:
+        ray_cluster.shutdown()
+    publish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

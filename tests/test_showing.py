@@ -1,0 +1,276 @@
+"""The figures and parts beyond the front: power over time, phases, scopes, where it goes, paper."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from sample_results import NVML, large_result, point, records_of, small_result
+
+from search_spaces.cluster import load_cluster
+from search_spaces.configuration import Configuration, Settings
+from search_spaces.errors import UnknownName
+from search_spaces.job import load_job
+from tuner.compare import Difference
+from tuner.plots import figures, front_figure
+from tuner.report import render_report
+from tuner.result import Attainment, Attempt, Choice, Result, Verification
+from tuner.showing.paper import on_paper
+from tuner.showing.power_plots import (
+    Timeline,
+    phase_means,
+    phases_figure,
+    read_timeline,
+    scopes_figure,
+    timeline_figure,
+)
+from tuner.target import Target
+from workload.meters.base import PowerSample
+from workload.probe import Measurement, ProbeRecord, ProbeRequest
+from workload.trace import write_power_samples
+
+STEP_S, LOW_W, HIGH_W = 0.4, 100.0, 300.0
+
+
+def phased(run_dir: Path) -> ProbeRecord:
+    """A probe of 10 s: launch 2 s, one window of 5 s; each step half forward, half backward."""
+    live = Settings(clock_MHz=1200)
+    window = Measurement(
+        live=live,
+        steps=12,
+        window_s=4.8,
+        step_time_s=STEP_S,
+        energy_J=4.8 * 200,
+        power_W=200.0,
+        started_s=3.0,
+        beside_J={"hwmon": 4.8 * 260},
+        phases_s={"forward": STEP_S / 2, "backward": STEP_S / 2},
+    )
+    request = ProbeRequest("p0001", Settings(data_parallel=2), (live,))
+    samples, marks = [], []
+    for i in range(1000):
+        t = i / 100
+        backward = t >= 3 and (t - 3) % STEP_S >= STEP_S / 2
+        samples.append(PowerSample(50 + t, HIGH_W if backward else LOW_W, {"hwmon_W": 260.0}))
+    for step in range(12):
+        marks += [(53 + step * STEP_S, "forward"), (53 + (step + 0.5) * STEP_S, "backward")]
+    marks.append((53 + 12 * STEP_S, "boundary"))
+    write_power_samples(run_dir, "p0001", samples, since_s=50.0, phases=marks)
+    return ProbeRecord(
+        request, (window,), NVML, launch_s=2.0, wall_s=10.0, energy_J=2000.0, idle_W=60.0
+    )
+
+
+def result_of_phased(run_dir: Path) -> tuple[Result, ProbeRecord]:
+    record = phased(run_dir)
+    (window,) = record.measurements
+    best = point(Configuration(record.request.launch, window.live), 400.0, 200.0, NVML)
+    base = large_result()
+    result = replace(
+        base,
+        run_dir=run_dir,
+        points=(best, *base.points),
+        best=best,
+        front_points=(best,),
+        windows={best.configuration: (window,)},
+    )
+    return result, record
+
+
+def test_a_timeline_keeps_its_windows_scopes_and_idle(tmp_path: Path) -> None:
+    record = phased(tmp_path)
+    timeline = read_timeline(tmp_path, record)
+    assert timeline is not None
+    figure = timeline_figure(timeline)
+    names = [trace.name for trace in figure.data]
+    assert names[:2] == ["gpu (nvml)", "beside: hwmon"]
+    assert max(figure.data[0].y) == HIGH_W
+    assert min(figure.data[0].y) == LOW_W
+    (shaded,) = [shape for shape in figure.layout.shapes if shape.type == "rect"]
+    assert (shaded.x0, shaded.x1) == (3.0, 7.8)
+    texts = [a.text for a in figure.layout.annotations]
+    assert texts == ["clock_MHz=1200", "idle 60.0 W"]
+
+
+def test_a_long_timeline_is_thinned_and_keeps_its_peaks() -> None:
+    samples = [PowerSample(i / 10, 100.0 + (500.0 if i == 7777 else 0.0)) for i in range(20_000)]
+    record = ProbeRecord(ProbeRequest("p0000", Settings(data_parallel=1)), (), NVML)
+    line = timeline_figure(Timeline(record, tuple(samples))).data[0]
+    assert len(line.x) < 1500
+    assert max(line.y) == 600.0
+    assert list(line.x) == sorted(line.x)
+
+
+def test_phases_are_shaded_and_their_power_told(tmp_path: Path) -> None:
+    timeline = read_timeline(tmp_path, phased(tmp_path))
+    assert timeline is not None
+    figure = phases_figure(timeline)
+    assert figure is not None
+    spans = [(shape.x0, shape.x1) for shape in figure.layout.shapes]
+    low, high = figure.layout.xaxis.range
+    assert high - low == pytest.approx(3 * STEP_S)
+    assert sum(b - a for a, b in spans) == pytest.approx(high - low)
+    assert [t.name for t in figure.data if t.name != "power"] == ["forward", "backward"]
+    means = {name: (seconds, power) for name, seconds, power in phase_means(timeline)}
+    assert means["forward"] == pytest.approx((STEP_S / 2, LOW_W), rel=0.06)
+    assert means["backward"] == pytest.approx((STEP_S / 2, HIGH_W), rel=0.06)
+
+
+def test_without_marks_or_samples_nothing_is_drawn(tmp_path: Path) -> None:
+    record = phased(tmp_path)
+    timeline = read_timeline(tmp_path, record)
+    assert timeline is not None
+    bare = replace(timeline, phases=())
+    assert phases_figure(bare) is None
+    assert phase_means(bare) == []
+    assert read_timeline(tmp_path / "elsewhere", record) is None
+    assert read_timeline(None, record) is None
+    (tmp_path / "trace" / "power" / "p0001.csv.gz").write_bytes(b"not a table")
+    assert read_timeline(tmp_path, record) is None
+
+
+def test_scopes_stand_side_by_side(tmp_path: Path) -> None:
+    result, _ = result_of_phased(tmp_path)
+    figure = scopes_figure(result)
+    assert figure is not None
+    power = {trace.name: trace.y[0] for trace in figure.data}
+    assert power == pytest.approx({"gpu (nvml)": 200.0, "beside: hwmon": 260.0})
+    assert scopes_figure(large_result()) is None
+
+
+def test_the_report_holds_power_and_phases(tmp_path: Path) -> None:
+    result, record = result_of_phased(tmp_path)
+    assert {"timeline-best", "phases-best", "scopes"} <= set(figures(result, [record]))
+    page = render_report(result, records=[record])
+    for said in ("plot-timeline-best", "plot-phases-best", "plot-scopes", ">backward<", "50 %"):
+        assert said in page
+
+
+def test_where_it_goes_is_said_of_a_job_that_is_known() -> None:
+    job, cluster = load_job(), load_cluster("cpu-2")
+    known = {"job": {**job.to_json(), "model": json.dumps(dict(job.model))}}
+    result = replace(small_result(), about={**known, "cluster": asdict(cluster)})
+    drawn = figures(result)
+    bars = drawn["breakdown-time"].data[0]
+    assert sum(bars.x) > 0
+    assert "Where its time and energy go" in render_report(result)
+    assert "breakdown-time" not in figures(small_result())  # its job is a word, not a job
+
+
+def attained(result: Result) -> Attainment:
+    times = tuple(p.time_to_solution_s for p in result.front_points)
+    energy = [p.energy_to_solution_kJ for p in result.front_points]
+    low, high = (tuple(f * e for e in energy) for f in (0.97, 1.03))
+    return Attainment(
+        (times[0] / 2, *times),
+        (math.inf, *energy),
+        (math.inf, *high),
+        (math.inf, *low),
+        500,
+    )
+
+
+def test_the_band_and_the_predicted_points_are_drawn() -> None:
+    result = large_result()
+    maybe = point(
+        Configuration.of(data_parallel=2, micro_batch=8, clock_MHz=1750),
+        900.0,
+        480.0,
+        NVML,
+        source="predicted",
+        windows=0,
+        p_nondominated=0.6,
+    )
+    result = replace(result, attainment=attained(result), predicted=(maybe,))
+    figure = front_figure(result)
+    assert figure is not None
+    traces = {trace.name: trace for trace in figure.data}
+    band = traces["80 % band of the true front"]
+    assert band.fill == "tonexty"
+    assert all(math.isfinite(v) for v in (*band.x, *band.y))
+    assert len(band.x) == len(result.front_points)
+    assert list(traces["predicted"].x) == [900.0]
+    page = render_report(result)
+    assert "shaded band" in page
+    assert "Predicted to be on the front, not measured: 1" in page
+
+
+@pytest.mark.parametrize("status", ["confirmed", "refuted", "off"])
+def test_whether_the_choice_was_verified_is_always_said(status) -> None:  # type: ignore[no-untyped-def]
+    result = large_result()
+    assert result.best is not None
+    less = Difference("energy_per_step", -0.2, -0.25, -0.15, 0.001, "a paired test")
+    attempt = Attempt(result.best.configuration, 4, None, less, status == "confirmed", "a verdict")
+    said = Verification(status, f"It is {status}.", (attempt,) if status != "off" else (), 8, 3.0)
+    page = render_report(replace(result, verification=said))
+    assert f"It is {status}." in page
+    assert ("Verified before it is recommended" in page) == (status != "off")
+    if status != "off":
+        assert "a verdict" in page
+
+
+def test_what_is_predicted_for_more_gpus_stands_apart() -> None:
+    result = large_result()
+    there = point(Configuration.of(data_parallel=16), 60.0, 9000.0, NVML, source="predicted")
+    choice = Choice("knee", True, "There the knee is data_parallel=16.")
+    target = Target(
+        gpus=16,
+        cluster="made-up",
+        front_points=(there,),
+        best=there,
+        choice=choice,
+        baseline=None,
+        candidates=7,
+        left_out=1,
+        windows=12,
+        probed_gpus=(2,),
+        simulated=False,
+    )
+    page = render_report(replace(result, target=target))
+    assert "Predicted for 16 GPUs" in page
+    assert "There the knee is data_parallel=16." in page
+    assert "Predicted for" not in render_report(result)
+
+
+@pytest.mark.parametrize("kind", ["front", "live", "hypervolume", "surrogate-time"])
+def test_matplotlib_shows_the_same_points(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = replace(large_result(), run_dir=None)
+    result = replace(result, attainment=attained(result))
+    drawn, paper = result.plot(kind), result.plot(kind, backend="matplotlib")
+    (axes,) = paper.axes
+    assert axes.get_xlabel() == drawn.layout.xaxis.title.text
+    markers = sum(
+        len(t.x) for t in drawn.data if "markers" in (t.mode or "") and t.x[0] is not None
+    )
+    assert sum(len(c.get_offsets()) for c in axes.collections if len(c.get_offsets())) >= markers
+    paper.savefig(tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.pdf").stat().st_size > 4000
+
+
+def test_every_figure_goes_on_paper(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result, record = result_of_phased(tmp_path)
+    for name, figure in figures(result, [record, *records_of(small_result())]).items():
+        on_paper(figure).savefig(tmp_path / f"{name}.svg")
+
+
+def test_plot_names_what_there_is() -> None:
+    result = replace(small_result(), run_dir=None)
+    with pytest.raises(UnknownName, match="surrogate-time"):
+        result.plot("pie")
+    with pytest.raises(UnknownName, match="matplotlib"):
+        result.plot(backend="gnuplot")
+
+
+def test_a_notebook_shows_the_choice_and_the_front() -> None:
+    result = large_result()
+    shown = result._repr_html_()
+    assert result.choice.sentence in shown
+    assert shown.count("<tr>") == len(result.front_points) + 1
+    assert "<b>chosen</b>" in shown
+    hostile = replace(result, name="<script>alert(1)</script>")
+    assert "<script" not in hostile._repr_html_()

@@ -1,0 +1,146 @@
+"""Where the choice's time and energy go, and what each knob does, as horizontal bars."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from search_spaces.errors import InputError
+from tuner.asked import known_cluster, known_job
+from tuner.plot_style import BLUE, GREEN, MUTED, ORANGE, empty_figure, wrapped
+from tuner.result import Result
+from tuner.wording import knob_text, number, percent
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from models.breakdown import Breakdown
+    from search_spaces.knobs import Value
+    from tuner.explain import Explanation, KnobEffect
+
+__all__ = ["breakdown", "breakdown_figures", "explained", "knobs_figure"]
+
+
+def breakdown(result: Result) -> Breakdown | None:
+    """Where a step of the choice goes by the analytic models; None where nothing tells the job."""
+    if result.best is None:
+        return None
+    try:
+        job, cluster = known_job(result.about), known_cluster(result.about)
+        if job is None or cluster is None or not job.model or not job.sequence_length:
+            return None
+        from models.analytic import AnalyticModel
+
+        return AnalyticModel(job, cluster).breakdown(result.best.configuration)
+    except (InputError, KeyError, TypeError, ValueError):
+        return None  # a page that shows an answer does not fail for what only explains it
+
+
+def explained(result: Result) -> Explanation | None:
+    """Why the choice is as it is; None where there is no choice or too little was measured."""
+    if result.best is None or not result.windows:
+        return None
+    try:
+        return result.explain(result.best.configuration)
+    except (InputError, ValueError):
+        return None  # as above
+
+
+def bars(
+    parts: Mapping[str, float], title: str, unit: str, colour: str, scale: float = 1.0
+) -> go.Figure:
+    """Horizontal bars, the largest at the top, each with its share."""
+    total = sum(parts.values())
+    names = list(parts)[::-1]
+    figure = empty_figure(title, "", {"rangemode": "tozero"}, {"showgrid": False, "ticks": ""})
+    figure.add_trace(
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": [html.escape(name) for name in names],
+            "x": [parts[name] / scale for name in names],
+            "marker": {"color": colour},
+            "text": [f" {percent(parts[name] / total)}" for name in names],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "hoverinfo": "text",
+            "hovertext": [
+                f"{html.escape(name)}: {number(parts[name] / scale)} {unit}, "
+                f"{percent(parts[name] / total)}"
+                for name in names
+            ],
+            "showlegend": False,
+        }
+    )
+    widest = max(parts.values()) / scale
+    figure.update_layout(bargap=0.35, xaxis={"range": [0, 1.18 * widest]})
+    return figure
+
+
+def breakdown_figures(result: Result) -> dict[str, go.Figure]:
+    """ "breakdown-time" and "breakdown-energy" of the choice, as the analytic models predict."""
+    said = breakdown(result)
+    if said is None or not said.time_s or not said.joules:
+        return {}
+    time = {name: value for name, value in said.time_s.items() if value >= 1e-3 * said.step_time_s}
+    joules = {name: value for name, value in said.joules.items() if value >= 1e-3 * said.energy_J}
+    s, unit_s = (1e-3, "ms") if said.step_time_s < 1 else (1.0, "s")
+    j, unit_j = (1e3, "kJ") if said.energy_J > 1e4 else (1.0, "J")
+    return {
+        "breakdown-time": bars(time, f"{unit_s} of a step, predicted", unit_s, BLUE, s),
+        "breakdown-energy": bars(joules, f"{unit_j} of a step, predicted", unit_j, GREEN, j),
+    }
+
+
+#: More effects than this are only in the table.
+_MOST_EFFECTS = 14
+
+
+def knobs_figure(explanation: Explanation) -> go.Figure | None:
+    """What each knob's value changes at the point, in energy and in time, with 90 % intervals."""
+    effects = explanation.knobs[:_MOST_EFFECTS][::-1]
+    if not effects:
+        return None
+    names = [_instead(effect) for effect in effects]
+    figure = empty_figure("Change (%)", "", {"zeroline": True}, {"showgrid": False})
+    figure.update_xaxes(zerolinecolor=MUTED, zerolinewidth=1)
+    for what, colour, symbol, shift in (
+        ("energy", GREEN, "circle", 0.14),
+        ("time", ORANGE, "diamond", -0.14),
+    ):
+        changes = [getattr(effect, what) for effect in effects]
+        figure.add_trace(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": what,
+                "x": [100 * middle for middle, _, _ in changes],
+                "y": [i + shift for i in range(len(effects))],
+                "marker": {"color": colour, "symbol": symbol, "size": 8},
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [100 * (high - middle) for middle, _, high in changes],
+                    "arrayminus": [100 * (middle - low) for middle, low, _ in changes],
+                    "color": colour,
+                    "thickness": 1.2,
+                    "width": 0,
+                },
+                "hoverinfo": "text",
+                "hovertext": [wrapped(effect.sentence) for effect in effects],
+            }
+        )
+    figure.update_yaxes(
+        tickvals=list(range(len(effects))), ticktext=names, range=[-0.6, len(effects) - 0.4]
+    )
+    return figure
+
+
+def _instead(effect: KnobEffect) -> str:
+    """ "micro_batch" and below it "4, not 1", escaped."""
+
+    def value(of: Value | None) -> str:
+        return html.escape(knob_text(effect.knob, of).partition("=")[2])
+
+    return f"{html.escape(effect.knob)}<br>{value(effect.value)}, not {value(effect.instead_of)}"

@@ -1,0 +1,323 @@
+"""What the verifying probes of a trace say: does the choice hold against the baseline?
+
+They come in pairs, one launch of the baseline (A) and one of the configuration that is tried (B),
+in the order A B B A A B, so that a steady drift falls on both alike. Only these fresh launches are
+compared (`tuner.compare`), not those of the search that made the configuration look good: the best
+of many noisy points looks better than it is. It survives where it shows itself better in what the
+search had found better, and worse in none of that. Everything is read from the trace, so that a
+study that goes on, and a report that is written again, say the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from search_spaces.configuration import Configuration
+from tuner.compare import Comparison, compare_measurements
+from tuner.decide import Constraints, decide, front_of
+from tuner.result import Attempt, Choice, Point, Verification
+from tuner.wording import knobs, label, number
+from workload.probe import Measurement, ProbeRecord
+
+__all__ = ["LEAST_PAIRS", "MOST_TRIES", "Settled", "attempts_of", "baseline_of", "settle"]
+
+#: Pairs of launches below which nothing is concluded.
+LEAST_PAIRS = 2
+#: So many configurations are tried; then the baseline is recommended.
+MOST_TRIES = 3
+#: Failures that say nothing of the configuration: the launch is made again.
+NO_BLAME = ("cancelled", "node")
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The choice after what was verified.
+
+    Attributes:
+        best: what is recommended; None where nothing was measured.
+        choice: how it was chosen.
+        verification: whether it was held against the baseline; None where nothing was measured.
+        to_try: what is to be held against the baseline next; None where there is nothing to try.
+    """
+
+    best: Point | None
+    choice: Choice
+    verification: Verification | None
+    to_try: Configuration | None = None
+
+
+def baseline_of(records: Sequence[ProbeRecord]) -> Configuration | None:
+    """The baseline's configuration, where its probe measured something."""
+    for record in records:
+        if record.request.purpose == "baseline" and record.measurements:
+            return record.request.configurations()[0]
+    return None
+
+
+def _verifying(records: Sequence[ProbeRecord]) -> list[tuple[Configuration, ProbeRecord]]:
+    """The verifying launches that count, each with what was launched."""
+    return [
+        (record.request.configurations()[0], record)
+        for record in records
+        if record.request.purpose == "verify"
+        and (record.failure is None or record.failure.kind not in NO_BLAME)
+    ]
+
+
+def tried_in_turn(
+    records: Sequence[ProbeRecord], baseline: Configuration
+) -> tuple[dict[Configuration, list[ProbeRecord]], list[ProbeRecord]]:
+    """The verifying launches by the configuration that was tried, the baseline's included.
+
+    A baseline's launch belongs to the configuration tried in the same pair, which the order tells.
+
+    Returns:
+        The launches by what was tried, and those of the baseline that have no partner yet.
+    """
+    groups: dict[Configuration, list[ProbeRecord]] = {}
+    waiting: list[ProbeRecord] = []  # baseline launches whose partner has not come
+    current: Configuration | None = None
+    for configuration, record in _verifying(records):
+        if configuration != baseline:
+            current = configuration
+            groups.setdefault(current, []).extend([*waiting, record])
+            waiting = []
+        elif current is not None and _lacks_baseline(groups[current], baseline):
+            groups[current].append(record)
+        else:
+            waiting.append(record)
+    return groups, waiting
+
+
+def _lacks_baseline(group: Sequence[ProbeRecord], baseline: Configuration) -> bool:
+    of_baseline = sum(record.request.configurations()[0] == baseline for record in group)
+    return of_baseline < len(group) - of_baseline
+
+
+def next_in_turn(group: Sequence[ProbeRecord], baseline: Configuration) -> bool:
+    """Whether the next launch is the baseline's: A B B A A B ..."""
+    of_baseline = sum(record.request.configurations()[0] == baseline for record in group)
+    others = len(group) - of_baseline
+    if of_baseline != others:
+        return of_baseline < others
+    # A whole number of pairs: every second pair begins with what is tried.
+    return of_baseline % 2 == 0
+
+
+def _windows(group: Sequence[ProbeRecord], configuration: Configuration) -> tuple[Measurement, ...]:
+    """One window a launch: the first, so that launches are the repeats."""
+    return tuple(
+        record.measurements[0]
+        for record in group
+        if record.request.configurations()[0] == configuration and record.measurements
+    )
+
+
+def _promised(
+    records: Sequence[ProbeRecord], baseline: Configuration, tried: Configuration
+) -> tuple[float, float]:
+    """(log step time, log energy) by which the search found it different from the baseline."""
+
+    def means(of: Configuration) -> tuple[float, float]:
+        windows = [
+            m
+            for record in records
+            if record.request.purpose != "verify" and record.request.launch == of.launch
+            for m in record.measurements
+            if m.live == of.live
+        ]
+        if not windows:
+            return math.nan, math.nan
+        return (
+            math.fsum(math.log(m.step_time_s) for m in windows) / len(windows),
+            math.fsum(math.log(m.energy_per_step_J) for m in windows) / len(windows),
+        )
+
+    (a_time, a_energy), (b_time, b_energy) = means(baseline), means(tried)
+    return b_time - a_time, b_energy - a_energy
+
+
+def attempts_of(records: Sequence[ProbeRecord], baseline: Configuration) -> tuple[Attempt, ...]:
+    """What was tried and came to a verdict, in order."""
+    attempts = []
+    for tried, group in tried_in_turn(records, baseline)[0].items():
+        failed = [r for r in group if r.request.configurations()[0] == tried and not r.measurements]
+        a, b = _windows(group, baseline), _windows(group, tried)
+        pairs = min(len(a), len(b))
+        if failed:
+            failure = failed[0].failure
+            why = f"{failure.kind.replace('_', ' ')}: {failure.message}" if failure else "no window"
+            sentence = f"{_name(tried)} did not survive: started again, it failed ({why})."
+            attempts.append(Attempt(tried, pairs, None, None, False, sentence))
+        elif pairs >= LEAST_PAIRS:
+            meter = group[0].meter
+            compared = compare_measurements(
+                a, b, names=(baseline.key, tried.key), meters=(meter, meter)
+            )
+            promised = _promised(records, baseline, tried)
+            attempts.append(_judged(tried, pairs, compared, promised))
+    return tuple(attempts)
+
+
+def _name(configuration: Configuration) -> str:
+    return " ".join(knobs(configuration)) or configuration.key
+
+
+def _judged(
+    tried: Configuration, pairs: int, compared: Comparison, promised: tuple[float, float]
+) -> Attempt:
+    """The verdict: see the module's first lines."""
+    shown_better: list[str] = []
+    shown_worse: list[str] = []
+    wanted: list[str] = []
+    for found, promise, word in (
+        (compared.energy, promised[1], "less energy"),
+        (compared.step_time, promised[0], "less time"),
+    ):
+        if promise < 0:
+            wanted.append(word)
+            if found.shown:
+                (shown_better if found.relative < 0 else shown_worse).append(word)
+    estimated = label(compared.meter.estimated)
+    told = (
+        f"against the baseline, {pairs} fresh launches of each in turn: "
+        f"{compared.step_time.sentence}; {compared.energy.sentence}{estimated}."
+    )
+    if not wanted:
+        survived, verdict = True, "promised to be no better than the baseline, and is kept for what"
+        verdict += " was asked"
+    elif shown_worse:
+        survived, verdict = False, f"did not survive: it promised {' and '.join(wanted)}, and shows"
+        verdict += f" no {' and no '.join(shown_worse)} but more"
+    elif shown_better:
+        survived, verdict = True, f"survived: {' and '.join(shown_better)} shown"
+    else:
+        survived = False
+        verdict = f"did not survive: {' and '.join(wanted)} promised, and neither was shown"
+        verdict = verdict if len(wanted) > 1 else verdict.replace("neither", "it")
+        verdict = verdict.replace("it was shown", "it was not shown")
+    return Attempt(
+        tried,
+        pairs,
+        compared.step_time,
+        compared.energy,
+        survived,
+        f"{_name(tried)} {verdict}; {told}",
+    )
+
+
+def settle(
+    points: Sequence[Point],
+    records: Sequence[ProbeRecord],
+    constraints: Constraints,
+    *,
+    off: str = "",
+    unfinished: str = "",
+    prefer: str = "",
+) -> Settled:
+    """Choose, in the light of what was verified.
+
+    What was tried and did not survive is passed over. After `MOST_TRIES` of them, or where nothing
+    else is left to try, the baseline is recommended if it meets what was asked, else the first
+    that was tried: the sentence says so.
+
+    Args:
+        points: every measured point.
+        records: the trace.
+        constraints: what was asked.
+        off: why nothing is verified; "" where it is.
+        unfinished: why there is no verdict, where there is none.
+        prefer: key of the configuration that this same question was settled on: it stays the choice
+            unless it falls, although its fresh windows may make a neighbour that nobody verified
+            look better by a hair.
+    """
+    front = front_of(points)
+    best, choice = decide(points, front, constraints)
+    if best is None:
+        return Settled(None, choice, None)
+    if off:
+        return Settled(best, choice, Verification("off", f"Not verified: {off}."))
+    baseline = baseline_of(records)
+    if baseline is None:
+        said = "Not verified: the baseline was not measured, so there is nothing to compare with."
+        return Settled(best, choice, Verification("unfinished", said))
+    attempts = attempts_of(records, baseline)
+    made = [record for record in records if record.request.purpose == "verify"]
+    drew_kJ = math.fsum(record.energy_J for record in made) / 1000
+
+    def verified(status: str, sentence: str) -> Verification:
+        return Verification(status, sentence, attempts, len(made), drew_kJ)  # type: ignore[arg-type]
+
+    def settled(point: Point, chosen: Choice, status: str, sentence: str) -> Settled:
+        return Settled(point, chosen, verified(status, sentence))
+
+    survived = {attempt.configuration: attempt for attempt in attempts if attempt.survived}
+    fallen = [attempt for attempt in attempts if not attempt.survived]
+    lost = {attempt.configuration for attempt in fallen}
+    left = [point for point in points if point.configuration not in lost]
+    if fallen and left:
+        best, choice = _passed_over(left, constraints, choice, best, lost)
+    for point in points:
+        if point.configuration.key == prefer != best.configuration.key:
+            _, chosen = decide([point], [point], constraints)
+            if point.configuration not in lost and chosen.met == choice.met:
+                best, choice = point, chosen
+    if best.configuration in survived:
+        return settled(best, choice, "confirmed", _confirmed(attempts))
+    if best.configuration == baseline:
+        if fallen:
+            return settled(best, _by_default(choice, best), "refuted", _refuted(attempts))
+        said = "The choice is the baseline itself, so there is nothing to verify."
+        return settled(best, choice, "baseline", said)
+    if len(fallen) >= MOST_TRIES:
+        first, first_choice = decide(points, front, constraints)
+        assert first is not None
+        today = next((p for p in points if p.configuration == baseline), None)
+        if today is not None:
+            _, chosen = decide([today], [today], constraints)
+            if chosen.met:
+                return settled(today, _by_default(chosen, today), "refuted", _refuted(attempts))
+        return settled(first, first_choice, "refuted", _refuted(attempts))
+    why = unfinished or "the search ended before it could be measured again"
+    said = " ".join([*(a.sentence for a in fallen), f"The choice is not verified: {why}."])
+    return Settled(best, choice, verified("unfinished", said), best.configuration)
+
+
+def _passed_over(
+    left: Sequence[Point],
+    constraints: Constraints,
+    before: Choice,
+    best: Point,
+    fallen: set[Configuration],
+) -> tuple[Point, Choice]:
+    """The choice among what is left."""
+    again, choice = decide(left, front_of(left), constraints)
+    assert again is not None
+    if best.configuration in fallen:
+        count = len(fallen)
+        said = f"{count} better-looking configuration{'s' * (count != 1)} did not survive being "
+        said += "measured again. "
+        choice = replace(choice, sentence=said + choice.sentence)
+    return again, choice
+
+
+def _by_default(choice: Choice, baseline: Point) -> Choice:
+    energy = f"{number(baseline.energy_to_solution_kJ)} kJ{label(baseline.meter.estimated)}"
+    return replace(
+        choice,
+        sentence=(
+            f"Keep what you run today: {_name(baseline.configuration)} ({energy}, "
+            f"{number(baseline.time_to_solution_s)} s). Nothing that was tried was shown to be "
+            "better when it was measured again."
+        ),
+    )
+
+
+def _confirmed(attempts: Sequence[Attempt]) -> str:
+    return "Verified. " + " ".join(attempt.sentence for attempt in attempts)
+
+
+def _refuted(attempts: Sequence[Attempt]) -> str:
+    return "Nothing survived. " + " ".join(attempt.sentence for attempt in attempts)
