@@ -1,0 +1,128 @@
+"""Every code block of the documentation runs, page by page, each page in a folder of its own.
+
+A comment before a block, `<!-- test: A => B; C => D -->`, says what the test writes instead, so
+that a page may speak of 20 probes and its test makes 2. Blocks that are not run are output, marked
+`text`, or parts of files, marked `toml` or `json`, which must at least parse; `sh` is the
+installation, which the test stands on already.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+#: Pages whose blocks start training processes.
+REAL = {"quickstart-laptop", "quickstart-gpu-node", "tables", "apply", "your-script", "README"}
+FENCE = re.compile(
+    r"(?:<!-- test: (?P<swaps>.*?) -->\n)?^```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.M | re.S
+)
+RUN = ("bash", "python")
+PARSED = ("toml", "json", "sh", "text")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    kind: str
+    code: str
+    line: int
+
+
+def blocks_of(path: Path) -> list[Block]:
+    text = path.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        code = match["code"]
+        for swap in filter(None, re.split(r";\s*", match["swaps"] or "")):
+            old, _, new = swap.partition(" => ")
+            assert old in code, f"{path.name}: the block does not hold {old!r}"
+            code = code.replace(old, new)
+        line = text.count("\n", 0, match.start("code")) + 1
+        found.append(Block(path.stem, match["kind"], code, line))
+    return found
+
+
+def run_page(path: Path, folder: Path) -> None:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    for block in blocks_of(path):
+        if block.kind not in RUN:
+            continue
+        command = (
+            ["bash", "-euo", "pipefail", "-c", block.code]
+            if block.kind == "bash"
+            else [sys.executable, "-c", block.code]
+        )
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, (
+            f"{path.name}, line {block.line}, exit code {done.returncode}:\n{block.code}\n"
+            f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        )
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_every_block_says_what_it_is(path: Path) -> None:
+    for block in blocks_of(path):
+        assert block.kind in (*RUN, *PARSED), f"{path.name}, line {block.line}: {block.kind!r}"
+        if block.kind == "toml":
+            tomllib.loads(block.code)
+        if block.kind == "sh":
+            subprocess.run(["bash", "-n", "-c", block.code], check=True)
+        if block.kind == "json":
+            json.loads(block.code)
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    hidden = [
+        line for line in text.splitlines() if re.match(r"    (tuner|python|make|import) ", line)
+    ]
+    assert not hidden, f"{path.name} has commands outside of a fenced block: {hidden[:3]}"
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if p.stem not in REAL], ids=lambda p: p.stem)
+def test_blocks_run(path: Path, tmp_path: Path) -> None:
+    run_page(path, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", [p for p in PAGES if p.stem in REAL], ids=lambda p: p.stem)
+def test_blocks_that_train_run(path: Path, tmp_path: Path) -> None:
+    run_page(path, tmp_path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs the docs extra")
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (site / "api" / "index.html").read_text(encoding="utf-8")
+    assert "budget_kJ" in page
+    # Nothing is fetched from elsewhere when a page is read.
+    for path in site.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|img|link)[^>]+(?:src|href)=\"(https?://[^\"]+)", path.read_text("utf-8")
+        )
+        assert not [url for url in loaded if "rel=canonical" not in url], path
