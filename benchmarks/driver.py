@@ -34,7 +34,8 @@ from tuner.problem import Problem, problem_of_job
 from tuner.sampler import CandidateSampler, ProbePlan
 from tuner.search import Search
 from tuner.settings import SearchSettings
-from tuner.study import StudyBook, open_storage
+from tuner.storage import open_storage
+from tuner.study import StudyBook
 from workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from workload.trace import TraceWriter, read_trace
 

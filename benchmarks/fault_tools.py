@@ -248,7 +248,7 @@ def count_losses(run: RunFolder, ledger: Path, storage: str | None = None) -> tu
     import optuna
     from optuna.trial import TrialState
 
-    from tuner.study import open_storage
+    from tuner.storage import open_storage
 
     records = read_trace(run.trace).records
     driver = (run.read_asked() or {})["driver"]

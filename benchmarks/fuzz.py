@@ -4,511 +4,94 @@ A sound file of each kind is parsed, parts of it are replaced by what a number, 
 should never be, or its bytes are torn, and it is given back, mostly to the command itself, in this
 process. All that may come of it is an answer, or one sentence and exit code 2: a traceback, an exit
 code of another kind, more than five seconds of a core, or a file outside the folder is counted.
-Aim: none.
+Aim: none. An input is told by its kind, the seed and its number, whichever process tries it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import gzip
 import io
-import json
 import math
+import os
 import random
 import re
-import shutil
 import signal
 import tempfile
 import time
-import tomllib
 import traceback
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-from benchmarks.fakes import TESTS
 from benchmarks.figures import Figure, arguments, publish
+from benchmarks.fuzz_kinds import KINDS, Kind
 from search_spaces.errors import InputError
-from tuner.runs import write_toml
 
-__all__ = ["KINDS", "Kind", "Seen", "fuzz", "nasty"]
+__all__ = ["KINDS", "Kind", "Seen", "fuzz"]
 
 #: An input may take so long, seconds of processor time.
 LIMIT_S = 5
-
-#: What stands where something sensible should.
-NASTY: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**30, 10**400, 0.0, -0.0, 0.5, -2.5,
-    1e-300, 1e300, math.nan, math.inf, -math.inf, "", " ", "0", "-1", "auto", "none", "nan", "..",
-    "../../etc/passwd", "/etc/passwd", "/dev/zero/x", "a\nb", "\x00", "\x7f\x1b[31m",
-    "\ud7ff\uffff", "'; touch pwned; '", "$(touch pwned)", "`touch pwned`",
-    "<script>alert(1)</script>", "{rank}", "%s%n", "x" * 5000, "int8", "cuda", "adam",
-    "__import__('os').system('touch pwned')", [], [None], [0], [-1, 1], ["a"], [[1]], [1] * 300,
-    {}, {"": 1}, {"a": {"b": {}}}, [{"a": 1}], {"count": 10**9},
-)  # fmt: skip
-
-
-def nasty(draw: random.Random) -> Any:
-    """One value that hardly fits anywhere."""
-    return copy.deepcopy(draw.choice(NASTY))
-
-
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every part of nested lists and tables."""
-    yield path
-    if isinstance(value, Mapping):
-        for key in value:
-            yield from _places(value[key], (*path, key))
-    elif isinstance(value, list):
-        for index in range(min(len(value), 4)):
-            yield from _places(value[index], (*path, index))
-
-
-def bent(value: Any, draw: random.Random) -> Any:
-    """A copy with one to three parts replaced, taken away, added or moved."""
-    value = copy.deepcopy(value)
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        places = [path for path in _places(value) if path]
-        if not places:
-            return nasty(draw)
-        path = draw.choice(places)
-        holder = value
-        for step in path[:-1]:
-            holder = holder[step]
-        how = draw.random()
-        if how < 0.12:
-            del holder[path[-1]]
-        elif how < 0.2 and isinstance(holder, dict):
-            holder[draw.choice(("steps", "kind", "zzz", "", "schema"))] = nasty(draw)
-        elif how < 0.3:
-            here = holder[path[-1]]
-            scaled = (
-                here * draw.choice((-1, 0, 1000, 1e-9)) if type(here) in (int, float) else [here]
-            )
-            holder[path[-1]] = scaled
-        else:
-            holder[path[-1]] = nasty(draw)
-    return value
-
-
-def torn(data: bytes, draw: random.Random) -> bytes:
-    """The bytes with some flipped, cut, doubled or put in."""
-    data = bytes(data)
-    if draw.random() < 0.02:  # deeper than a parser goes, longer than a number may be
-        return data + draw.choice((b"[" * 100_000, b"x = " + b"[" * 100_000, b"x = " + b"9" * 5000))
-    for _ in range(draw.choice((1, 1, 2, 5))):
-        at = draw.randrange(len(data) + 1)
-        how = draw.randrange(5)
-        if how == 0:
-            data = data[:at]
-        elif how == 1:
-            data = data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :]
-        elif how == 2:
-            data = (
-                data[:at]
-                + draw.choice((b"\x00", b"\xff\xfe", b'"', b"[", b"\n", b",", b"="))
-                + data[at:]
-            )
-        elif how == 3:
-            data = data[:at] + data[at + draw.randrange(1, 40) :]
-        else:
-            data += data[at : at + 200]
-    return data
-
-
-def _toml(value: Any) -> bytes:
-    """TOML text of whatever `bent` made; what TOML cannot say is left out."""
-    try:
-        return write_toml(value if isinstance(value, Mapping) else {"value": value}).encode()
-    except (UnicodeEncodeError, ValueError):
-        return b"value = \xff"
-
-
-def _json(value: Any) -> bytes:
-    try:
-        return json.dumps(value).encode()
-    except ValueError:  # 10**400 has more digits than Python writes
-        return b"1e999999"
-
-
-def _data(kind: str, name: str) -> str:
-    return (resources.files("search_spaces") / "data" / kind / name).read_text(encoding="utf-8")
-
-
-class Leak(Exception):
-    """Something was touched that the input should not reach."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of input.
-
-    Attributes:
-        name: as in the table.
-        prepare: makes what all inputs of the kind share, in a folder; returns the try.
-        share: of all inputs.
-    """
-
-    name: str
-    prepare: Callable[[Path], Callable[[random.Random], Any]]
-    share: float = 1.0
-
-
-def command(*words: str) -> None:
-    """The command in this process; raises where it ends as it must not."""
-    from tuner.cli import main
-
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main(words)
-        except SystemExit as stop:  # argparse: its own sentence
-            code = stop.code if isinstance(stop.code, int) else 1
-    said = err.getvalue()
-    if code not in (0, 1, 2):
-        raise AssertionError(f"exit code {code}: {said}")
-    if code == 2 and len(said.strip().splitlines()) != 1:
-        raise AssertionError(f"not one sentence: {said!r}")
-
-
-def _file(path: Path, sound: Any, write: Callable[[Any], bytes], draw: random.Random) -> None:
-    data = write(sound)
-    path.write_bytes(torn(data, draw) if draw.random() < 0.25 else write(bent(sound, draw)))
-
-
-def _jobs(folder: Path) -> Callable[[random.Random], Any]:
-    sound = tomllib.loads(_data("jobs", "tiny-gpt.toml"))
-    path = folder / "job.toml"
-
-    def one(draw: random.Random) -> None:
-        _file(path, sound, _toml, draw)
-        command("predict", str(path), "--cluster", "a100-8")
-
-    return one
-
-
-def _models(folder: Path) -> Callable[[random.Random], Any]:
-    names = ("tiny-gpt", "tiny-qwen2.5", "tiny-olmoe", "opt-350m")
-    sounds = [json.loads(_data("models", f"{name}.json")) for name in names]
-    job = tomllib.loads(_data("jobs", "tiny-gpt.toml"))
-    (folder / "job.toml").write_bytes(_toml({**job, "model": {"config": "model.json"}}))
-
-    def one(draw: random.Random) -> None:
-        _file(folder / "model.json", draw.choice(sounds), _json, draw)
-        command("predict", str(folder / "job.toml"), "--cluster", "a100-8")
-
-    return one
-
-
-def _clusters(folder: Path) -> Callable[[random.Random], Any]:
-    sounds = [
-        tomllib.loads(_data("clusters", f"{n}.toml")) for n in ("a100-8", "cpu-2", "gh200-32")
-    ]
-    path = folder / "cluster.toml"
-
-    def one(draw: random.Random) -> None:
-        _file(path, draw.choice(sounds), _toml, draw)
-        command("predict", "tiny-gpt", "--cluster", str(path))
-
-    return one
-
-
-def _devices(folder: Path) -> Callable[[random.Random], Any]:
-    sounds = [
-        tomllib.loads(_data("devices", f"{n}.toml"))
-        for n in ("A100-SXM-80GB", "GH200-96GB", "cpu-core")
-    ]
-    cluster = tomllib.loads(_data("clusters", "a100-8.toml"))
-    (folder / "cluster.toml").write_bytes(_toml({**cluster, "device": str(folder / "device.toml")}))
-
-    def one(draw: random.Random) -> None:
-        _file(folder / "device.toml", draw.choice(sounds), _toml, draw)
-        command("predict", "tiny-gpt", "--cluster", str(folder / "cluster.toml"))
-
-    return one
-
-
-def _spaces(folder: Path) -> Callable[[random.Random], Any]:
-    from search_spaces.cluster import load_cluster
-    from search_spaces.job import load_job
-    from search_spaces.space import load_space
-
-    names = ("default", "clocks", "parallelism")
-    sounds = [tomllib.loads(_data("spaces", f"{name}.toml")) for name in names]
-    job, clusters = load_job("tiny-gpt"), [load_cluster("cpu-2"), load_cluster("a100-8")]
-    path = folder / "space.toml"
-
-    def one(draw: random.Random) -> None:
-        _file(path, draw.choice(sounds), _toml, draw)
-        load_space(path).candidates(job, draw.choice(clusters))
-
-    return one
-
-
-def _words(folder: Path) -> Callable[[random.Random], Any]:
-    from search_spaces.knobs import KNOBS
-
-    def one(draw: random.Random) -> None:
-        words = []
-        for _ in range(draw.randrange(1, 5)):
-            name = draw.choice((*KNOBS, "zzz", "", "clock_MHz"))
-            value = draw.choice((1, 2, 4, 8, "none", "cpu", "full", "900,1200", "1e9", nasty(draw)))
-            with contextlib.suppress(ValueError):
-                words.append(f"{name}={value}".replace("\x00", ""))
-        # A word that begins with a dash is an option to argparse, and its sentence shows it whole.
-        words = [word for word in words if not word.startswith("-")]
-        command("predict", "tiny-gpt", *words, "--cluster", "a100-8")
-
-    return one
-
-
-def _run(folder: Path) -> Path:
-    """A small run that stands: the one that the tests keep as an older release's."""
-    run = folder / "runs" / "kept"
-    shutil.copytree(TESTS / "data" / "older-release", run)
-    trace = run / "trace" / "probes.jsonl"
-    trace.write_bytes(b"".join(trace.read_bytes().splitlines(keepends=True)[:3]))
-    return run
-
-
-def _ask_run(run: Path, draw: random.Random) -> None:
-    at = ["--runs-dir", str(run.parent)]
-    which = draw.random()
-    if which < 0.75:
-        command("front", str(run), *at)
-    elif which < 0.85:
-        command("apply", str(run), *at, "--out", str(run / "best"))
-        script = run / "best" / "launch.sh"
-        if script.exists():
-            _check_script(script)
-    elif which < 0.9:
-        command("report", str(run), *at, "--out", str(run / "report.html"))
-    elif which < 0.95:
-        command("rebuild", str(run), *at)
-    else:
-        command("compare", str(run), *at)
-
-
-def _check_script(script: Path) -> None:
-    """What bash would run of a launch.sh: its words, with nothing of them substituted."""
-    import subprocess
-
-    text = script.read_text(encoding="utf-8")
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, check=False)
-    if done.returncode:
-        raise Leak(f"launch.sh is no longer a script: {done.stderr!r}")
-    inside = re.sub(r"'[^']*'", "", text)  # what is quoted is a word, whatever it says
-    if "touch pwned" in inside and not all(
-        line.startswith("#") for line in inside.splitlines() if "touch pwned" in line
-    ):
-        raise Leak(f"launch.sh holds a value unquoted: {inside}")
-
-
-def _traces(folder: Path) -> Callable[[random.Random], Any]:
-    run = _run(folder)
-    trace = run / "trace" / "probes.jsonl"
-    lines = trace.read_bytes().splitlines()
-    records = [json.loads(line) for line in lines]
-
-    def one(draw: random.Random) -> None:
-        at = draw.randrange(len(records))
-        if draw.random() < 0.25:
-            trace.write_bytes(torn(b"\n".join(lines) + b"\n", draw))
-        else:
-            mine = list(lines)
-            mine[at] = _json(bent(records[at], draw))
-            trace.write_bytes(b"\n".join(mine) + b"\n")
-        _ask_run(run, draw)
-
-    return one
-
-
-def _studies(folder: Path) -> Callable[[random.Random], Any]:
-    run = _run(folder)
-    sound = tomllib.loads((run / "study.toml").read_text(encoding="utf-8"))
-
-    def one(draw: random.Random) -> None:
-        _file(run / "study.toml", sound, _toml, draw)
-        _ask_run(run, draw)
-
-    return one
-
-
-def _powers(folder: Path) -> Callable[[random.Random], Any]:
-    from workload.trace import read_phases, read_power_samples
-
-    path = folder / "p0000.csv.gz"
-    rows = ["time_s,power_W,clock_MHz,phase"] + [f"{t / 10:.1f},{200 + t},1410," for t in range(20)]
-    sound = ("\n".join([*rows, "0.5,,,forward"]) + "\n").encode()
-
-    def one(draw: random.Random) -> None:
-        if draw.random() < 0.2:
-            path.write_bytes(torn(gzip.compress(sound, mtime=0), draw))
-        else:
-            path.write_bytes(gzip.compress(torn(sound, draw), compresslevel=1))
-        read_power_samples(path)
-        read_phases(path)
-
-    return one
-
-
-def _tables(folder: Path) -> Callable[[random.Random], Any]:
-    import optuna_dashboard  # noqa: F401 - it imports torch, which no alarm should interrupt
-    from study_tools import write_table
-
-    from workload.replay import TableRunner
-    from workload.table import load_table
-
-    table = write_table(folder / "table", shapes=(1, 2))
-    layout = tomllib.loads((table / "table.toml").read_text())
-    rows = (table / "table.csv").read_bytes()
-
-    def one(draw: random.Random) -> None:
-        (table / "table.csv").write_bytes(rows)
-        _file(table / "table.toml", layout, _toml, draw)
-        if draw.random() < 0.5:
-            (table / "table.toml").write_bytes(_toml(layout))
-            cells = rows.decode().split("\n")
-            at = draw.randrange(len(cells))
-            words = cells[at].split(",")
-            words[draw.randrange(len(words))] = str(
-                draw.choice(("", "nan", "-1", "x", "1e400", "0"))
-            )
-            cells[at] = ",".join(words)
-            (table / "table.csv").write_bytes(torn("\n".join(cells).encode(), draw))
-        if draw.random() < 0.03:
-            words_ = ["--max-probes", "2", "--quiet", "--runs-dir", str(folder / "runs")]
-            command("replay", str(table), "--name", f"r{draw.random()}".replace(".", ""), *words_)
-            return
-        loaded = load_table(table)
-        for group in loaded.groups:
-            TableRunner(loaded, group.name)
-
-    return one
-
-
-def _deepspeed(folder: Path) -> Callable[[random.Random], Any]:
-    from search_spaces.cluster import load_cluster
-    from search_spaces.configuration import Configuration
-    from workload import hook
-    from workload.inspection import blank_job
-    from workload.script import Script
-
-    sound = {
-        "train_batch_size": 16,
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 2,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}},
-        "bf16": {"enabled": True},
-        "activation_checkpointing": {"partition_activations": False},
-    }
-    (folder / "train.py").write_text("import deepspeed\n")
-    path = folder / "ds.json"
-    cluster = load_cluster("a100-8")
-    wanted = Configuration.of(data_parallel=2, micro_batch=4, zero_stage=1)
-
-    def one(draw: random.Random) -> None:
-        _file(path, sound, _json, draw)
-        script = Script(
-            f"{folder}/train.py --deepspeed {path}", steps=10, global_batch=8, cwd=folder
-        )
-        job = blank_job(script, cluster)
-        job.refused(wanted)
-        job.start(wanted, folder / "probe")
-        with contextlib.suppress(ValueError):  # no JSON: `start` has said so
-            config = json.loads(path.read_bytes())
-            if isinstance(config, dict):
-                hook.micro_batches(config, 2)
-                hook.split_differently(config, 2)
-                hook.merge(config, {"zero_optimization": {"stage": 1}, "fp16": None})
-
-    return one
-
-
-def _urls(folder: Path) -> Callable[[random.Random], Any]:
-    from tuner.study import open_storage, without_password
-
-    parts = (
-        "sqlite:///",
-        "postgresql://",
-        "u:hunter2@",
-        "@",
-        ":",
-        "/",
-        "?password=hunter2",
-        "h",
-        "db",
-    )
-
-    def one(draw: random.Random) -> None:
-        url = "".join(draw.choice(parts) for _ in range(draw.randrange(1, 6)))
-        if draw.random() < 0.2:
-            url += str(draw.choice(("\x00", "\n", "é", "%zz", "[::1", "x" * 300)))
-        shown = without_password(url, url)
-        if "://u:hunter2@" in url and "://u:hunter2@" in shown:
-            raise Leak(f"the password of {url!r} is shown: {shown!r}")
-        if "sqlite" not in url and "postgresql://" not in url:
-            try:
-                open_storage(url, folder / "journal")
-            except InputError as error:
-                if "hunter2" in str(error):
-                    raise Leak(f"the password is shown: {error}") from None
-
-    return one
-
-
-KINDS: tuple[Kind, ...] = (
-    Kind("jobs", _jobs),
-    Kind("model configs", _models),
-    Kind("clusters", _clusters),
-    Kind("devices", _devices),
-    Kind("spaces", _spaces),
-    Kind("configurations", _words),
-    Kind("traces", _traces, 0.5),
-    Kind("study.toml", _studies, 0.5),
-    Kind("power samples", _powers, 2.0),
-    Kind("recorded tables", _tables),
-    Kind("DeepSpeed JSON", _deepspeed, 2.0),
-    Kind("storage URLs", _urls, 0.5),
-)
+#: So many inputs of one kind are a worker's at a time.
+CHUNK = 500
+#: Memory as a folder: thousands of small files a minute are no business of a disk.
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass
 class Seen:
-    """What one kind's inputs gave.
+    """What some inputs of one kind gave.
 
     Attributes:
         tried: inputs.
         refused: those that a sentence refused.
         bad: a traceback's last lines, with how often it was seen.
+        took_s: seconds.
     """
 
     tried: int = 0
     refused: int = 0
-    bad: Counter[str] | None = None
+    bad: Counter[str] = field(default_factory=Counter)
+    took_s: float = 0.0
+
+    def add(self, other: Seen) -> None:
+        """Count another's inputs as well."""
+        self.tried += other.tried
+        self.refused += other.refused
+        self.bad += other.bad
+        self.took_s += other.took_s
 
 
 def _too_long(signum: int, frame: object) -> None:
     raise TimeoutError(f"it took more than {LIMIT_S} s")
 
 
-def fuzz(kind: Kind, inputs: int, seed: int = 0) -> Seen:
-    """Try so many inputs of one kind."""
-    seen = Seen(bad=Counter())
-    assert seen.bad is not None
+def _place(error: BaseException) -> str:
+    """Where an error came from: the last frame of ours, or else the very last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f for f in frames if "/benchmarks/" not in f.filename] or list(frames)
+    theirs = ("/site-packages/", "/lib/python", "<")
+    ours = next((f for f in reversed(where) if not any(t in f.filename for t in theirs)), where[-1])
+    return f"{Path(ours.filename).name}:{ours.lineno} {ours.name}"
+
+
+def fuzz(kind: Kind, numbers: Sequence[int], seed: int = 0) -> Seen:
+    """Try the inputs of one kind that bear these numbers."""
+    seen, began_s = Seen(), time.monotonic()
     before = signal.signal(signal.SIGPROF, _too_long)
-    with tempfile.TemporaryDirectory(prefix="joulefront-fuzz-") as name, warnings.catch_warnings():
+    memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="joulefront-fuzz-", dir=memory) as name,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", RuntimeWarning)  # an answer of infinite figures is one
         folder = Path(name) / "inside" / "here"
         folder.mkdir(parents=True)
         one = kind.prepare(folder)
-        for number in range(inputs):
+        for number in numbers:
             draw = random.Random(f"{kind.name} {seed} {number}")
             seen.tried += 1
             # Of processor time: a busy machine is no fault of the input.
@@ -520,19 +103,11 @@ def fuzz(kind: Kind, inputs: int, seed: int = 0) -> Seen:
                 seen.refused += 1
                 if "\n" in str(error):
                     seen.bad[f"not one line: {error}"] += 1
+            except KeyboardInterrupt:
+                raise
             except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                frames = traceback.extract_tb(error.__traceback__)
-                where = [f for f in frames if "/benchmarks/" not in f.filename] or frames
-                last = where[-1]
-                ours = next(
-                    (f for f in reversed(where) if "/site-packages/" not in f.filename), last
-                )
-                place = f"{Path(ours.filename).name}:{ours.lineno} {ours.name}"
-                seen.bad[
-                    f"{place}: {type(error).__name__}: {str(error)[:160]} (input {number})"
-                ] += 1
+                what = f"{type(error).__name__}: {str(error)[:160]}"
+                seen.bad[f"{_place(error)}: {what} (input {number})"] += 1
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
         outside = [p for p in Path(name).iterdir() if p.name != "inside"]
@@ -541,7 +116,27 @@ def fuzz(kind: Kind, inputs: int, seed: int = 0) -> Seen:
         if outside:
             seen.bad[f"left the folder: {outside}"] += 1
     signal.signal(signal.SIGPROF, before)
+    seen.took_s = time.monotonic() - began_s
     return seen
+
+
+def _chunk(name: str, first: int, beyond: int, seed: int) -> tuple[str, Seen]:
+    """A worker's part: a kind by its name, because functions of functions are not sent."""
+    (kind,) = (kind for kind in KINDS if kind.name == name)
+    return name, fuzz(kind, range(first, beyond), seed)
+
+
+def _tell(name: str, seen: Seen) -> None:
+    bad = sum(seen.bad.values())
+    print(f"{name:18} {seen.tried:7} tried, {bad} bad, {seen.took_s:6.1f} s of a core", flush=True)
+    merged: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for text, count in sorted(seen.bad.items()):
+        short = re.sub(r" \(input \d+\)$", "", text)
+        merged[short] += count
+        first.setdefault(short, text)
+    for short, count in merged.most_common(12):
+        print(f"    {count:5} {first[short]}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -549,25 +144,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--inputs", type=int, default=100_000, help="of all kinds together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="WORDS", help="kinds whose name has these")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="processes; all cores by default"
+    )
     options = parser.parse_args(argv)
     kinds = [kind for kind in KINDS if options.only in kind.name]
     shares = sum(kind.share for kind in kinds)
-    tried = tracebacks = 0
-    for kind in kinds:
-        began = time.monotonic()
-        seen = fuzz(kind, math.ceil(options.inputs * kind.share / shares), options.seed)
-        assert seen.bad is not None
-        bad = sum(seen.bad.values())
-        tried, tracebacks = tried + seen.tried, tracebacks + bad
-        took = time.monotonic() - began
-        print(f"{kind.name:18} {seen.tried:7} tried, {bad} bad, {took:6.1f} s", flush=True)
-        merged: Counter[str] = Counter()
-        for text, count in seen.bad.items():
-            merged[re.sub(r" \(input \d+\)", "", text)] += count
-        for text, count in merged.most_common(12):
-            print(f"    {count:5} {text}", flush=True)
+    left: Counter[str] = Counter()
+    seen: dict[str, Seen] = defaultdict(Seen)
+    # Spawned: a fork would hand on the threads' locks of whatever was imported here.
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        parts = []
+        for kind in kinds:
+            inputs = math.ceil(options.inputs * kind.share / shares)
+            for first in range(0, inputs, CHUNK):
+                beyond = min(first + CHUNK, inputs)
+                parts.append(pool.submit(_chunk, kind.name, first, beyond, options.seed))
+                left[kind.name] += 1
+        for part in as_completed(parts):
+            name, more = part.result()
+            seen[name].add(more)
+            left[name] -= 1
+            if not left[name]:
+                _tell(name, seen[name])
     publish(
-        [Figure("inputs_fuzzed", tried, "count"), Figure("tracebacks_seen", tracebacks, "count")],
+        [
+            Figure("inputs_fuzzed", sum(each.tried for each in seen.values()), "count"),
+            Figure("tracebacks_seen", sum(sum(e.bad.values()) for e in seen.values()), "count"),
+        ],
         options.json,
     )
 

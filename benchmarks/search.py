@@ -5,7 +5,9 @@ answers with its own noise and charges what a probe would have cost. A run ends 
 means of what it measured cover the true front's hypervolume to within 1 % (log energy, log time;
 the reference is the front's nadir plus 10 % of its range, at least 0.005), or when the table is
 spent; a run that never gets there is charged the whole table, point by point. The oracle launches
-just the front's launch settings and visits just its live settings.
+just the front's launch settings and visits just its live settings. With `--transfer` ours is also
+given another group's whole record as earlier measurements: the next group that differs in one of
+the grouping columns only, one column after the other.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from tuner.sampler import CandidateSampler
 from tuner.settings import SamplerDesign
 from tuner.stock_samplers import OURS, SAMPLERS, make_sampler
 from tuner.study import StudyBook
+from tuner.transfer import EarlierPrior, earlier_of_group
 from workload.probe import ProbeRequest
 from workload.replay import TableRunner
 from workload.table import RecordedTable, load_table
@@ -124,24 +128,59 @@ class Run:
 
 
 def sampler_named(
-    name: str, candidates: Candidates, cost: ProbeCost, seed: int
+    name: str,
+    candidates: Candidates,
+    cost: ProbeCost,
+    seed: int,
+    earlier: Sequence[EarlierPrior] = (),
 ) -> CandidateSampler:
     if name in ABLATIONS:
         return CandidateSampler(candidates, cost=cost, seed=seed, design=ABLATIONS[name])
-    return make_sampler(name, candidates, cost=cost, seed=seed)
+    return make_sampler(name, candidates, cost=cost, seed=seed, earlier=earlier)
+
+
+@lru_cache(maxsize=64)
+def earlier_prior(folder: Path, source: str, group: str) -> EarlierPrior:
+    """What one group's record says of another's candidates."""
+    table = load_table(folder)
+    here = Candidates.from_configurations(p.configuration for p in table.group(group).points)
+    return EarlierPrior(earlier_of_group(table, source), here)
+
+
+def neighbour(table: RecordedTable, group: str, column: str) -> str | None:
+    """The next group, in the table's order and round, that differs in this column only."""
+    names = [each.name for each in table.groups]
+    place = names.index(group)
+    here = table.groups[place].values
+    for each in (*table.groups[place + 1 :], *table.groups[:place]):
+        if [name for name in here if each.values.get(name) != here[name]] == [column]:
+            return each.name
+    return None
 
 
 def run(
-    folder: Path, group: str, sampler_name: str, seed: int, in_flight: int = 1, most: int = 10**9
+    folder: Path,
+    group: str,
+    sampler_name: str,
+    seed: int,
+    in_flight: int = 1,
+    most: int = 10**9,
+    source: str | None = None,
 ) -> Run:
-    """Search one group until the front is found, `most` points are measured, or none is left."""
+    """Search one group until the front is found, `most` points are measured, or none is left.
+
+    Args:
+        source: the group of the same table that is known before.
+    """
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     table = load_table(folder)
     truth = truth_of(table, group)
     executor = SimulatedExecutor(TableRunner(table, group, seed=seed), capacity=in_flight)
     candidates = Candidates.from_configurations(truth.logs)
-    sampler = sampler_named(sampler_name, candidates, ProbeCost(**asdict(table.cost)), seed)
+    earlier = [earlier_prior(folder, source, group)] if source is not None else []
+    cost = ProbeCost(**asdict(table.cost))
+    sampler = sampler_named(sampler_name, candidates, cost, seed, earlier)
     book = StudyBook(
         name="benchmark",
         storage=optuna.storages.InMemoryStorage(),
@@ -317,6 +356,7 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         f"(default: {' '.join(DEFAULT_SAMPLERS)})",
     )
     add("--ablations", action="store_true", help="add ours with each choice left out")
+    add("--transfer", action="store_true", help="also give ours another group's record")
     add("--group", default="", metavar="TEXT", help="only groups whose name holds this")
     add("--seeds", type=int, default=20, metavar="N", help="runs a sampler and group (default 20)")
     add(
@@ -426,6 +466,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
     if len(options.in_flight) > 1:
         figures += in_flight_figures(options, problems, found)
+    if options.transfer:
+        figures += transfer_figures(options, tables, problems, found)
     figures += last_figures(medians, counted, over_oracle)
     if options.plot is not None:
         runs = [run for several in found.values() for run in several]
@@ -463,6 +505,43 @@ def in_flight_figures(
             Figure(f"in_flight_{in_flight}_joules_ratio", ratios["kJ"], "ratio"),
             Figure(f"in_flight_{in_flight}_time_ratio", ratios["search_s"], "ratio"),
         ]
+    return figures
+
+
+def transfer_figures(
+    options: argparse.Namespace,
+    tables: dict[Path, RecordedTable],
+    problems: Sequence[tuple[Path, str]],
+    found: dict[tuple[Path, str, str], list[Run]],
+) -> list[Figure]:
+    """Ours with another group's record known before: joules over those of ours without."""
+    columns = dict.fromkeys(
+        name for table in tables.values() for each in table.groups for name in each.values
+    )
+    figures = []
+    for column in columns:
+        print(f"\nours, given the next group that differs in {column} only:")
+        ratios = []
+        for folder, group in problems:
+            source = neighbour(tables[folder], group, column)
+            if source is None:
+                continue
+            runs = [
+                run(folder, group, OURS, seed, options.in_flight[0], options.most, source)
+                for seed in range(options.seeds)
+            ]
+            without = quartiles(one.kJ for one in found[folder, group, OURS])[1]
+            ratios.append(quartiles(one.kJ for one in runs)[1] / without)
+            print(
+                f"  {group}, given {source}: {spread((one.kJ for one in runs), 1)} kJ, "
+                f"{ratios[-1]:.2f} of {without:.1f} kJ without",
+                flush=True,
+            )
+        if ratios:
+            ratio = geometric_mean(ratios)
+            print(f"  over {len(ratios)} groups {ratio:.2f} of the joules (geometric mean)")
+            name = "".join(c if c.isalnum() else "_" for c in column)
+            figures.append(Figure(f"transfer_{name}_joules_ratio", ratio, "ratio"))
     return figures
 
 

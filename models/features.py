@@ -3,8 +3,8 @@
 Each knob that varies over the candidates becomes one or more columns in [0, 1]: degrees by their
 logarithm, clocks and watts linearly, categories one-hot. A knob that no standard names (a recorded
 table's) is read by its values. A live knob that is left to the device stands at its highest value,
-with a column of its own that says so. Where an analytic prior is given, its log time and log power
-are two more columns.
+with a column of its own that says so. Whatever predicts before a measurement, an analytic prior or
+what was measured elsewhere, adds its log time and log power as two more columns.
 """
 
 from __future__ import annotations
@@ -121,24 +121,28 @@ class FeatureMap:
     Args:
         candidates: the candidates; they set the levels and ranges, and knobs that are constant over
             them are dropped.
-        prior: adds its log step time and log power as columns, and answers `prior_log`.
+        prior: the analytic model; adds its log step time and log power as columns.
+        earlier: what measurements made elsewhere say (`tuner.transfer`), each two columns more.
     """
 
-    def __init__(self, candidates: Candidates, *, prior: Prior | None = None) -> None:
+    def __init__(
+        self,
+        candidates: Candidates,
+        *,
+        prior: Prior | None = None,
+        earlier: Sequence[Prior] = (),
+    ) -> None:
         configurations = candidates.configurations
-        self._prior = prior
+        # What was measured comes before what was only reckoned.
+        self._priors = (*earlier, *([prior] if prior is not None else ()))
         self._columns: list[tuple[str, _Column]] = []
         for name in varying_knobs(configurations):
             values = [configuration.get(name) for configuration in configurations]
             self._columns += [(name, column) for column in _columns_of(name, values)]
         self._row = {c: i for i, c in enumerate(configurations)}
-        self._prior_log = np.zeros((len(configurations), 2))
-        self._prior_low = np.zeros(2)
-        self._prior_span = np.zeros(2)
-        if prior is not None:
-            self._prior_log = self._ask_prior(configurations)
-            self._prior_low = self._prior_log.min(axis=0)
-            self._prior_span = np.ptp(self._prior_log, axis=0)
+        self._prior_log = self._ask_priors(configurations)
+        self._prior_low = self._prior_log.min(axis=0)
+        self._prior_span = np.ptp(self._prior_log, axis=0)
         self._matrix = self._compute(configurations, self._prior_log)
         self._kinds = self._kinds_of_columns(configurations)
 
@@ -169,12 +173,18 @@ class FeatureMap:
 
     @property
     def has_prior(self) -> bool:
-        return self._prior is not None
+        return bool(self._priors)
 
-    def _ask_prior(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        assert self._prior is not None
-        prediction = self._prior.predict(configurations)
-        return np.log(np.column_stack([prediction.step_time_s, prediction.power_W]))
+    @property
+    def priors(self) -> int:
+        """How many predict before a measurement: what was measured earlier, then the model."""
+        return len(self._priors)
+
+    def _ask_priors(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Log step time and log power by each prior, (n, 2 x priors)."""
+        said = [prior.predict(configurations) for prior in self._priors]
+        columns = [figure for one in said for figure in (one.step_time_s, one.power_W)]
+        return np.log(np.column_stack(columns)) if said else np.zeros((len(configurations), 0))
 
     def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
         if not configurations:
@@ -203,18 +213,18 @@ class FeatureMap:
         rows = [self._row.get(configuration, -1) for configuration in configurations]
         if -1 not in rows:
             return self._matrix[rows].reshape(len(rows), self.dimension)
-        prior = (
-            self._ask_prior(configurations)
-            if self._prior is not None
-            else np.zeros((len(configurations), 2))
-        )
-        return self._compute(configurations, prior)
+        return self._compute(configurations, self._ask_priors(configurations))
 
-    def prior_log(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """The prior's log step time and log power, shape (n, 2); zeros where there is no prior."""
+    def prior_log(self, configurations: Sequence[Configuration], which: int = 0) -> np.ndarray:
+        """One prior's log step time and log power, shape (n, 2); zeros where there is none.
+
+        Args:
+            configurations: any configurations.
+            which: of the `priors`.
+        """
         rows = [self._row.get(configuration, -1) for configuration in configurations]
-        if -1 not in rows:
-            return self._prior_log[rows].reshape(len(rows), 2)
-        if self._prior is None:
+        if not self._priors:
             return np.zeros((len(rows), 2))
-        return self._ask_prior(configurations)
+        known = -1 not in rows
+        log = self._prior_log[rows] if known else self._ask_priors(configurations)
+        return log.reshape(len(rows), 2 * self.priors)[:, 2 * which : 2 * which + 2]

@@ -1,10 +1,10 @@
 """The surrogates: what is known of step time and power after some measurements.
 
 Two Gaussian processes, on log step time and on log power; energy is their product, so its log is
-their sum and stays correlated with time. Their mean is the analytic prediction times a fitted
-scale, kept only while it helps: on every fit of the hyperparameters the leave-one-out likelihood
-with it is compared with that without. Noise is what each window states of itself and a fitted part
-beside it (time is quiet, power is not).
+their sum and stays correlated with time. Their mean is the analytic prediction, or that of
+measurements made elsewhere, times a fitted scale, kept only while it helps: on every fit of the
+hyperparameters the leave-one-out likelihoods with each of them and with none are compared. Noise is
+what each window states of itself and a fitted part beside it (time is quiet, power is not).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Posterior:
 
 
 class _Output:
-    """One modelled figure: with the prior's mean and without, whichever predicts better."""
+    """One modelled figure: with a prior's mean or with none, whichever predicts better."""
 
     def __init__(
         self,
@@ -102,42 +102,56 @@ class _Output:
         own_level: bool,
     ) -> None:
         self._features, self._output = features, output
-        kinds = [True, False] if features.has_prior else [False]
+        # A tie goes to the first: a prior stays unless it harms.
+        means: list[int | None] = [*range(features.priors), None]
         self._variants = {
-            with_prior: Process(
+            mean: Process(
                 kinds=features.kinds if split else np.full_like(features.kinds, LAUNCH),
                 own_level=own_level,
                 noise=noise,
-                amplitude=(AMPLITUDE_PRIOR if with_prior else AMPLITUDE_BLIND)[output],
+                amplitude=(AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output],
                 seed=seed,
             )
-            for with_prior in kinds
+            for mean in means
         }
-        self.uses_prior = kinds[0]
+        self.mean_in_use = means[0]
+
+    @property
+    def uses_prior(self) -> bool:
+        return self.mean_in_use is not None
 
     @property
     def process(self) -> Process:
-        return self._variants[self.uses_prior]
+        return self._variants[self.mean_in_use]
 
     def base(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """The mean that the process corrects."""
-        if not self.uses_prior:
-            return np.zeros(len(configurations))
-        return self._features.prior_log(configurations)[:, self._output]
+        return self._mean(self.mean_in_use, configurations)
 
-    def fit(self, x: np.ndarray, y: np.ndarray, prior: np.ndarray, variance: np.ndarray) -> bool:
+    def _mean(self, mean: int | None, configurations: Sequence[Configuration]) -> np.ndarray:
+        if mean is None:
+            return np.zeros(len(configurations))
+        return self._features.prior_log(configurations, mean)[:, self._output]
+
+    def fit(
+        self,
+        configurations: Sequence[Configuration],
+        x: np.ndarray,
+        y: np.ndarray,
+        variance: np.ndarray,
+    ) -> bool:
         """True where anything but appended rows changed."""
-        before = self.uses_prior
-        refit = self.process.fit(x, y - prior * before, variance)
+        before = self.mean_in_use
+        refit = self.process.fit(x, y - self.base(configurations), variance)
         if refit and len(self._variants) > 1 and len(y) >= JUDGE_FROM:
             scores = {}
-            for with_prior, process in self._variants.items():
-                if with_prior != before:
-                    process.fit(x, y - prior * with_prior, variance)
-                scores[with_prior] = _log_density(y - prior * with_prior, process)
-            # The prior stays unless it harms: a tie goes to it.
-            self.uses_prior = scores[True] >= scores[False]
-        return refit or self.uses_prior != before
+            for mean, process in self._variants.items():
+                apart = y - self._mean(mean, configurations)
+                if mean != before:
+                    process.fit(x, apart, variance)
+                scores[mean] = _log_density(apart, process)
+            self.mean_in_use = max(scores, key=scores.__getitem__)
+        return refit or self.mean_in_use != before
 
 
 def _log_density(y: np.ndarray, process: Process) -> float:
@@ -157,7 +171,7 @@ class Surrogates:
     """Step time and power of every candidate, learned from measurements.
 
     Args:
-        features: the candidates' features; with a prior, its prediction is the mean.
+        features: the candidates' features; what its priors predict are the means to choose from.
         seed: everything drawn is drawn from it.
         split: keep launch and live columns apart in the kernel (`models.kernel`).
         own_level: give each launch a level of its own there.
@@ -176,8 +190,13 @@ class Surrogates:
 
     @property
     def uses_prior(self) -> tuple[bool, bool]:
-        """Whether the analytic mean is in use, for time and for power."""
+        """Whether a prior's mean is in use, for time and for power."""
         return self._time.uses_prior, self._power.uses_prior
+
+    @property
+    def mean_in_use(self) -> tuple[int | None, int | None]:
+        """Which of the features' priors is the mean of time and of power; None for none."""
+        return self._time.mean_in_use, self._power.mean_in_use
 
     def fit(
         self,
@@ -217,14 +236,13 @@ class Surrogates:
             warm = np.asarray(temperature_C, dtype=float)
             self._y[:, 1] = at_one_temperature(configurations, self._y[:, 1], warm)
         x = self.features.transform(configurations)
-        prior = self.features.prior_log(configurations)
         changed = False
         for i, (output, rse) in enumerate(
             zip(self._outputs, (step_time_rse, power_rse), strict=True)
         ):
             stated = np.zeros(len(x)) if rse is None else np.asarray(rse, dtype=float)
             variance = np.nan_to_num(stated, nan=0.0) ** 2
-            changed |= output.fit(x, self._y[:, i], prior[:, i], variance)
+            changed |= output.fit(configurations, x, self._y[:, i], variance)
         if changed:
             self.watch(self._watched)
         return changed

@@ -79,6 +79,10 @@ class TrainingJob:
     min_steps: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InvalidValue("name of a job", self.name, "text")
+        if not isinstance(self.model, Mapping):
+            raise InvalidValue(f"model in job {self.name!r}", self.model, "a table")
         self._check_batches()
         where = f"in job {self.name!r}"
         if not self.model or "model_type" not in self.model:

@@ -51,9 +51,9 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> list[list[Configuration]]:
     seen: list[list[Configuration]] = []
     fit = Surrogates.fit
 
-    def spy(self: Surrogates, configurations: Any, *more: Any) -> bool:
+    def spy(self: Surrogates, configurations: Any, *more: Any, **named: Any) -> bool:
         seen.append(list(configurations))
-        return fit(self, configurations, *more)
+        return fit(self, configurations, *more, **named)
 
     monkeypatch.setattr(Surrogates, "fit", spy)
     return seen

@@ -70,7 +70,9 @@ def study_of(sampler: CandidateSampler) -> optuna.Study:
     return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
 
 
-@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "botorch" else []) for n in STOCK]
+)
 def test_each_asks_for_open_candidates_only_until_none_is_left(name: str) -> None:
     count = 12 if name in ("gp", "botorch") else len(SPARSE)
     sampler = make_sampler(name, SPARSE, seed=0)

@@ -25,7 +25,8 @@ from tuner.executors import InlineExecutor
 from tuner.rebuild import rebuild
 from tuner.runs import RunFolder
 from tuner.stock_samplers import make_sampler
-from tuner.study import STORAGE_TRIES, StorageError, StudyBook, open_storage, without_password
+from tuner.storage import StorageError, open_storage, without_password
+from tuner.study import STORAGE_TRIES, StudyBook
 from workload.trace import kept_records, read_trace
 
 OLD = Path(__file__).parent / "data" / "older-release"

@@ -20,7 +20,8 @@ from search_spaces.errors import InputError
 from tuner.driver import Interrupted
 from tuner.executors import SimulatedExecutor
 from tuner.runs import RunFolder, find_run, write_toml
-from tuner.study import METRICS, StudyBook, open_storage
+from tuner.storage import open_storage
+from tuner.study import METRICS, StudyBook
 from workload.probe import Failure, MeterInfo
 from workload.trace import TraceWriter, read_trace
 
@@ -404,9 +405,9 @@ def test_a_storage_that_cannot_be_opened_is_one_sentence(options, run, url, told
 
 
 def test_a_storage_that_accepts_and_never_answers_is_given_up(monkeypatch, tmp_path):
-    import tuner.study
+    import tuner.storage
 
-    monkeypatch.setattr(tuner.study, "STORAGE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(tuner.storage, "STORAGE_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
 

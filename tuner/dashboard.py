@@ -85,7 +85,7 @@ def _open(storage: BaseStorage | str | Path) -> BaseStorage:
 
     if isinstance(storage, BaseStorage):
         return storage
-    from tuner.study import open_storage
+    from tuner.storage import open_storage
 
     text = str(storage)
     if "://" in text:
@@ -274,7 +274,7 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
     import optuna
 
     from tuner.api import load_result
-    from tuner.study import open_storage
+    from tuner.storage import open_storage
     from workload.trace import read_trace
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

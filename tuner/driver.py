@@ -30,7 +30,8 @@ from tuner.runs import STUDY_SCHEMA, RunFolder, plain
 from tuner.search import Search
 from tuner.settings import SearchSettings
 from tuner.stock_samplers import SamplerAsked, check_sampler, make_sampler
-from tuner.study import StudyBook, new_driver_id, next_probe_number, open_storage
+from tuner.storage import open_storage
+from tuner.study import StudyBook, new_driver_id, next_probe_number
 from tuner.verify import verify
 from workload.probe import ProbeRecord
 from workload.trace import TraceWriter, kept_records, read_trace

@@ -22,7 +22,8 @@ from tuner.job_steps import in_job_steps
 from tuner.problem import Problem, digest_of, problem_of_run, recorded_problem
 from tuner.runs import RunFolder
 from tuner.stock_samplers import make_sampler
-from tuner.study import StudyBook, new_driver_id, open_storage, without_password
+from tuner.storage import open_storage, without_password
+from tuner.study import StudyBook, new_driver_id
 from workload.trace import read_trace, repair_torn_tail
 
 __all__ = ["Rebuilt", "rebuild"]

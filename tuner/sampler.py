@@ -101,6 +101,7 @@ class CandidateSampler(BaseSampler):
     Args:
         candidates: the valid configurations; None makes this a random sampler.
         prior: predicts before there are measurements (the analytic model).
+        earlier: what measurements made elsewhere say (`tuner.transfer`).
         steps: optimizer steps to the solution; time and energy of the solution are this many times
             those of a step, so it changes no choice.
         cost: what a probe costs; the defaults of `ProbeCost` where None.
@@ -115,6 +116,7 @@ class CandidateSampler(BaseSampler):
         candidates: Candidates | None = None,
         *,
         prior: Prior | None = None,
+        earlier: Sequence[Prior] = (),
         steps: int = 1,
         cost: ProbeCost | None = None,
         seed: int | None = None,
@@ -143,7 +145,7 @@ class CandidateSampler(BaseSampler):
             self._launch_of[rows] = i
         self._names = NamedCandidates(candidates)
         self._seen = Seen(self._names, self._launch_of)
-        self.features = FeatureMap(candidates, prior=prior)
+        self.features = FeatureMap(candidates, prior=prior, earlier=earlier)
         self.surrogates = Surrogates(
             self.features,
             seed=self._seed,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -212,6 +212,7 @@ def make_sampler(
     candidates: Candidates,
     *,
     prior: Prior | None = None,
+    earlier: Sequence[Prior] = (),
     steps: int = 1,
     cost: ProbeCost | None = None,
     memory_bytes: float | None = None,
@@ -222,17 +223,26 @@ def make_sampler(
     Args:
         asked: one of `SAMPLERS`; None for this project's own; or an Optuna sampler.
         candidates: the valid configurations.
-        prior, steps, cost, memory_bytes, seed: as for `CandidateSampler`.
+        prior, earlier, steps, cost, memory_bytes, seed: as for `CandidateSampler`.
 
     Raises:
         UnknownName: no sampler has that name.
-        InputError: it needs what is not installed.
+        InputError: it needs what is not installed, or is to look at earlier measurements and can
+            not.
     """
     if asked is None or asked == OURS:
         return CandidateSampler(
-            candidates, prior=prior, steps=steps, cost=cost, memory_bytes=memory_bytes, seed=seed
+            candidates,
+            prior=prior,
+            earlier=earlier,
+            steps=steps,
+            cost=cost,
+            memory_bytes=memory_bytes,
+            seed=seed,
         )
     check_sampler(asked)
+    if earlier:
+        raise InputError(f"only the sampler {OURS} can look at earlier measurements (transfer)")
     if asked == BOTORCH:
         from tuner.botorch_sampler import BotorchSampler
 

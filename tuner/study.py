@@ -9,19 +9,12 @@ asked again. The study lives in a journal beside the trace, or behind a storage 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
-import os
-import re
-import threading
 import time
-import traceback
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -30,21 +23,17 @@ from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError
 from tuner.decide import Constraints
 from tuner.sampler import CandidateSampler
+from tuner.storage import StorageError, storage_trouble
 from workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest
-from workload.trace import repair_torn_tail
 
-__all__ = ["METRICS", "StorageError", "StudyBook", "open_storage", "without_password"]
+__all__ = ["METRICS", "StudyBook", "new_driver_id", "next_probe_number"]
 
 #: The objectives, in their order; both are minimised.
 METRICS = ("energy_to_solution_kJ", "time_to_solution_s")
-#: A storage that has not answered after this many seconds is said not to answer.
-STORAGE_TIMEOUT_S = 8.0
 #: A storage that went away in the middle of a search is waited for so long, and asked so often.
 STORAGE_PATIENCE_S, STORAGE_RETRY_S = 120.0, 1.0
 #: A call that failed so often, with the storage answering in between, is not the storage's trouble.
 STORAGE_TRIES = 5
-#: A lock of the journal that nobody touched for so long is a dead driver's.
-JOURNAL_GRACE_S = 5
 #: `failure` of a trial whose driver died or was stopped: it says nothing of the configuration, and
 #: the sampler may propose it again.
 INTERRUPTED = "cancelled"
@@ -53,197 +42,6 @@ INTERRUPTED = "cancelled"
 GIVEN_UP = "given_up"
 
 Opened = TypeVar("Opened")
-
-
-class StorageError(InputError):
-    """The study's storage stopped answering; every finished probe is in the trace."""
-
-
-def without_password(text: str, url: str = "") -> str:
-    """`text` with the passwords that a storage URL may carry replaced by ***.
-
-    Args:
-        text: a message, or the URL itself, whether it is well formed or not.
-        url: the URL whose password may stand in the text by itself.
-    """
-    secrets = re.findall(r"://[^/@:\s]*:(.+)@", url)
-    secrets += re.findall(r"(?i)(?:password|passwd|pwd)=([^&\s]+)", url)
-    for secret in secrets:
-        for spelt in {secret, unquote(secret)}:
-            text = text.replace(spelt, "***")
-    text = re.sub(r"(//[^/@:\s]*:)[^@\s]+@", r"\1***@", text)
-    text = re.sub(r":[^:@/]+@", ":***@", text)  # in what is no URL, too
-    return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&\s]+", r"\1***", text)
-
-
-def _within(timeout_s: float, what: str, call: Callable[[], Opened]) -> Opened:
-    """The result of `call`, or one sentence when it fails or takes too long."""
-    answer: list[Opened] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            answer.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work, daemon=True, name="open storage")
-    thread.start()
-    thread.join(timeout_s)
-    if answer:
-        return answer[0]
-    if not errors:
-        raise InputError(f"{what} did not answer within {timeout_s:g} s; is it up and reachable?")
-    error = errors[0]
-    if isinstance(error, InputError):
-        raise error
-    if isinstance(error, ImportError):
-        raise InputError(
-            f"{what} needs a driver that is not installed "
-            f"({getattr(error, 'name', None) or error}); for PostgreSQL install "
-            "joulefront[postgresql], for MySQL install pymysql"
-        ) from error
-    reason = " ".join(str(error).split()) or type(error).__name__
-    raise InputError(f"{what} cannot be opened: {reason[:200]}") from error
-
-
-def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
-    """The study's storage.
-
-    Args:
-        url: a database, as SQLAlchemy names it ("sqlite:///study.db", "postgresql://host/name");
-            None for the journal.
-        journal: the journal's file; a torn last line is put aside first.
-
-    Raises:
-        InputError: the URL is malformed, its driver is not installed, or it does not answer within
-            STORAGE_TIMEOUT_S seconds; or the journal cannot be read.
-    """
-    if url is None:
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-
-        def open_journal() -> optuna.storages.BaseStorage:
-            journal.parent.mkdir(parents=True, exist_ok=True)
-            repair_torn_tail(journal)
-            # A killed writer leaves its lock, which Optuna breaks after 30 s. But only the driver,
-            # who holds the run folder, and a user's clicks in the dashboard write here, each for
-            # milliseconds.
-            lock = JournalFileSymlinkLock(str(journal), grace_period=JOURNAL_GRACE_S)
-            return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
-
-        return _within(45.0, f"the journal {journal}", open_journal)
-
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        raise InputError(
-            f"storage {without_password(url)!r} is not a URL; it must be like sqlite:///study.db "
-            "or postgresql://user@host/name"
-        ) from error
-    shown = without_password(parsed.render_as_string(hide_password=True))
-    options = _engine_options(parsed.get_backend_name(), parsed.query)
-    if parsed.drivername in _DRIVERS:
-        for driver in _DRIVERS[parsed.drivername]:
-            if importlib.util.find_spec(driver[0]) is not None:
-                parsed = parsed.set(drivername=f"{parsed.drivername}+{driver[1]}")
-                break
-    address = parsed.render_as_string(hide_password=False)
-
-    def open_database() -> optuna.storages.BaseStorage:
-        from sqlalchemy.exc import IntegrityError, ProgrammingError
-
-        for last in (False, False, True):
-            try:
-                return optuna.storages.RDBStorage(address, engine_kwargs=options)
-            except (IntegrityError, ProgrammingError):
-                # Two drivers that make the tables at once: the second finds them made.
-                if last:
-                    raise
-                time.sleep(0.5)
-        raise AssertionError
-
-    try:
-        return _within(STORAGE_TIMEOUT_S, f"storage {shown!r}", open_database)
-    except InputError as error:
-        raise InputError(without_password(str(error), url)) from None
-
-
-#: Modules that speak to a server, and what SQLAlchemy calls them: the first that is installed is
-#: taken where a URL names none. SQLAlchemy's own choice changed between its releases.
-_DRIVERS = {
-    "postgresql": (("psycopg2", "psycopg2"), ("psycopg", "psycopg")),
-    "mysql": (("pymysql", "pymysql"), ("MySQLdb", "mysqldb")),
-    "mariadb": (("pymysql", "pymysql"), ("MySQLdb", "mysqldb")),
-}
-
-
-def _engine_options(backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """How SQLAlchemy connects, so that a server that restarts or vanishes is noticed.
-
-    A connection is tried before it is used; PostgreSQL's are given up after some 20 s of silence
-    (libpq's parameters), where the URL does not say otherwise; SQLite waits for another writer.
-    """
-    if backend == "sqlite":
-        return {"connect_args": {"timeout": 30}}
-    options: dict[str, Any] = {"pool_pre_ping": True}
-    if backend == "postgresql":
-        wanted = {
-            "connect_timeout": int(STORAGE_TIMEOUT_S),
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 2,
-            "tcp_user_timeout": 20_000,
-        }
-        options["connect_args"] = {k: v for k, v in wanted.items() if k not in given}
-    return options
-
-
-def _raised_by_storage(error: Exception) -> bool:
-    """Whether one of Optuna's storages raised it itself, because it does not work.
-
-    A KeyError is its word for a study or trial that is no longer there, a RuntimeError for a lock
-    of the journal that cannot be made, a ValueError for a line of it that is no JSON, an OSError
-    for its files. A trial that is finished already is no trouble of the storage's, and waiting does
-    not mend it.
-    """
-    if isinstance(error, optuna.exceptions.UpdateFinishedTrialError):
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    # Who opens a file for a storage may be the standard library.
-    frames = frames if isinstance(error, OSError) else frames[-1:]
-    return any(f"{os.sep}optuna{os.sep}storages{os.sep}" in frame.filename for frame in frames)
-
-
-@contextlib.contextmanager
-def _storage_trouble(where: str) -> Iterator[None]:
-    """A storage that stops answering in the middle, as one sentence."""
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except InputError:
-        raise
-    except (
-        StorageInternalError,
-        SQLAlchemyError,
-        OSError,
-        KeyError,
-        RuntimeError,
-        ValueError,
-    ) as error:
-        known = isinstance(error, StorageInternalError | SQLAlchemyError)
-        if not known and not _raised_by_storage(error):
-            raise
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise StorageError(
-            f"{where} stopped answering ({reason[:160]}); every finished probe is in the trace, "
-            "so the same command goes on from here once it answers"
-        ) from error
 
 
 def _set_constraints(trial: Trial, values: Mapping[str, float]) -> None:
@@ -331,7 +129,7 @@ class StudyBook:
         self.on_finish: Callable[[ProbeRecord, Trial], None] = lambda record, trial: None
         self._say: Callable[[str], None] = lambda sentence: None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with _storage_trouble(self._where):
+        with storage_trouble(self._where):
             self.study = optuna.create_study(
                 storage=storage,
                 study_name=name,
@@ -369,7 +167,7 @@ class StudyBook:
         """
         for last in (*[False] * (STORAGE_TRIES - 1), True):
             try:
-                with _storage_trouble(self._where):
+                with storage_trouble(self._where):
                     return call()
             except StorageError as error:
                 if last:
@@ -409,12 +207,18 @@ class StudyBook:
         }
         params = self._sampler.params_of(configuration)
         distributions = self._sampler.distributions()
-        running = optuna.trial.create_trial(
-            state=TrialState.RUNNING,
-            params=params,
-            distributions={name: distributions[name] for name in params},
-            user_attrs=attrs,
-        )
+        try:
+            running = optuna.trial.create_trial(
+                state=TrialState.RUNNING,
+                params=params,
+                distributions={name: distributions[name] for name in params},
+                user_attrs=attrs,
+            )
+        except ValueError as error:
+            raise InputError(
+                f"probe {request.probe_id} has {configuration.key[:120]!r}, which is none of the "
+                "study's configurations; its trace is another study's, or was edited"
+            ) from error
         # NOTE: not enqueue_trial() and ask(): of two drivers on one storage each could pop what
         # the other queued, and a crash between the two calls would leave a trial waiting.
         study_id = self.study._study_id
@@ -429,7 +233,7 @@ class StudyBook:
         trials = self._open.pop(record.request.probe_id)
         measured = {m.live: m for m in record.measurements}
         try:
-            with _storage_trouble(self._where):
+            with storage_trouble(self._where):
                 for configuration, trial in trials.items():
                     self.on_finish(record, trial)
                     self._tell(record, configuration, measured.get(configuration.live), trial)
@@ -474,7 +278,7 @@ class StudyBook:
 
     def interrupt(self, why: str) -> None:
         """Fail every trial that this driver has open; they may be asked again."""
-        with _storage_trouble(self._where):
+        with storage_trouble(self._where):
             for trials in self._open.values():
                 for trial in trials.values():
                     self._fail(trial, INTERRUPTED, f"interrupted: {why}")
@@ -497,7 +301,7 @@ class StudyBook:
             What was mended, one sentence each.
         """
         told = failed = 0
-        with _storage_trouble(self._where):
+        with storage_trouble(self._where):
             trials = self._newest()
             for record in records:
                 for configuration in record.request.configurations():
@@ -550,7 +354,7 @@ class StudyBook:
 
     def set_user_attrs(self, attrs: Mapping[str, Any]) -> None:
         """Attributes of the study itself, for the dashboard."""
-        with _storage_trouble(self._where):
+        with storage_trouble(self._where):
             for name, value in attrs.items():
                 self.study.set_user_attr(name, value)
 
