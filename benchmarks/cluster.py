@@ -19,10 +19,14 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import optuna
+
 from benchmarks.figures import Figure, arguments, publish
 from search_spaces.cluster import Cluster, load_cluster
 from search_spaces.job import TrainingJob, load_job
 from search_spaces.space import load_space
+from tuner.problem import Problem
+from tuner.sampler import CandidateSampler, ProbePlan
 from workload.probe import ProbeRequest, Runner
 from workload.trace import TraceWriter
 
@@ -50,6 +54,27 @@ def requests(job: TrainingJob, cluster: Cluster, count: int, live: int) -> Itera
         visits = tuple(islice(cycle(lives), live))
         # Simulated seconds, which a large model's steps need and nobody waits for.
         yield ProbeRequest(f"p{number:05d}", launch, visits, time_limit_s=3600.0)
+
+
+class Sweep(CandidateSampler):
+    """Launch after launch at all of its live settings: planning costs the driver next to nothing.
+
+    Args:
+        problem: whose candidates are swept.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.candidates, steps=problem.steps, cost=problem.cost)
+        self._left = iter(self._members)
+
+    def plan(self, study: optuna.Study) -> ProbePlan | None:
+        """The next launch; None after the last."""
+        members = next(self._left, None)
+        return None if members is None else self._plan_of(members.tolist(), "swept")
+
+    def better_to_wait(self, study: optuna.Study) -> bool:
+        """Never."""
+        return False
 
 
 def executor_alone(

@@ -8,6 +8,7 @@ the folder, a password in a sentence or a value that bash would run is a `Leak`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.fakes import TESTS
 from benchmarks.fuzz_bend import as_json, as_toml, bent, bent_file, nasty, torn
@@ -51,14 +53,27 @@ class Kind:
     share: float = 1.0
 
 
+@functools.cache
+def _parser() -> Any:
+    """The command's parser, made once: no input has a part in it, and making it takes longer than
+    most inputs do."""
+    from tuner.cli import command_parser
+
+    return command_parser()
+
+
 def command(*words: str) -> None:
     """The command in this process; raises where it ends as it must not."""
-    from tuner.cli import main
+    from tuner import cli
 
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(cli, "command_parser", return_value=_parser()),
+    ):
         try:
-            code = main(words)
+            code = cli.main(words)
         except SystemExit as stop:  # argparse: its own sentence
             code = stop.code if isinstance(stop.code, int) else 1
     said = err.getvalue()

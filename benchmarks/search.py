@@ -28,6 +28,7 @@ import numpy as np
 import optuna
 
 from benchmarks.figures import Figure, arguments, publish
+from models.analytic import Prior
 from search_spaces.candidates import Candidates
 from search_spaces.configuration import Configuration
 from tuner.acquisition import ProbeCost
@@ -132,7 +133,7 @@ def sampler_named(
     candidates: Candidates,
     cost: ProbeCost,
     seed: int,
-    earlier: Sequence[EarlierPrior] = (),
+    earlier: Sequence[Prior] = (),
 ) -> CandidateSampler:
     if name in ABLATIONS:
         return CandidateSampler(candidates, cost=cost, seed=seed, design=ABLATIONS[name])
@@ -178,7 +179,7 @@ def run(
     truth = truth_of(table, group)
     executor = SimulatedExecutor(TableRunner(table, group, seed=seed), capacity=in_flight)
     candidates = Candidates.from_configurations(truth.logs)
-    earlier = [earlier_prior(folder, source, group)] if source is not None else []
+    earlier = earlier_prior(folder, source, group).means if source is not None else ()
     cost = ProbeCost(**asdict(table.cost))
     sampler = sampler_named(sampler_name, candidates, cost, seed, earlier)
     book = StudyBook(

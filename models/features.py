@@ -3,8 +3,8 @@
 Each knob that varies over the candidates becomes one or more columns in [0, 1]: degrees by their
 logarithm, clocks and watts linearly, categories one-hot. A knob that no standard names (a recorded
 table's) is read by its values. A live knob that is left to the device stands at its highest value,
-with a column of its own that says so. Whatever predicts before a measurement, an analytic prior or
-what was measured elsewhere, adds its log time and log power as two more columns.
+with a column of its own that says so. Where an analytic prior is given, its log time and log power
+are two more columns; what was measured elsewhere is a mean to choose, and no column.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class FeatureMap:
         candidates: the candidates; they set the levels and ranges, and knobs that are constant over
             them are dropped.
         prior: the analytic model; adds its log step time and log power as columns.
-        earlier: what measurements made elsewhere say (`tuner.transfer`), each two columns more.
+        earlier: what measurements made elsewhere say (`tuner.transfer`), for `prior_log` only.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class FeatureMap:
         self._prior_log = self._ask_priors(configurations)
         self._prior_low = self._prior_log.min(axis=0)
         self._prior_span = np.ptp(self._prior_log, axis=0)
+        self._prior_span[: 2 * len(earlier)] = 0.0
         self._matrix = self._compute(configurations, self._prior_log)
         self._kinds = self._kinds_of_columns(configurations)
 

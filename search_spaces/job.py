@@ -205,7 +205,13 @@ class TrainingJob:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the job {path}: {error}") from error
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path} is not valid TOML: {error}") from error
+            said = f"{path} is not valid TOML: {error}"
+            if Path(path).suffix == ".json":
+                said = (
+                    f"{path} is no job: a job is a TOML file that says the batch and the steps, "
+                    f'and names the model by [model] config = "{Path(path).name}"'
+                )
+            raise InputError(said) from error
         for key in data:
             if key not in _FIELDS:
                 raise UnknownName(f"key in {path.name}", key, _FIELDS)

@@ -18,6 +18,10 @@ __all__ = ["KNOBS", "Knob", "Value", "knob_named", "parse_value"]
 Value = int | float | str | tuple[int, ...]
 
 
+#: No degree, batch, clock or limit is larger; products of them must stay within a float.
+LARGEST = 10**9
+
+
 @dataclass(frozen=True)
 class Knob:
     """One dimension of the search.
@@ -61,6 +65,8 @@ class Knob:
             raise InvalidValue(self.name, value, f"an integer of at least {self.minimum}")
         if not isinstance(value, int) or isinstance(value, bool) or value < (self.minimum or 0):
             raise InvalidValue(self.name, value, f"an integer of at least {self.minimum}")
+        if value > LARGEST:
+            raise InvalidValue(self.name, "larger", f"an integer of at most {LARGEST:g}")
         return value
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from search_spaces.configuration import Configuration, Settings
-from tuner.result import Choice, LeaveOneOut, Point, Result, Spent
+from tuner.result import Choice, LeaveOneOut, Point, Spent
+from tuner.tuned import TunedResult
 from workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 
 NVML = MeterInfo("nvml", "gpu", "NVML total-energy counter")
@@ -53,7 +54,7 @@ def front_of(points: list[Point]) -> list[Point]:
 
 def result_of(
     name: str, points: list[Point], baseline: Point | None, best: int, **more: object
-) -> Result:
+) -> TunedResult:
     front = front_of(points)
     noise = random.Random(3)
     pairs = tuple(
@@ -91,7 +92,7 @@ def result_of(
         },
         **more,
     }
-    return Result(
+    return TunedResult(
         name=name,
         front_points=tuple(front),
         points=tuple(points),
@@ -101,7 +102,7 @@ def result_of(
     )
 
 
-def large_result(meter: MeterInfo = NVML) -> Result:
+def large_result(meter: MeterInfo = NVML) -> TunedResult:
     """48 points over micro-batch and clock, with the valley in energy that clocks make."""
     points = []
     for micro_batch in (1, 2, 4, 8):
@@ -117,7 +118,7 @@ def large_result(meter: MeterInfo = NVML) -> Result:
     return result_of("gpt-h100", points, baseline, best=3)
 
 
-def small_result(points: int = 9, meter: MeterInfo = ESTIMATED) -> Result:
+def small_result(points: int = 9, meter: MeterInfo = ESTIMATED) -> TunedResult:
     """What a laptop gives: a few launch settings, no clock, wide intervals, two failures."""
     launches = [
         {"data_parallel": d, "micro_batch": m, "zero_stage": z, "activation_checkpointing": c}
@@ -163,7 +164,7 @@ def failed(probe_id: str, kind: str, message: str, tail: str, **launch: object) 
     )
 
 
-def records_of(result: Result) -> list[ProbeRecord]:
+def records_of(result: TunedResult) -> list[ProbeRecord]:
     """Probes that could have given the result, failed ones included."""
     records = list(result.failures)
     for i, p in enumerate(result.points[:10]):

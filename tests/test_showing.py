@@ -17,7 +17,7 @@ from search_spaces.job import load_job
 from tuner.compare import Difference
 from tuner.plots import figures, front_figure
 from tuner.report import render_report
-from tuner.result import Attainment, Attempt, Choice, Result, Verification
+from tuner.result import Attainment, Attempt, Choice, Result, Target, Verification
 from tuner.showing.paper import on_paper
 from tuner.showing.power_plots import (
     Timeline,
@@ -27,7 +27,6 @@ from tuner.showing.power_plots import (
     scopes_figure,
     timeline_figure,
 )
-from tuner.target import Target
 from workload.meters.base import PowerSample
 from workload.probe import Measurement, ProbeRecord, ProbeRequest
 from workload.trace import write_power_samples

@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from tuner.api import load_result, optimize, replay
 from tuner.result import Result
+from tuner.tuned import TunedResult
 
-__all__ = ["Result", "load_result", "optimize", "replay"]
+__all__ = ["Result", "TunedResult", "load_result", "optimize", "replay"]

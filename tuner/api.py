@@ -7,23 +7,22 @@ imported when a study runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from search_spaces.cluster import Cluster
 from search_spaces.configuration import Configuration
-from search_spaces.errors import InputError, InvalidValue
+from search_spaces.errors import InputError
 from search_spaces.job import TrainingJob
 from tuner.executors import Executor, SimulatedExecutor
 from tuner.progress import Progress
-from tuner.result import Result
 from tuner.runs import RunFolder, find_run
 from tuner.settings import DEFAULT_PROBES, DEFAULT_SEARCH_S, SearchSettings
+from tuner.tuned import TunedResult
 from workload.probe import WindowPolicy
 from workload.script import Script, ScriptJob
-from workload.trace import read_trace
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -70,9 +69,10 @@ def optimize(
     window: WindowPolicy | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     sampler: str | BaseSampler | None = None,
+    transfer: Sequence[str | Path] = (),
     report: bool = True,
     on_progress: Notify | None = None,
-) -> Result:
+) -> TunedResult:
     """Tune a training job for energy and time on this machine or cluster.
 
     Args:
@@ -116,6 +116,9 @@ def optimize(
             "KNOB=VALUE" words as a list; a plain data-parallel configuration when not given.
         sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
             Optuna sampler.
+        transfer: earlier measurements that the search may start from: runs, traces or recorded
+            tables (FOLDER:GROUP of several groups), of this job elsewhere or of another one. They
+            are used while they predict what is measured here (`tuner.transfer`).
         report: write report.html and the launch files at the end.
         on_progress: called with each `Progress`.
 
@@ -167,7 +170,7 @@ def optimize(
     )
     if simulated:
         problem = _as_prediction(problem)
-    return driver.run_study(
+    result = driver.run_study(
         problem,
         lambda run, say: (
             driver.simulated_executor(problem, capacity=in_flight, seed=seed)
@@ -179,9 +182,11 @@ def optimize(
         storage=storage,
         run=RunFolder.named(runs_dir, name or driver.new_name(problem.name, runs_dir)),
         sampler=sampler,
+        transfer=transfer,
         report=report,
         notify=on_progress,
     )
+    return TunedResult.of(result)
 
 
 def replay(
@@ -208,9 +213,10 @@ def replay(
     runs_dir: str | Path = "runs",
     seed: int = 0,
     sampler: str | BaseSampler | None = None,
+    transfer: Sequence[str | Path] = (),
     report: bool = True,
     on_progress: Notify | None = None,
-) -> Result:
+) -> TunedResult:
     """The same study, answered from a trace or a recorded table instead of processes.
 
     Args:
@@ -245,7 +251,7 @@ def replay(
     # What cannot differ when it is measured again would only seem to be verified.
     settings = replace(settings, verify=verify and bool(problem.asked["recorded"]["varies"]))
     executor = SimulatedExecutor(runner, capacity=in_flight)
-    return driver.run_study(
+    result = driver.run_study(
         problem,
         lambda run, say: executor,
         constraints=constraints,
@@ -253,62 +259,22 @@ def replay(
         storage=storage,
         run=RunFolder.named(runs_dir, name or driver.new_name(f"replay-{problem.name}", runs_dir)),
         sampler=sampler,
+        transfer=transfer,
         report=report,
         notify=on_progress,
     )
+    return TunedResult.of(result)
 
 
-def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Result:
+def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs") -> TunedResult:
     """The answer of a run that stands, from its folder alone; of the latest when unnamed.
 
     Raises:
         InputError: there is no such run, or its files cannot be read.
     """
-    from tuner import driver
-    from tuner.answer import build_result
-    from tuner.decide import Constraints
-    from tuner.job_steps import in_job_steps
-    from tuner.problem import problem_of_run
+    from tuner.standing import result_of
 
-    folder = find_run(run, runs_dir)
-    known = folder.read_asked()
-    assert known is not None
-    records = read_trace(folder.trace).records if folder.trace.exists() else ()
-    asked = [c for record in records for c in record.request.configurations()]
-    problem = problem_of_run(folder, tuple(dict.fromkeys(asked)), known)
-    records = tuple(in_job_steps(record, problem.job) for record in records)
-    ended = known.get("ended", {})
-    try:
-        constraints = Constraints(**known.get("constraints", {}))
-    except TypeError as error:
-        raise InputError(f"the [constraints] of study.toml are none: {error}") from error
-    result = build_result(
-        problem,
-        records,
-        constraints,
-        name=folder.name,
-        run_dir=folder.path,
-        stopped=str(ended.get("stopped", "The search has not ended.")),
-        time_s=_figure(ended, "time_s", sum(record.wall_s for record in records)),
-        limits=driver.limits_of(known.get("settings", {})),
-        seed=max(0, int(_figure(known.get("settings", {}), "seed", 0))),
-        unverified=driver.why_unverified(known),
-        unfinished=str(ended.get("unfinished", "")),
-        prefer=driver.chosen_before(ended.get("chosen", {}), constraints),
-    )
-    if problem.target_gpus is not None:
-        from tuner.target import predict_target
-
-        result = replace(result, target=predict_target(problem, records, constraints))
-    return replace(result, report_path=folder.report) if folder.report.exists() else result
-
-
-def _figure(section: Mapping[str, Any], name: str, otherwise: float) -> float:
-    """A number of study.toml."""
-    value = section.get(name, otherwise)
-    if type(value) not in (int, float) or not abs(value) < 2**63:
-        raise InvalidValue(f"{name} in study.toml", value, "a number")
-    return float(value)
+    return TunedResult.of(result_of(find_run(run, runs_dir)))
 
 
 def _look_at(

@@ -105,6 +105,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has gone; nothing is left to say, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except OSError as error:
+        if error.filename is None:  # no file that the user named: ours to mend
+            raise
+        print(f"tuner: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
+        return BAD_INPUT
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,7 +4,8 @@ Step times are compared by Welch's test on the windows' means where both were me
 times, else on blocks of neighbouring steps; energy by blocks of whole steps, since power readings
 that follow each other are alike. Blocks that are still correlated count for fewer. A difference is
 called one only where its 95 % interval leaves out zero; otherwise the answer says that none was
-shown, and how small a difference could have been.
+shown, and how small a difference could have been. Fresh launches made in turn are compared with
+the spread of all repeated launches of their study (`compare_launches`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ import numpy as np
 from search_spaces.errors import InputError
 from workload.probe import Measurement, MeterInfo
 
-__all__ = ["Comparison", "Difference", "compare_measurements", "compare_paired"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "compare_launches",
+    "compare_measurements",
+    "compare_paired",
+]
 
 #: A difference is called one at this level.
 LEVEL = 0.05
@@ -124,15 +131,21 @@ def _mean(values: Sequence[float] | np.ndarray) -> _Mean:
 
 def _between(a: _Mean, b: _Mean, quantity: str, method: str) -> Difference:
     """Welch's test of two means (Welch 1947; Satterthwaite's degrees of freedom)."""
-    variance, difference = a.variance + b.variance, b.log - a.log
-    if not variance > 0:
-        if variance == 0 and difference != 0:
-            relative = math.expm1(difference)
-            return Difference(quantity, relative, relative, relative, 0.0, method)
-        return Difference(quantity, math.expm1(difference), -math.inf, math.inf, math.nan, method)
+    variance = a.variance + b.variance
     shares = a.variance**2 / a.freedom + b.variance**2 / b.freedom
     freedom = variance**2 / shares if shares > 0 else math.inf
-    return _tested(difference, math.sqrt(variance), freedom, quantity, method)
+    return _of_variance(b.log - a.log, variance, freedom, quantity, method)
+
+
+def _of_variance(
+    difference: float, variance: float, freedom: float, quantity: str, method: str
+) -> Difference:
+    if variance > 0:
+        return _tested(difference, math.sqrt(variance), freedom, quantity, method)
+    relative = math.expm1(difference)
+    if variance == 0 and difference != 0:
+        return Difference(quantity, relative, relative, relative, 0.0, method)
+    return Difference(quantity, relative, -math.inf, math.inf, math.nan, method)
 
 
 def _tested(
@@ -242,6 +255,72 @@ def compare_measurements(
         _between(energies[0], energies[1], "energy_per_step", energy_method),
         meters[0],
     )
+
+
+def compare_launches(
+    a: Sequence[Measurement],
+    b: Sequence[Measurement],
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    meter: MeterInfo,
+    repeats: Sequence[Sequence[Measurement]] = (),
+) -> Comparison:
+    """Compare two configurations by a few fresh launches of each, one window a launch.
+
+    Two or three launches hardly tell their own spread: an interval from them alone may reach from
+    -99 to +2,000 %. So the error is pooled over every configuration that this study launched more
+    than once, as in an analysis of variance (Fisher, Statistical Methods for Research Workers,
+    1925): with x the logarithm of a window's figure,
+
+        s^2 = sum over groups g and launches i of (x_gi - mean_g)^2 / f,  f = sum over g (n_g - 1),
+
+    and (mean_b - mean_a) / (s sqrt(1/n_a + 1/n_b)) is held against Student's t with f degrees of
+    freedom. It takes launches to differ by one relative spread whatever the configuration, as
+    `tuner.answer` does for the intervals of the front. Where the launches of `a` and `b` differ by
+    more than those of `repeats` do (their variance lies beyond the upper 5 % of Fisher's F), the
+    machine was calmer then than now, and `repeats` are left out.
+
+    Args:
+        a, b: the windows of each, at least two, one a launch.
+        names: for people.
+        meter: scope and source of the energy.
+        repeats: windows of other launches of this study, a group for each configuration; a group
+            of one says nothing.
+
+    Raises:
+        InputError: one of the two has fewer than two windows.
+    """
+    for name, side in zip(names, (a, b), strict=True):
+        if len(side) < 2:
+            raise InputError(f"{name} has {len(side)} launches; at least 2 are compared")
+
+    def logs(side: Sequence[Measurement], quantity: str) -> np.ndarray:
+        energy = quantity == "energy_per_step"
+        return np.log([m.energy_per_step_J if energy else m.step_time_s for m in side])
+
+    def squares(groups: Sequence[Sequence[Measurement]], quantity: str) -> tuple[float, int]:
+        each = [logs(group, quantity) for group in groups]
+        return (
+            math.fsum(float(np.sum((x - x.mean()) ** 2)) for x in each),
+            sum(x.size - 1 for x in each),
+        )
+
+    def difference(quantity: str) -> Difference:
+        from scipy import stats
+
+        others = [group for group in repeats if len(group) > 1]
+        own, freedom = squares((a, b), quantity)
+        before, more = squares(others, quantity)
+        calmer = bool(more) and own / freedom > before / more * stats.f.ppf(0.95, freedom, more)
+        pooled = f"{len(a)} and {len(b)} launches"
+        if others and not calmer:
+            own, freedom = own + before, freedom + more
+            pooled += f", their spread with that of {sum(map(len, others))} others"
+        variance = own / freedom * (1 / len(a) + 1 / len(b))
+        apart = float(logs(b, quantity).mean() - logs(a, quantity).mean())
+        return _of_variance(apart, variance, freedom, quantity, f"t on {pooled}")
+
+    return Comparison(*names, difference("step_time"), difference("energy_per_step"), meter)
 
 
 def compare_paired(a: Sequence[float], b: Sequence[float], quantity: str) -> Difference:

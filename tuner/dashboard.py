@@ -273,7 +273,7 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
     """
     import optuna
 
-    from tuner.api import load_result
+    from tuner.standing import result_of
     from tuner.storage import open_storage
     from workload.trace import read_trace
 
@@ -284,7 +284,7 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
     study = optuna.load_study(study_name=run.name, storage=opened)
     if has_figures(study):
         return False
-    publish(study, load_result(run.path), read_trace(run.trace).records)
+    publish(study, result_of(run), read_trace(run.trace).records)
     return True
 
 

@@ -30,6 +30,8 @@ OBJECTIVES = ("knee", "least-energy", "least-time", "least-edp", "least-cost", "
 DRAWS = 2500
 #: Half the width of a 90 % interval in standard errors (normal).
 Z90 = 1.6448536269514722
+#: What is so many times what was asked is told so, and not in per cent.
+MANY_TIMES = 3.0
 #: Joules in a kilowatt-hour, in thousands.
 KJ_PER_KWH = 3600.0
 
@@ -199,15 +201,36 @@ def _log_normal(value: float, interval: tuple[float, float]) -> tuple[float, flo
     return math.log(value), (math.log(high / low) / (2 * Z90) if known else 0.0)
 
 
+def _energy_asked(value_kJ: float, units: Units) -> str:
+    """In the unit of the points, and as it was asked where that is another one."""
+    also = "" if units.energy == "kJ" else f" ({value_kJ:,g} kJ)"
+    return units.energy_text(value_kJ) + also
+
+
+def _time_asked(value_s: float, units: Units) -> str:
+    """The same for a time."""
+    return units.time_text(value_s) + ("" if units.time == "s" else f" ({value_s:,g} s)")
+
+
 def _phrase(asked: Mapping[str, float], units: Units) -> str:
     words: dict[str, Callable[[float], str]] = {
-        "budget_kJ": lambda value: f"within {units.energy_text(value)}",
-        "deadline_s": lambda value: f"within {units.time_text(value)}",
+        "budget_kJ": lambda value: f"within {_energy_asked(value, units)}",
+        "deadline_s": lambda value: f"within {_time_asked(value, units)}",
         "power_cap_W": lambda value: f"at no more than {number(value)} W on average",
         "peak_power_W": lambda value: f"at no more than {number(value)} W at any moment",
         "max_gpus": lambda value: f"on at most {value:.0f} GPU{'s' * (value != 1)}",
     }
     return " and ".join(words[name](value) for name, value in asked.items())
+
+
+#: The same figures as the object of a sentence.
+_LEAST: dict[str, Callable[[float, Units], str]] = {
+    "budget_kJ": lambda value, units: units.energy_text(value),
+    "deadline_s": lambda value, units: units.time_text(value),
+    "power_cap_W": lambda value, units: f"{number(value)} W on average",
+    "peak_power_W": lambda value, units: f"a peak of {number(value)} W",
+    "max_gpus": lambda value, units: f"{value:.0f} GPU{'s' * (round(value) != 1)}",
+}
 
 
 def _instead(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
@@ -221,7 +244,7 @@ def _instead(points: Sequence[Point], constraints: Constraints, units: Units) ->
         if not math.isfinite(limit):
             least.append("no probe recorded its peak power")
         else:
-            least.append(f"the least that was measured is {_phrase({name: limit}, units)}")
+            least.append(f"the least that was measured is {_LEAST[name](limit, units)}")
     if not least:
         return "Each of these can be met alone, but not together."
     text = "; ".join(least)
@@ -334,7 +357,11 @@ def decide(
     if not fits:
         best = min(points, key=lambda point: (_worst(point, constraints), point.time_to_solution_s))
         beyond = _worst(best, constraints)
-        by = f", {100 * beyond:.3g} % beyond" if math.isfinite(beyond) else ""
+        by = ""
+        if math.isfinite(beyond):  # "22,000 % beyond" is no figure that people use
+            many = beyond >= MANY_TIMES - 1
+            by = f", {number(1 + beyond)} times" if many else f", {percent(beyond)} beyond"
+            by += " what was asked" if many else " it"
         return choice(
             best,
             False,

@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from search_spaces.errors import InputError, UnknownName
 from tuner.answer import build_result
@@ -29,6 +29,7 @@ from tuner.result import Result
 from tuner.runs import STUDY_SCHEMA, RunFolder, plain
 from tuner.search import Search
 from tuner.settings import SearchSettings
+from tuner.standing import chosen_before, limits_of, why_unverified
 from tuner.stock_samplers import SamplerAsked, check_sampler, make_sampler
 from tuner.storage import open_storage
 from tuner.study import StudyBook, new_driver_id, next_probe_number
@@ -36,16 +37,16 @@ from tuner.verify import verify
 from workload.probe import ProbeRecord
 from workload.trace import TraceWriter, kept_records, read_trace
 
+if TYPE_CHECKING:
+    from models.analytic import Prior
+
 __all__ = [
     "Interrupted",
     "check_executor",
-    "chosen_before",
-    "limits_of",
     "new_name",
     "real_executor",
     "run_study",
     "simulated_executor",
-    "why_unverified",
 ]
 
 EXECUTORS = ("ray", "inline", "simulated")
@@ -63,35 +64,6 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, run: RunFolder) -> None:
         super().__init__(run.name)
         self.run = run
-
-
-def why_unverified(known: Mapping[str, Any]) -> str:
-    """Why a study does not hold its choice against the baseline again; "" where it does.
-
-    Args:
-        known: what study.toml holds.
-    """
-    verify, recorded = known.get("settings", {}).get("verify"), known.get("recorded", {})
-    if verify:
-        return ""
-    if "trace" in recorded:
-        return "a recorded trace holds what was measured then, and nothing can be measured again"
-    if "table" in recorded and not recorded.get("varies", True):
-        return "the recorded table tells no spread, so measuring again would say the same"
-    if verify is None:
-        return "no launch was made to measure it again"
-    return "it was asked not to be (--no-verify)"
-
-
-def chosen_before(chosen: Mapping[str, Any], constraints: Constraints) -> str:
-    """Key of what the same question was settled on in an earlier session; "" for another one."""
-    same = dict(chosen.get("constraints", {})) == constraints.stated
-    return str(chosen.get("key", "")) if same else ""
-
-
-def limits_of(settings: Mapping[str, Any]) -> dict[str, float]:
-    names = ("probe_budget_kJ", "max_probes", "search_s")
-    return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
 def new_name(stem: str, runs_dir: str | Path) -> str:
@@ -266,9 +238,18 @@ def run_study(
     report: bool,
     notify: Notify | None,
     sampler: SamplerAsked = None,
+    transfer: Sequence[str | Path] = (),
 ) -> Result:
     """One session of a study, from its folder to its answer."""
-    check_sampler(sampler)
+    check_sampler(sampler, transfer=bool(transfer))
+    earlier: tuple[Prior, ...] = ()
+    if transfer:
+        from tuner.transfer import earlier_priors
+
+        earlier, said = earlier_priors(
+            transfer, problem, runs_dir=run.path.parent, seed=settings.seed
+        )
+        problem = replace(problem, notes=(*problem.notes, *said))
     notify = notify or (lambda event: None)
     before = run.read_asked()
     if before is not None:
@@ -286,6 +267,7 @@ def run_study(
             "settings": plain(settings.to_json()),
             **problem.asked,
             "versions": versions(),
+            **({"transfer": {"from": [str(one) for one in transfer]}} if transfer else {}),
         }
         ended = before.get("ended", {})
         run.write_asked({**asked, "ended": ended})
@@ -297,6 +279,7 @@ def run_study(
                 sampler,
                 problem.candidates,
                 prior=problem.prior,
+                earlier=earlier,
                 steps=problem.steps,
                 cost=problem.cost,
                 memory_bytes=problem.device_memory_bytes,

@@ -28,6 +28,7 @@ from tuner.clock_script import clocks_sh
 from tuner.result import Result
 from tuner.runs import write_toml
 from tuner.wording import knob_text, knobs
+from workload.ranks import extensions_dir
 from workload.script import ScriptJob
 
 __all__ = ["Launch", "launch_of", "write_launch_files"]
@@ -255,7 +256,12 @@ def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
     nodes = _nodes(world, cluster)
     on_cpu = cluster is not None and cluster.device.type == "cpu"
     steps = f' --steps "${{STEPS:-{job.steps}}}"' if program.steps else ""
-    environment = ['export PATH="$(dirname "$python"):$PATH"  # ninja, where an op is compiled']
+    environment = [
+        'export PATH="$(dirname "$python"):$PATH"  # ninja, where an op is compiled',
+        # A folder of the user's own stays: it is what the probes used too.
+        "# Where the probes compiled DeepSpeed's ops, so that they need not be compiled again.",
+        f'export TORCH_EXTENSIONS_DIR="${{TORCH_EXTENSIONS_DIR:-{_shell_default(extensions_dir())}}}"',
+    ]
     if on_cpu:
         environment += ["export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1"]
         if starter == "deepspeed":  # how many "devices" its launcher finds on a CPU
@@ -296,6 +302,11 @@ def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
             "",
         ]
     )
+
+
+def _shell_default(text: str) -> str:
+    """Text for the inside of "${NAME:-...}": nothing in it means anything to the shell."""
+    return re.sub(r'([\\"$`}])', r"\\\1", text)
 
 
 def _file(starter: str) -> str:

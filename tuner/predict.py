@@ -199,7 +199,7 @@ def stacked_bar(parts: Mapping[str, float], width: int = _WIDTH) -> tuple[str, d
     if not 0 < total < math.inf:  # a device without bandwidth or speed: nothing to share out
         return "", {name: _LETTERS[i % len(_LETTERS)] for i, name in enumerate(parts)}
     letters = {name: _LETTERS[i % len(_LETTERS)] for i, name in enumerate(parts)}
-    exact = {name: width * value / total for name, value in parts.items()}
+    exact = {name: width * (value / total) for name, value in parts.items()}
     cells = {name: int(value) for name, value in exact.items()}
     left = sorted(exact, key=lambda name: cells[name] - exact[name])
     for name in left[: width - sum(cells.values())]:

@@ -217,7 +217,7 @@ def problem_of_job(
             "out: the built-in training program cannot run them yet"
         )
     if target_gpus is not None:  # refused before anything is measured, not after
-        from tuner.target import target_candidates
+        from tuner.target_space import target_candidates
 
         target_candidates(job, cluster, space, target_gpus, plan=plan)
     candidates, left_out = _fitting(candidates, job, cluster)

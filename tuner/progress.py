@@ -62,12 +62,17 @@ class ProgressPrinter:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+        self._stream: TextIO | None = stream or sys.stderr
         self._front: tuple[Configuration, ...] = ()
 
     def __call__(self, event: Progress) -> None:
-        for line in self._lines(event):
-            print(line, file=self._stream, flush=True)
+        if self._stream is None:
+            return
+        try:
+            for line in self._lines(event):
+                print(line, file=self._stream, flush=True)
+        except BrokenPipeError:  # who read has gone (`tuner optimize 2>&1 | head`): probes go on
+            self._stream = None
 
     def _lines(self, event: Progress) -> list[str]:
         if event.kind == "note":

@@ -7,7 +7,7 @@ and a figure that nobody metered is labelled "estimated" wherever it is shown.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,11 +17,7 @@ from search_spaces.errors import UnknownName
 from workload.probe import Measurement, MeterInfo, ProbeRecord
 
 if TYPE_CHECKING:
-    import pandas
-
     from tuner.compare import Comparison, Difference
-    from tuner.explain import Explanation
-    from tuner.target import Target
 
 __all__ = [
     "Attainment",
@@ -221,6 +217,65 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class Target:
+    """What is predicted for more GPUs.
+
+    Attributes:
+        gpus: how many.
+        cluster: the cluster that they were taken from.
+        front_points: the predicted front, fastest first; `source` is "predicted", no window.
+        best: the choice among them under the study's constraints.
+        choice: how it was chosen.
+        baseline: the space's default configuration there, predicted.
+        candidates: how many configurations were predicted, and ...
+        left_out: ... how many more are unlikely to fit in memory.
+        windows: how many measured windows corrected the models.
+        probed_gpus: the GPU counts that they ran on.
+        simulated: whether those windows were themselves a simulation's.
+    """
+
+    gpus: int
+    cluster: str
+    front_points: tuple[Point, ...]
+    best: Point | None
+    choice: Choice
+    baseline: Point | None
+    candidates: int
+    left_out: int
+    windows: int
+    probed_gpus: tuple[int, ...]
+    simulated: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """What it is and what it rests on, for people."""
+        sizes = ", ".join(str(size) for size in self.probed_gpus)
+        plural = "s" if self.windows != 1 else ""
+        of = "simulated" if self.simulated else "measured"
+        return (
+            f"Predicted for {self.gpus} GPUs, not measured: {self.candidates:,} configurations by "
+            f"the analytic models, corrected by {self.windows} {of} window{plural} on {sizes} GPUs."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "predicted": True,
+            "sentence": self.sentence,
+            "gpus": self.gpus,
+            "cluster": self.cluster,
+            "front": [point.to_json() for point in self.front_points],
+            "best": self.best.to_json() if self.best else None,
+            "choice": asdict(self.choice),
+            "baseline": self.baseline.to_json() if self.baseline else None,
+            "candidates": self.candidates,
+            "left_out": self.left_out,
+            "windows": self.windows,
+            "probed_gpus": list(self.probed_gpus),
+            "simulated": self.simulated,
+        }
+
+
+@dataclass(frozen=True)
 class Result:
     """The answer of `tuner.optimize`.
 
@@ -281,64 +336,6 @@ class Result:
         about = self.about.get("baseline")
         return str(about.get("name", "")) if isinstance(about, Mapping) else ""
 
-    @property
-    def front(self) -> pandas.DataFrame:
-        """The front, fastest first: one row a point, one column a knob (see `tuner.export.rows`).
-
-        Raises:
-            InputError: pandas is not installed; the extra `notebook` brings it.
-        """
-        from tuner.export import frame
-
-        return frame(self, self.front_points)
-
-    @property
-    def table(self) -> pandas.DataFrame:
-        """Every point, fastest first, in the columns of `front`.
-
-        Raises:
-            InputError: pandas is not installed; the extra `notebook` brings it.
-        """
-        from tuner.export import frame
-
-        return frame(self)
-
-    def plot(self, kind: str = "front", *, backend: str = "plotly") -> Any:
-        """One of the report's figures.
-
-        Args:
-            kind: "front", "live", "hypervolume", "probes", ... (see `tuner.plots.figures`).
-            backend: "plotly" for a `plotly.graph_objects.Figure`, or "matplotlib" for a
-                `matplotlib.figure.Figure` of the same data, for papers.
-
-        Raises:
-            UnknownName: there is no such figure, or this result has nothing to draw in it.
-            InputError: matplotlib is wanted and not installed.
-        """
-        from tuner.plots import plot
-
-        return plot(self, kind, backend=backend)
-
-    def export(self, to: str, out: str | Path | None = None) -> Path:
-        """Write the result as "csv", "parquet", "t4", "wandb" or "mlflow"; the path written.
-
-        Args:
-            to: the format.
-            out: the file or folder; in the run's folder when not given.
-
-        Raises:
-            InputError: the format is unknown, or a package that it needs is not installed.
-        """
-        from tuner.export import export_result
-
-        return export_result(self, to, out)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows of a result: the choice, and the front as a table."""
-        from tuner.showing.notebook import result_html
-
-        return result_html(self)
-
     def point(self, name: str | Configuration) -> Point:
         """A measured point by name.
 
@@ -391,19 +388,6 @@ class Result:
             meters=(points[0].meter, points[1].meter),
             spread=(spread.get("step_time", 0.0), spread.get("power", 0.0)),
         )
-
-    def explain(self, point: str | Configuration = "best") -> Explanation:
-        """Where a point's time and energy go, which knob bought what, which guidelines hold here.
-
-        Args:
-            point: as `point`.
-
-        Raises:
-            UnknownName: there is no such point.
-        """
-        from tuner.explain import explain
-
-        return explain(self, point)
 
     def to_json(self) -> dict[str, Any]:
         return {

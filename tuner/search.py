@@ -136,9 +136,14 @@ class Search:
                 max(0, settings.reserved_probes(name) - len(again)) for name, again in made.items()
             )
             if self._probes + count > settings.max_probes - kept:
-                later = self._probes + count <= settings.max_probes
-                also = ", but for those kept to measure the front and the choice again"
-                return f"the {settings.max_probes} probes that it may make are made{also * later}"
+                left = settings.max_probes - self._probes
+                if left >= count:
+                    return (
+                        f"of the {settings.max_probes} probes that it may make the last {left} "
+                        f"{'is' if left == 1 else 'are'} kept to measure the front and the choice "
+                        "again"
+                    )
+                return f"the {settings.max_probes} probes that it may make are made"
         if settings.probe_budget_kJ is not None:
             reserved = math.fsum(flight.cost_kJ for flight in self._flying.values())
             left = settings.probe_budget_kJ - spent_kJ(self.records) - reserved

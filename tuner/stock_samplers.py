@@ -197,14 +197,21 @@ class StockSampler(CandidateSampler):
         return np.array(rows)
 
 
-def check_sampler(asked: SamplerAsked) -> None:
+def check_sampler(asked: SamplerAsked, *, transfer: bool = False) -> None:
     """Refuse a name that no sampler bears, before anything is touched.
+
+    Args:
+        asked: as for `make_sampler`.
+        transfer: whether it is to look at earlier measurements.
 
     Raises:
         UnknownName: no sampler has that name.
+        InputError: it cannot look at earlier measurements.
     """
     if isinstance(asked, str) and asked not in SAMPLERS:
         raise UnknownName("sampler", asked, SAMPLERS)
+    if transfer and asked not in (None, OURS):
+        raise InputError(f"only the sampler {OURS} can look at earlier measurements (transfer)")
 
 
 def make_sampler(
@@ -221,7 +228,8 @@ def make_sampler(
     """The sampler of a study, by name, or around anyone's Optuna sampler.
 
     Args:
-        asked: one of `SAMPLERS`; None for this project's own; or an Optuna sampler.
+        asked: one of `SAMPLERS`; None for this project's own; or an Optuna sampler. One that plans
+            these very candidates itself is taken as it is.
         candidates: the valid configurations.
         prior, earlier, steps, cost, memory_bytes, seed: as for `CandidateSampler`.
 
@@ -240,9 +248,9 @@ def make_sampler(
             memory_bytes=memory_bytes,
             seed=seed,
         )
-    check_sampler(asked)
-    if earlier:
-        raise InputError(f"only the sampler {OURS} can look at earlier measurements (transfer)")
+    if isinstance(asked, CandidateSampler) and asked.candidates is candidates:
+        return asked
+    check_sampler(asked, transfer=bool(earlier))
     if asked == BOTORCH:
         from tuner.botorch_sampler import BotorchSampler
 

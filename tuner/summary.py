@@ -17,6 +17,7 @@ from tuner.wording import (
     knobs,
     label,
     number,
+    ordered_knobs,
     payback,
     percent,
     prediction,
@@ -143,7 +144,10 @@ def summary_lines(result: Result) -> list[str]:
     if result.predicted:
         lines += ["", "Never measured, and likely on the front (predicted):"]
         lines += front_lines(result.predicted, names, intervals=True)
-    lines += ["", *plot_lines(result)]
+    if same := _same_in_all(result, names):
+        lines.append(f"The same in all that was measured: {same}")
+    if plot := plot_lines(result):
+        lines += ["", *plot]
     if result.baseline is not None:
         lines += [
             "",
@@ -154,14 +158,10 @@ def summary_lines(result: Result) -> list[str]:
             + (f" ({result.baseline_name})" if result.baseline_name else ""),
         ]
     lines += ["", f"Choice: {result.choice.sentence}", *verification_lines(result)]
-    if comparison(result, units):
+    itself = result.verification is not None and result.verification.status == "baseline"
+    if comparison(result, units) and not itself:
         lines.append(comparison(result, units))
-    spent = result.spent
-    failed = f", {spent.failed} failed" if spent.failed else ""
-    lines.append(
-        f"Spent: {number(spent.energy_kJ)} kJ{estimated} and {number(spent.time_s)} s in "
-        f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"
-    )
+    lines.append(_spent_line(result, estimated))
     if result.leave_one_out is not None:
         loo = result.leave_one_out
         lines.append(
@@ -178,6 +178,29 @@ def summary_lines(result: Result) -> list[str]:
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")
     return lines
+
+
+def _same_in_all(result: Result, varying: Sequence[str]) -> str:
+    """The knobs of the front that no measured point differs in; "" where the table shows all."""
+    if not varying:
+        return ""
+    names = ordered_knobs(point.configuration for point in result.points)
+    same = [name for name in names if name not in varying]
+    if not same or not result.points:
+        return ""
+    return " ".join(knobs(result.points[0].configuration, same))
+
+
+def _spent_line(result: Result, estimated: str) -> str:
+    """What the search used and whether that is repaid; of past runs, that nothing was used."""
+    spent = result.spent
+    if result.points and not spent.energy_kJ and not spent.time_s:
+        return payback(result)
+    failed = f", {spent.failed} failed" if spent.failed else ""
+    return (
+        f"Spent: {number(spent.energy_kJ)} kJ{estimated} and {number(spent.time_s)} s in "
+        f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"
+    )
 
 
 def _target_lines(result: Result) -> list[str]:

@@ -10,28 +10,26 @@ none of them crossed included.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from search_spaces.cluster import Cluster
 from search_spaces.configuration import Configuration
-from search_spaces.errors import InputError
 from search_spaces.job import TrainingJob
-from search_spaces.rules import unrunnable
-from search_spaces.space import Candidates, default_configuration, load_space
+from search_spaces.space import Candidates, default_configuration
 from tuner.decide import Constraints, decide
 from tuner.pareto import nondominated, probability_nondominated
 from tuner.predict import charged, corrected_models, enlarged
-from tuner.result import Choice, Point
+from tuner.result import Point, Target
+from tuner.target_space import target_candidates
 from workload.probe import MeterInfo, ProbeRecord
 
 if TYPE_CHECKING:
     from models.scale_out import Scaled
     from tuner.problem import Problem
 
-__all__ = ["Target", "predict_target", "target_candidates"]
+__all__ = ["predict_target"]
 
 #: Configurations that are predicted with their derivatives: those nearest to the front. The others
 #: lie so far behind that no draw brings them to it.
@@ -40,97 +38,6 @@ NEAR = 400
 DRAWS = 1000
 #: What is less likely than this to fit in memory is left out.
 LEAST_FIT = 0.5
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is predicted for more GPUs.
-
-    Attributes:
-        gpus: how many.
-        cluster: the cluster that they were taken from.
-        front_points: the predicted front, fastest first; `source` is "predicted", no window.
-        best: the choice among them under the study's constraints.
-        choice: how it was chosen.
-        baseline: the space's default configuration there, predicted.
-        candidates: how many configurations were predicted, and ...
-        left_out: ... how many more are unlikely to fit in memory.
-        windows: how many measured windows corrected the models.
-        probed_gpus: the GPU counts that they ran on.
-        simulated: whether those windows were themselves a simulation's.
-    """
-
-    gpus: int
-    cluster: str
-    front_points: tuple[Point, ...]
-    best: Point | None
-    choice: Choice
-    baseline: Point | None
-    candidates: int
-    left_out: int
-    windows: int
-    probed_gpus: tuple[int, ...]
-    simulated: bool = False
-
-    @property
-    def sentence(self) -> str:
-        """What it is and what it rests on, for people."""
-        sizes = ", ".join(str(size) for size in self.probed_gpus)
-        plural = "s" if self.windows != 1 else ""
-        of = "simulated" if self.simulated else "measured"
-        return (
-            f"Predicted for {self.gpus} GPUs, not measured: {self.candidates:,} configurations by "
-            f"the analytic models, corrected by {self.windows} {of} window{plural} on {sizes} GPUs."
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "predicted": True,
-            "sentence": self.sentence,
-            "gpus": self.gpus,
-            "cluster": self.cluster,
-            "front": [point.to_json() for point in self.front_points],
-            "best": self.best.to_json() if self.best else None,
-            "choice": asdict(self.choice),
-            "baseline": self.baseline.to_json() if self.baseline else None,
-            "candidates": self.candidates,
-            "left_out": self.left_out,
-            "windows": self.windows,
-            "probed_gpus": list(self.probed_gpus),
-            "simulated": self.simulated,
-        }
-
-
-def target_candidates(
-    job: TrainingJob, cluster: Cluster, space: str, gpus: int, *, plan: bool = False
-) -> Candidates:
-    """The configurations of a space that use so many GPUs of this kind of cluster.
-
-    Args:
-        plan: keep what the built-in training program cannot run yet.
-
-    Raises:
-        InputError: there is none, or nothing is known that would predict.
-    """
-    if not job.model or not job.sequence_length:
-        raise InputError(
-            "target_gpus needs the job's model and sequence length, which are not known for "
-            f"{job.name!r}"
-        )
-    big = enlarged(cluster, gpus)
-    valid = load_space(space).candidates(job, big)
-    kept = [
-        each
-        for each in valid.configurations
-        if each.world_size == gpus and (plan or not unrunnable(each, job))
-    ]
-    if not kept:
-        largest = max(each.world_size for each in valid.configurations)
-        raise InputError(
-            f"space {space!r} has no configuration of job {job.name!r} on {gpus} GPUs (the most "
-            f"that one uses is {largest}); a larger global batch than {job.global_batch} feeds more"
-        )
-    return Candidates.from_configurations(kept)
 
 
 def _fitting(

@@ -1,11 +1,12 @@
 """What was measured elsewhere, as a prior: the same job on another cluster, another job, a table.
 
-The surrogates are fitted to the earlier measurements over the knobs that both studies know, and
-their posterior mean is one more mean that the new study's surrogates may correct: with a scale
-fitted here, and only while leaving one out says that it helps (`models.surrogate`). Where the
-analytic model is known on both sides, what is carried over is how far the measurements were off it,
-so that another cluster or another job starts from its own prediction. The answer of a study rests
-on its own measurements alone: only the search looks at this.
+The surrogates are fitted to the earlier measurements over the knobs that both studies know. Two
+means come of them: what the live settings alone did, averaged over the launches, which holds for
+another job too; and the whole, which may hold for the same job elsewhere. The search starts with
+the first; from six measurements on, leaving one out says which of them, the analytic model or none
+predicts best here, and the scale is always fitted (`models.surrogate`). Where the analytic model is
+known on both sides, what is carried over is how far the measurements were off it. The answer of a
+study rests on its own measurements alone: only the search looks at this.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ __all__ = ["Earlier", "EarlierPrior", "earlier_of_group", "earlier_priors", "rea
 
 #: Configurations that are predicted at once: a block of the covariance, not all of it.
 BLOCK = 4096
+#: Earlier launches that the effect of the live settings is averaged over, about.
+LAUNCHES = 50
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,8 @@ class EarlierPrior:
         rows = [self._seen(c, shares) for c in there]
         every = dict.fromkeys([*map(self._seen, here), *rows])
         self._surrogates = Surrogates(FeatureMap(Candidates.from_configurations(every)), seed=seed)
+        launches = dict.fromkeys(row.launch for row in rows)
+        self._launches = tuple(launches)[:: max(1, len(launches) // LAUNCHES)]
         time_s, power_W = earlier.step_time_s, earlier.power_W
         if self._prior is not None and earlier.prior is not None:
             said = earlier.prior.predict(there)
@@ -181,28 +186,56 @@ class EarlierPrior:
         halves = ({n: v for n, v in half.items() if v is not None} for half in (launch, live))
         return Configuration(*map(Settings, halves))
 
+    @property
+    def means(self) -> tuple[Prior, Prior]:
+        """What the live settings alone do, averaged over the earlier launches; and the whole."""
+        return _LivePrior(self), self
+
     def predict(self, configurations: Sequence[Configuration]) -> Prediction:
         """Step time and power, the scale of either being the earlier study's; no memory."""
-        rows = [self._seen(c) for c in configurations]
-        blocks = [
-            self._surrogates.mean(rows[i : i + BLOCK]) for i in range(0, max(len(rows), 1), BLOCK)
-        ]
-        time_s, power_W = (np.exp(np.concatenate(parts)) for parts in zip(*blocks, strict=True))
+        return self._of_log(self._mean([self._seen(c) for c in configurations]), configurations)
+
+    def predict_live(self, configurations: Sequence[Configuration]) -> Prediction:
+        """As `predict`, with the mean over the earlier launches in place of each one's own."""
+        lives = [self._seen(c).live for c in configurations]
+        place = {live: i for i, live in enumerate(dict.fromkeys(lives))}
+        every = [Configuration(launch, live) for live in place for launch in self._launches]
+        each = self._mean(every).reshape(2, len(place), len(self._launches)).mean(axis=2)
+        return self._of_log(each[:, [place[live] for live in lives]], configurations)
+
+    def _mean(self, rows: Sequence[Configuration]) -> np.ndarray:
+        """Posterior means of log time and log power, (2, n), block by block."""
+        starts = range(0, max(len(rows), 1), BLOCK)
+        return np.hstack([np.stack(self._surrogates.mean(rows[i : i + BLOCK])) for i in starts])
+
+    def _of_log(self, log: np.ndarray, configurations: Sequence[Configuration]) -> Prediction:
+        time_s, power_W = np.exp(log)
         if self._prior is not None:
             said = self._prior.predict(configurations)
             time_s, power_W = time_s * said.step_time_s, power_W * said.power_W
         return Prediction(time_s, power_W, np.empty(0))
 
 
+@dataclass(frozen=True)
+class _LivePrior:
+    """`EarlierPrior.predict_live` as a prior of its own."""
+
+    whole: EarlierPrior
+
+    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
+        return self.whole.predict_live(configurations)
+
+
 def earlier_priors(
     asked: Sequence[str | Path], problem: Problem, *, runs_dir: str | Path = "runs", seed: int = 0
-) -> tuple[tuple[EarlierPrior, ...], tuple[str, ...]]:
-    """What each of these says of a problem's candidates, and a sentence about each.
+) -> tuple[tuple[Prior, ...], tuple[str, ...]]:
+    """What each of these says of a problem's candidates, two means each, and a sentence about it.
 
     Raises:
         InputError: one of them cannot be read or says nothing here.
     """
-    priors, notes = [], []
+    priors: list[Prior] = []
+    notes: list[str] = []
     for one in asked:
         earlier = read_earlier(one, runs_dir=runs_dir)
         prior = EarlierPrior(
@@ -212,7 +245,7 @@ def earlier_priors(
             device=problem.cluster.device.name if problem.cluster else "",
             seed=seed,
         )
-        priors.append(prior)
+        priors += prior.means
         notes.append(
             f"{len(earlier.configurations)} measurements of {earlier.name} are a prior of the "
             f"search, by {', '.join(prior.knobs)}, while they predict what is measured here"

@@ -3,7 +3,8 @@
 They come in pairs, one launch of the baseline (A) and one of the configuration that is tried (B),
 in the order A B B A A B, so that a steady drift falls on both alike. Only these fresh launches are
 compared (`tuner.compare`), not those of the search that made the configuration look good: the best
-of many noisy points looks better than it is. It survives where it shows itself better in what the
+of many noisy points looks better than it is. How far launches differ is learnt from all that the
+study repeated. The configuration survives where it shows itself better in what the
 search had found better, and worse in none of that. Everything is read from the trace, so that a
 study that goes on, and a report that is written again, say the same.
 """
@@ -11,11 +12,11 @@ study that goes on, and a report that is written again, say the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from search_spaces.configuration import Configuration
-from tuner.compare import Comparison, compare_measurements
+from tuner.compare import Comparison, compare_launches
 from tuner.decide import Constraints, decide, front_of
 from tuner.result import Attempt, Choice, Point, Verification
 from tuner.wording import knobs, label, number
@@ -139,10 +140,37 @@ def _promised(
     return b_time - a_time, b_energy - a_energy
 
 
+def _repeats(
+    records: Sequence[ProbeRecord],
+    groups: Mapping[Configuration, Sequence[ProbeRecord]],
+    baseline: Configuration,
+    tried: Configuration,
+) -> list[tuple[Measurement, ...]]:
+    """What else was launched more than once: in the search, and in the attempts before this one.
+
+    Attempts are kept apart from the search and from each other, so that a machine that changed
+    between them is not taken for one whose launches differ. Later attempts do not count: a verdict
+    stays what it was when it was told.
+    """
+    searched: dict[Configuration, list[Measurement]] = {}
+    for record in records:
+        if record.request.purpose != "verify":
+            for window in record.measurements:
+                configuration = Configuration(record.request.launch, window.live)
+                searched.setdefault(configuration, []).append(window)
+    found = [tuple(windows) for windows in searched.values()]
+    for other, group in groups.items():
+        if other == tried:
+            break
+        found += [_windows(group, baseline), _windows(group, other)]
+    return [windows for windows in found if len(windows) > 1]
+
+
 def attempts_of(records: Sequence[ProbeRecord], baseline: Configuration) -> tuple[Attempt, ...]:
     """What was tried and came to a verdict, in order."""
     attempts = []
-    for tried, group in tried_in_turn(records, baseline)[0].items():
+    groups = tried_in_turn(records, baseline)[0]
+    for tried, group in groups.items():
         failed = [r for r in group if r.request.configurations()[0] == tried and not r.measurements]
         a, b = _windows(group, baseline), _windows(group, tried)
         pairs = min(len(a), len(b))
@@ -152,9 +180,12 @@ def attempts_of(records: Sequence[ProbeRecord], baseline: Configuration) -> tupl
             sentence = f"{_name(tried)} did not survive: started again, it failed ({why})."
             attempts.append(Attempt(tried, pairs, None, None, False, sentence))
         elif pairs >= LEAST_PAIRS:
-            meter = group[0].meter
-            compared = compare_measurements(
-                a, b, names=(baseline.key, tried.key), meters=(meter, meter)
+            compared = compare_launches(
+                a,
+                b,
+                names=(baseline.key, tried.key),
+                meter=group[0].meter,
+                repeats=_repeats(records, groups, baseline, tried),
             )
             promised = _promised(records, baseline, tried)
             attempts.append(_judged(tried, pairs, compared, promised))

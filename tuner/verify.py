@@ -85,7 +85,8 @@ def _try(search: Search, tried: Configuration) -> str:
     if pairs < LEAST_PAIRS:
         return (
             "the limits leave no room for it: two launches each of the choice and of the baseline "
-            "are the least"
+            "are the least. The same command with the same --name and higher limits goes on from "
+            "here"
         )
     if not group:
         search.note(

@@ -278,7 +278,7 @@ def _without_prediction(job: ScriptJob) -> tuple[str, ...]:
     """What is missing for the analytic model, as a sentence; none where it has all."""
     missing = []
     if not job.model:
-        missing.append("the model's sizes (--model-config)")
+        missing.append("the model (its sizes: --model-config)")
     if not job.sequence_length:
         missing.append("the sequence length (--sequence-length)")
     if not missing:

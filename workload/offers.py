@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from search_spaces.configuration import Configuration
 from search_spaces.knobs import KNOBS, Value
 from search_spaces.space import Auto, SearchSpace
 from workload.command import LAUNCH
-
-if TYPE_CHECKING:
-    from workload.script import ScriptJob
 
 __all__ = [
     "OFFLOADS",
@@ -112,7 +109,30 @@ class Offer:
     values: tuple[Value, ...] = ()
 
 
-def offers(job: ScriptJob) -> dict[str, Offer]:
+class LookedAt(Protocol):
+    """A script as a job, after its look (`workload.script.ScriptJob`)."""
+
+    def asks(self, *names: str) -> bool: ...
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def model(self) -> Mapping[str, Any]: ...
+    @property
+    def frame(self) -> Frame: ...
+    @property
+    def placeholders(self) -> Mapping[str, str]: ...
+    @property
+    def accumulates(self) -> bool: ...
+    @property
+    def assumed(self) -> tuple[str, ...]: ...
+    @property
+    def offers(self) -> Mapping[str, Offer]: ...
+    @property
+    def baseline(self) -> Configuration: ...
+
+
+def offers(job: LookedAt) -> dict[str, Offer]:
     """For each launch knob whether it is in play, and why (not)."""
     found = {}
     for name in LAUNCH:
@@ -129,7 +149,7 @@ def offers(job: ScriptJob) -> dict[str, Offer]:
     return found
 
 
-def _data_parallel(job: ScriptJob) -> Offer:
+def _data_parallel(job: LookedAt) -> Offer:
     if job.accumulates:
         return Offer(True, "the accumulation keeps the global batch")
     by = job.frame.owner or "the script"
@@ -140,7 +160,7 @@ def _data_parallel(job: ScriptJob) -> Offer:
     )
 
 
-def _micro_batch(job: ScriptJob) -> Offer:
+def _micro_batch(job: LookedAt) -> Offer:
     if job.frame.follows:
         return Offer(True, "the batches follow DeepSpeed's micro-batch")
     if "micro_batch" in job.frame.turns and job.accumulates:
@@ -158,7 +178,7 @@ def _micro_batch(job: ScriptJob) -> Offer:
     )
 
 
-def _deepspeed(job: ScriptJob, name: str) -> Offer:
+def _deepspeed(job: LookedAt, name: str) -> Offer:
     """A knob that DeepSpeed's configuration or the model's own switch can turn."""
     frame = job.frame
     under = frame.on_deepspeed or "deepspeed_config" in job.placeholders
@@ -185,7 +205,7 @@ def _deepspeed(job: ScriptJob, name: str) -> Offer:
     )
 
 
-def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
+def sentences(job: LookedAt, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
     """What is in play and why the rest is not, one sentence each, for people.
 
     Args:
@@ -211,7 +231,7 @@ def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, 
     )
 
 
-def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:
+def narrowed(job: LookedAt, space: SearchSpace) -> SearchSpace:
     """The space without what this script cannot turn: such knobs stand where they are."""
     choices: dict[str, tuple[Value, ...] | Auto] = {}
     for name in KNOBS:
@@ -237,7 +257,7 @@ def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:
     return replace(space, choices=choices)
 
 
-def refused(job: ScriptJob, configuration: Configuration) -> list[str]:
+def refused(job: LookedAt, configuration: Configuration) -> list[str]:
     """A phrase for each knob that this script cannot be given so; empty when it can."""
     phrases = []
     for name, value in configuration.launch.items():

@@ -18,9 +18,8 @@ def _completion(args: argparse.Namespace) -> int:
         raise InputError(
             "shtab is not installed; install it with pip install 'joulefront[terminal]'"
         ) from error
-    from tuner.cli import command_parser
 
-    parser = copy.copy(command_parser())
+    parser = copy.copy(args.parser)
     parser.prog = "tuner"
     script = shtab.complete(parser, args.shell)
     answer(args, {"shell": args.shell, "script": script}, [script])
@@ -31,4 +30,5 @@ def add(commands: Commands) -> None:
     """The command of this module."""
     what = 'a script for your shell: eval "$(tuner completion bash)"'
     completion = commands.command("completion", _completion, what)
+    completion.set_defaults(parser=commands.parser)
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash or zsh")

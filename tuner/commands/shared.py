@@ -66,6 +66,7 @@ def choices(args: argparse.Namespace) -> dict[str, Any]:
         "runs_dir",
         "seed",
         "sampler",
+        "transfer",
     )
     return {name: getattr(args, name) for name in names}
 
@@ -142,6 +143,13 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     add(
         "--sampler", metavar="NAME", help="joulefront (default), tpe, nsgaii, gp, botorch or random"
     )
+    add(
+        "--transfer",
+        action="append",
+        default=[],
+        metavar="RUN|TABLE",
+        help="earlier measurements to start from, of this job elsewhere or of another; repeatable",
+    )
     add("--quiet", action="store_true", help="no progress")
     add("--plain", action="store_true", help="progress as plain lines, also at a terminal")
 
@@ -161,6 +169,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but what a command does not know is told by that command."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unknown arguments: {' '.join(unknown)}")
+        return found, unknown
+
 
 class Commands:
     """Where a module of this package adds its commands.
@@ -170,6 +185,7 @@ class Commands:
     """
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
         self._parsers = parser.add_subparsers(
             dest="command", metavar="COMMAND", parser_class=Parser
         )

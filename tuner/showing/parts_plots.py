@@ -41,8 +41,10 @@ def explained(result: Result) -> Explanation | None:
     """Why the choice is as it is; None where there is no choice or too little was measured."""
     if result.best is None or not result.windows:
         return None
+    from tuner.explain import explain
+
     try:
-        return result.explain(result.best.configuration)
+        return explain(result, result.best.configuration)
     except (InputError, ValueError):
         return None  # as above
 
