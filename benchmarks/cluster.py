@@ -3,8 +3,8 @@
 Sixty-four nodes are stood for by a few raylets of this machine that each claim the devices of many:
 the leases, the actors' calls and the records are Ray's own, and only the answers are simulated, at
 once, so that the driver is what is timed. First the executor and the trace alone, to 10,000
-measurements, then a whole study, whose driver keeps every record. Memory that grows with the count
-of measurements, beyond what they are themselves, would show between 1,000 and 10,000.
+measurements, then a whole study, whose driver keeps something of each: its memory is told at 100,
+1,000 and 10,000 measurements, and what a measurement adds to it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def requests(job: TrainingJob, cluster: Cluster, count: int, live: int) -> Itera
 
 
 class Sweep(CandidateSampler):
-    """Launch after launch at all of its live settings: planning costs the driver next to nothing.
+    """Launch after launch at all of its live settings, round and round, as one who wants many
+    launches of each would: planning costs the driver next to nothing.
 
     Args:
         problem: whose candidates are swept.
@@ -65,12 +66,11 @@ class Sweep(CandidateSampler):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.candidates, steps=problem.steps, cost=problem.cost)
-        self._left = iter(self._members)
+        self._rounds = cycle(self._members)
 
     def plan(self, study: optuna.Study) -> ProbePlan | None:
-        """The next launch; None after the last."""
-        members = next(self._left, None)
-        return None if members is None else self._plan_of(members.tolist(), "swept")
+        """The next launch."""
+        return self._plan_of(next(self._rounds).tolist(), "swept")
 
     def better_to_wait(self, study: optuna.Study) -> bool:
         """Never."""
@@ -116,8 +116,14 @@ def executor_alone(
     ]
 
 
+def growth_KiB(memory: dict[int, float], last_MiB: float, measured: int) -> float:
+    """What a measurement adds to the driver, after the first thousand (or hundred)."""
+    since = 1_000 if 1_000 in memory else 100
+    return 1024 * (last_MiB - memory[since]) / max(1, measured - since)
+
+
 def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> list[Figure]:
-    """The driver as a user's: sampler, study, trace, every record kept."""
+    """The driver as a user's: sampler, study, trace, what it keeps of every record."""
     from tuner import driver
     from tuner.decide import Constraints
     from tuner.problem import problem_of_job
@@ -138,6 +144,7 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
             for mark in (100, 1_000, 10_000):
                 if counted["measurements"] >= mark and mark not in memory:
                     memory[mark] = rss_MiB()
+                    print(f"{counted['measurements']} told, {memory[mark]:.1f} MiB", flush=True)
             memory[0] = rss_MiB()  # the last; what the answer and its plots take comes after
 
     began_s, began_cpu_s = time.monotonic(), time.process_time()
@@ -156,7 +163,7 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
         run=RunFolder.named(folder, "study"),
         report=False,
         notify=notice,
-        sampler=options.sampler,
+        sampler=Sweep(problem) if options.sampler == "sweep" else options.sampler,
     )
     wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
     measured, last_MiB = counted["measurements"], memory.pop(0)
@@ -166,6 +173,7 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
         Figure("study_wall_s", wall_s, "s"),
         Figure("study_driver_cpu_s", cpu_s, "s"),
         *(Figure(f"study_memory_at_{mark}_MiB", memory[mark], "MiB") for mark in memory),
+        Figure("study_memory_a_measurement_KiB", growth_KiB(memory, last_MiB, measured), "KiB"),
         Figure("study_memory_at_the_end_MiB", last_MiB, "MiB"),
     ]
 
@@ -177,7 +185,7 @@ def main() -> None:
     parser.add_argument("--probes", type=int, default=1250)
     parser.add_argument("--live", type=int, default=8, help="settings a probe")
     parser.add_argument("--study-probes", type=int, default=0, help="0: no study")
-    parser.add_argument("--sampler", default="random", help="of the study")
+    parser.add_argument("--sampler", default="sweep", help="of the study; sweep is this module's")
     parser.add_argument("--job", default=None)
     options = parser.parse_args()
     from ray.cluster_utils import Cluster as RayCluster

@@ -76,7 +76,7 @@ class Outcome:
     @property
     def survived(self) -> bool:
         counts = self.lost + self.told_twice + self.clocks_wrong + self.processes_left
-        return counts == 0 and not self.wrong and not self.skipped
+        return counts == 0 and bool(self.said) and not self.wrong and not self.skipped
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import faults_device, faults_driver, faults_probe, faults_storage
+from benchmarks import faults_device, faults_driver, faults_probe, faults_ray, faults_storage
 from benchmarks.fault_tools import Fault, Outcome
 from benchmarks.figures import Figure, arguments, publish
 
@@ -30,6 +30,7 @@ def all_faults() -> Sequence[Fault]:
         *faults_storage.FAULTS,
         *faults_probe.FAULTS,
         *faults_device.FAULTS,
+        *faults_ray.FAULTS,
     )
 
 

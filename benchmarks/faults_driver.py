@@ -34,7 +34,7 @@ from tuner.runs import RunFolder
 from workload.probe import ProbeRequest
 from workload.trace import read_trace
 
-__all__ = ["FAULTS", "PROBES", "optimize", "run_of", "verdict"]
+__all__ = ["FAULTS", "PROBES", "mended", "optimize", "run_of", "verdict"]
 
 #: Probes of a study; the fault strikes at the third.
 PROBES, AT = 5, 2
@@ -186,10 +186,11 @@ def _killed(arm: Callable[[], Callable[[], None]], folder: Path) -> Outcome:
     child = in_child(first, folder)
     resumed = in_child(partial(optimize, folder), folder)
     # A dead process says nothing; what it left is told by the one that goes on.
-    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=_mended(resumed))
+    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
 
 
-def _mended(resumed: Child) -> str:
+def mended(resumed: Child) -> str:
+    """What a driver that went on said of what an earlier one had left."""
     words = ("interrupted", "trace", "torn", "stand in")
     lines = [line for line in resumed.said.splitlines() if any(word in line for word in words)]
     return "; ".join(lines[-2:])
@@ -241,7 +242,7 @@ def _killed_while_probing(folder: Path) -> Outcome:
 
     child = in_child(partial(optimize, folder, before=strike), folder)
     resumed = in_child(partial(optimize, folder), folder)
-    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=_mended(resumed))
+    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
 
 
 def _killed_again_and_again(folder: Path) -> Outcome:
@@ -255,7 +256,7 @@ def _killed_again_and_again(folder: Path) -> Outcome:
 
         child = in_child(first, folder)
     resumed = in_child(partial(optimize, folder), folder)
-    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=_mended(resumed))
+    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
 
 
 # ---- interrupted
@@ -452,7 +453,7 @@ def _torn_files(folder: Path) -> Outcome:
         with path.open("ab") as file:
             file.write(b'{"schema_version": 1, "request": {"probe_id": "p00')
     resumed = in_child(partial(optimize, folder), folder)
-    outcome = verdict(folder, child, resumed, expected=-signal.SIGKILL, said=_mended(resumed))
+    outcome = verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
     if whole != AT:
         return Outcome(wrong=(f"{whole} records stood before the cut",))
     return outcome

@@ -35,6 +35,7 @@ from benchmarks.fault_tools import (
     sentence,
     wait_gone,
 )
+from benchmarks.faults_driver import mended
 from tuner.executors import InlineExecutor
 from tuner.runs import RunFolder
 from workload.agent import LocalRunner
@@ -255,9 +256,11 @@ def _agent_ends(folder: Path, number: signal.Signals) -> Outcome:
         from tuner.cli import main
         from tuner.commands import study as command
 
-        command._optimize = lambda args: (
-            bool(study(folder, real_runner(folder, body, shared=False))) and 0
-        )
+        def optimize(args: object) -> int:
+            print(*study(folder, real_runner(folder, body, shared=False)), sep="\n")
+            return 0
+
+        command._optimize = optimize
         return main(["optimize"])
 
     out = folder / "first.out"
@@ -275,7 +278,7 @@ def _agent_ends(folder: Path, number: signal.Signals) -> Outcome:
     lost, twice, running = count_losses(RunFolder(folder / "runs" / "study"), folder / "ledger")
     expected = 130 if number == signal.SIGINT else -number
     return Outcome(
-        said=sentence(child.said) or "; ".join(resumed.said.splitlines()[:1]),
+        said=sentence(child.said) or mended(resumed),
         lost=lost,
         told_twice=twice,
         processes_left=left + wait_gone(mark),

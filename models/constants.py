@@ -17,6 +17,7 @@ from typing import Any
 
 from search_spaces.cluster import Device
 from search_spaces.errors import InputError, InvalidValue, UnknownName
+from search_spaces.typed import names_a_file
 
 __all__ = ["Constants", "constants_of", "load_constants"]
 
@@ -147,4 +148,4 @@ def load_constants(name: str | Path) -> Constants:
 def constants_of(device: Device) -> Constants:
     """The constants of a device: its own file's where there is one, else its type's."""
     shipped = resources.files("models") / "data" / "constants" / f"{device.name}.toml"
-    return load_constants(device.name if shipped.is_file() else device.type)
+    return load_constants(device.name if names_a_file(shipped) else device.type)

@@ -197,10 +197,12 @@ def load_device(name: str) -> Device:
     if isinstance(clocks, dict):
         try:
             low, high, step = (int(clocks[key]) for key in ("min", "max", "step"))
+            if low < 1 or step < 1:
+                raise ValueError
             data["clocks_MHz"] = list(range(low, min(high, 100_000) + 1, step))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(
-                f"clocks_MHz of device {name!r} must hold integers min, max and step"
+                f"clocks_MHz of device {name!r} must hold integers min, max and step above 0"
             ) from error
     device: Device = _build(Device, {"name": stem, **data}, f"device {stem!r}")
     return device

@@ -108,9 +108,9 @@ class Configuration:
         return KNOBS[name].default if name in KNOBS else None
 
     def _degree(self, name: str) -> int:
-        value = self.get(name)
-        if not isinstance(value, int):
-            raise InvalidValue(name, value, "an integer")
+        value, least = self.get(name), KNOBS[name].minimum or 0
+        if not isinstance(value, int) or value < least:
+            raise InvalidValue(name, value, f"an integer of at least {least}")
         return value
 
     data_parallel = property(lambda self: self._degree("data_parallel"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,7 +90,7 @@ def check_fields(
     return made
 
 
-def names_a_file(path: Path) -> bool:
+def names_a_file(path: Path | Traversable) -> bool:
     """Whether a path that a user or a file gave is a file's; one that no system takes is none."""
     try:
         return path.is_file()

@@ -11,7 +11,12 @@ from sample_results import large_result
 
 from search_spaces.configuration import Settings
 from search_spaces.errors import InputError, UnknownName
-from tuner.compare import Comparison, compare_measurements, compare_paired
+from tuner.compare import (
+    Comparison,
+    compare_launches,
+    compare_measurements,
+    compare_paired,
+)
 from workload.probe import Measurement, MeterInfo
 
 GPU = MeterInfo("nvml", "gpu", "NVML total-energy counter of 1 GPU")
@@ -171,3 +176,52 @@ def test_a_result_compares_its_points_by_name() -> None:
     assert result.compare(result.best.configuration, "baseline").energy.relative > 0.2
     with pytest.raises(UnknownName, match="baseline"):
         result.compare("nothing")
+
+
+def launches(
+    rng: np.random.Generator, count: int, level: float, spread: float
+) -> list[Measurement]:
+    return [
+        Measurement(
+            Settings(),
+            steps=10,
+            window_s=10.0 * seconds,
+            step_time_s=seconds,
+            energy_J=100.0 * seconds,
+            power_W=10.0,
+        )
+        for seconds in level * np.exp(rng.normal(0, spread, count))
+    ]
+
+
+def test_two_launches_each_have_a_sensible_interval() -> None:
+    """Welch's degrees of freedom fall to 1 where one side agrees by luck: -98.8 to +2,108 %."""
+    a = [replace(launches(np.random.default_rng(0), 1, 1.0, 0.0)[0], step_time_s=t) for t in (1, 1)]
+    b = [replace(a[0], step_time_s=t) for t in (0.8, 1.4)]
+    welch = compare_measurements(a, b, meters=(GPU, GPU)).step_time
+    pooled = compare_launches(a, b, meter=GPU).step_time
+    assert welch.high > 10
+    assert pooled.high < 3
+    assert "2 and 2 launches" in pooled.method
+
+
+def test_repeats_widen_what_agrees_by_luck_and_never_narrow_what_does_not() -> None:
+    rng = np.random.default_rng(3)
+    a, b = launches(rng, 2, 1.0, 1e-6), launches(rng, 2, 0.99, 1e-6)
+    repeats = [launches(rng, 2, 2.0, 0.05) for _ in range(4)]
+    alone = compare_launches(a, b, meter=GPU).step_time
+    known = compare_launches(a, b, meter=GPU, repeats=[*repeats, repeats[0][:1]]).step_time
+    assert alone.shown
+    assert not known.shown
+    assert "8 others" in known.method
+    noisy = launches(rng, 2, 0.99, 0.2)
+    calm = [launches(rng, 2, 2.0, 0.001) for _ in range(4)]
+    assert compare_launches(a, noisy, meter=GPU, repeats=calm) == compare_launches(
+        a, noisy, meter=GPU
+    )
+
+
+def test_one_launch_each_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(InputError, match="at least 2"):
+        compare_launches(launches(rng, 1, 1, 0.1), launches(rng, 2, 1, 0.1), meter=GPU)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from study_tools import (
 import tuner
 from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError, InvalidConfiguration
+from search_spaces.job import load_job
 from tuner.decide import Constraints, decide
 from tuner.executors import InlineExecutor, SimulatedExecutor
 from tuner.pareto import hypervolume
@@ -210,28 +213,60 @@ def test_it_ends_when_nothing_is_worth_its_joules(table, options):
     assert result.spent.probes < 30
 
 
+def test_a_search_ends_when_a_probe_does_not_repay_itself_over_the_training(options):
+    job = load_job("tiny-gpt")
+    told = {}
+    for name, steps in {"short": 20, "usual": 20_000, "long": 100_000_000}.items():
+        options["name"] = name
+        long_job = replace(job, steps=steps)
+        executor = SimulatedExecutor(ModelRunner(), capacity=1)
+        told[name] = tuner.optimize(
+            long_job, cluster="cpu-2", executor=executor, verify=False, max_probes=60, **options
+        )
+        launches = {p.configuration.launch for p in told[name].points}
+        assert len(launches) >= 8  # the surrogates are not believed before
+    spent = {name: result.spent.measurements for name, result in told.items()}
+    assert spent["short"] < spent["usual"] <= spent["long"]
+    assert "kJ of the training" in told["short"].stopped
+    taken, saved = re.findall(r"([\d.e-]+) kJ", told["short"].stopped)
+    assert float(saved) < float(taken)
+
+
 # Several in flight.
 
 
 def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_path):
     class Watched(SimulatedExecutor):
-        most = 0
+        most, measured = 0, frozenset()
 
         def submit(self, request):
             flying = [c for _, _, r in self._heap for c in r.request.configurations()]
             if request.purpose == "search":
                 assert not set(flying) & set(request.configurations())
+                # Four slots, but once the start is out (two launches here, the baseline one of
+                # them) no more launches in flight than half of those measured.
+                launches = {c.launch for c in flying} | {request.launch}
+                assert len(launches) <= max(2, len(self.measured) / 2)
             super().submit(request)
             self.most = max(self.most, self.in_flight)
 
+        def wait(self, timeout_s=None):
+            record = super().wait(timeout_s)
+            if record is not None and record.measurements:
+                self.measured = self.measured | {record.request.launch}
+            return record
+
     executor = Watched(ModelRunner(), capacity=4)
-    together = tuner.optimize(cluster="cpu-2", executor=executor, **options, max_probes=10)
-    # Four slots, but no more launches in flight than half of those measured.
-    assert 2 <= executor.most <= 4
+    # A training so long that every probe repays itself, so that both make as many.
+    job = replace(load_job("tiny-gpt"), steps=10**8)
+    limits = {"cluster": "cpu-2", "max_probes": 14, "verify": False}
+    together = tuner.optimize(job, executor=executor, **options, **limits)
+    assert executor.most == 3
     options["name"] = "serial"
-    alone = optimize(ModelRunner(), options, max_probes=10)
-    assert together.spent.time_s < alone.spent.time_s
-    assert together.spent.probes == alone.spent.probes == 10
+    one = SimulatedExecutor(ModelRunner(), capacity=1)
+    alone = tuner.optimize(job, executor=one, **options, **limits)
+    assert together.spent.time_s < 0.8 * alone.spent.time_s
+    assert together.spent.probes == alone.spent.probes == 14
 
 
 # Failures.

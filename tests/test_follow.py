@@ -145,6 +145,18 @@ def test_a_real_job_trains_to_its_end_and_is_compared(run: Path, monkeypatch) ->
 
 
 @pytest.mark.real
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the train extra")
+def test_a_job_too_short_to_compare_has_not_failed(run: Path) -> None:
+    from tuner.follow import follow
+
+    output = io.StringIO()
+    done = follow(tuner.load_result(run), "baseline", steps=1, output=output)
+    assert done.failure is None, done.failure
+    assert "step 0 loss" in output.getvalue()
+    assert "could be compared" in done.lines()[0]
+
+
+@pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the train extra")
 def test_ctrl_c_ends_the_job_and_says_what_was_known(run: Path) -> None:

@@ -49,6 +49,31 @@ def dry_run(folder: Path, file: str = "launch.sh", **environment: str) -> list[s
     return argv
 
 
+def test_ops_are_found_where_the_probes_compiled_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first launch compiles for a minute in silence. A folder of the user's own stays."""
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    odd = tmp_path / 'a } "b" $HOME `c`'
+    monkeypatch.setenv("XDG_CACHE_HOME", str(odd))
+    write_launch_files((Configuration.of(micro_batch=2), job(), CPU), tmp_path / "best")
+    shown = tmp_path / "show"
+    shown.write_text('#!/bin/sh\nprintf %s "$TORCH_EXTENSIONS_DIR"\n')
+    shown.chmod(0o755)
+    for more, expected in (
+        ({}, str(odd / "joulefront" / "torch_extensions")),
+        ({"TORCH_EXTENSIONS_DIR": "/mine"}, "/mine"),
+    ):
+        done = subprocess.run(
+            ["bash", str(tmp_path / "best" / "launch.sh")],
+            env={**os.environ, "PYTHON": str(shown), **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == expected
+
+
 def test_files_of_a_configuration(tmp_path: Path) -> None:
     configuration = Configuration.of(data_parallel=2, micro_batch=2, zero_stage=1)
     paths = write_launch_files((configuration, job(), CPU), tmp_path / "best")

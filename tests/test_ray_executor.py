@@ -64,6 +64,7 @@ def test_a_request_that_cannot_run_comes_back_refused(executor: RayExecutor) -> 
     assert "global batch" in record.failure.message
 
 
+@pytest.mark.slow
 def test_a_killed_agent_fails_its_probe_and_is_replaced(executor: RayExecutor) -> None:
     (slot,) = executor._slots
     pid = executor._ray.get(slot.agent.pid.remote())

@@ -113,14 +113,16 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
     (two / "table.toml").write_text('group_by = ["where"]\n' + NOISY)
     plot, figures = tmp_path / "curves.html", tmp_path / "figures.json"
     options = ["--samplers", "random", "no-sweep", "--seeds", "2"]
-    options += ["--in-flight", "1,2"]
+    options += ["--in-flight", "1,2", "--transfer"]
     main([str(two), *options, "--plot", str(plot), "--json", str(figures)])
     out = capsys.readouterr().out.splitlines()
     assert sum("the oracle pays" in line for line in out) == 2
     for name in (OURS, "random", "no-sweep"):
         assert sum(line.split()[:1] == [name] for line in out) == 3
     assert [line.split()[1] for line in out[-2:]] == ["ratio_best_stock", "ratio_oracle"]
-    assert {f["name"] for f in json.loads(figures.read_text())} >= {"random_over_oracle"}
+    told = {f["name"] for f in json.loads(figures.read_text())}
+    assert told >= {"random_over_oracle", "transfer_where_joules_ratio"}
+    assert sum("given there:" in line or "given here:" in line for line in out) == 2
     assert "plotly" in plot.read_text()[:20000].lower()
 
 

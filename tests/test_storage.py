@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -27,7 +28,7 @@ from tuner.runs import RunFolder
 from tuner.stock_samplers import make_sampler
 from tuner.storage import StorageError, open_storage, without_password
 from tuner.study import STORAGE_TRIES, StudyBook
-from workload.trace import kept_records, read_trace
+from workload.trace import kept_records, lean, read_trace
 
 OLD = Path(__file__).parent / "data" / "older-release"
 
@@ -158,6 +159,44 @@ def test_a_call_that_fails_while_the_storage_answers_is_given_up(
         book.patiently(refused)
     assert len(calls) == STORAGE_TRIES
     assert sum("answers again" in sentence for sentence in said) == STORAGE_TRIES - 1
+
+
+def test_the_journal_forgets_the_places_of_lines_that_it_read(tmp_path: Path) -> None:
+    book = following(tmp_path, [])
+    for number in range(5):
+        trial = book.study.ask()
+        trial.set_user_attr("probe_id", f"p{number:04d}")
+        book.study.tell(trial, [1.0, 2.0])
+    assert len(book.study._storage._backend._log_number_offset) <= 3
+    again = open_storage(None, tmp_path / "study.journal")
+    names = [
+        t.user_attrs["probe_id"]
+        for t in optuna.load_study(study_name="study", storage=again).get_trials()
+    ]
+    assert names == [f"p{number:04d}" for number in range(5)]
+    # A reader that asks for an earlier line reads from the start.
+    backend = book.study._storage._backend
+    assert len(list(backend.read_logs(2))) == len(list(backend.read_logs(0))) - 2
+
+
+def test_the_driver_keeps_little_of_what_is_in_the_trace(tmp_path: Path) -> None:
+    optimize(tmp_path)
+    for record in read_trace(tmp_path / "study" / "trace" / "probes.jsonl").records:
+        full = replace(
+            record,
+            environment={"torch": "2"},
+            measurements=tuple(replace(m, step_times_s=(1.0,) * 9) for m in record.measurements),
+        )
+        kept = lean(full)
+        assert kept.environment == {}
+        assert [m.step_times_s for m in kept.measurements] == [()]
+        told = [(m.live, m.step_time_s, m.power_W, m.energy_J) for m in full.measurements]
+        assert told == [(m.live, m.step_time_s, m.power_W, m.energy_J) for m in kept.measurements]
+        assert (kept.request, kept.energy_J, kept.wall_s) == (
+            full.request,
+            full.energy_J,
+            full.wall_s,
+        )
 
 
 # Older and newer releases.

@@ -123,8 +123,9 @@ def test_in_flight_probes_are_running_trials(options, run, monkeypatch):
             return super().wait(timeout_s)
 
     tuner.optimize(executor=Watched(ModelRunner(), capacity=3), **options)
-    # Not always three: a slot stays empty where a probe is better chosen after a result.
-    assert 2 <= max(flying for flying, _ in seen) <= 3
+    # Two at the start, and half of the launches measured, five at most here, come to two: the third
+    # slot stays empty.
+    assert max(flying for flying, _ in seen) == 2
     assert all(flying == running for flying, running in seen)
 
 

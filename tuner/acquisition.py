@@ -74,6 +74,9 @@ class Scored:
         gain: expected hypervolume improvement of all of them together.
         cost_J: predicted joules of the probe.
         relative_gain: gain over the hypervolume of the front so far, to the worst that was tried.
+        saving: gain over the range of log time that the front is counted in: by how much log energy
+            comes down, averaged over that range. A gain in time alone counts by the front's own
+            rate, its range of log energy for its range of log time.
         give_up: when the settings after the first are not visited.
     """
 
@@ -81,6 +84,7 @@ class Scored:
     gain: float
     cost_J: float
     relative_gain: float
+    saving: float = 0.0
     give_up: GiveUp | None = None
 
     @property
@@ -209,7 +213,8 @@ def choose_probe(
     if finish_sweep:
         joules += finish(sweep, launch_J[rows[0]], visit_J[rows], max_live)
     members = tuple(int(member) for member in open_members[rows[sweep.added]])
-    return Scored(members, total, joules, total / covered, sweep.give_up())
+    saving = total / float(reference[1] - front[:, 1].min())
+    return Scored(members, total, joules, total / covered, saving, sweep.give_up())
 
 
 def _sds_behind(front: np.ndarray, posterior: Posterior) -> np.ndarray:

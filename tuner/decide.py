@@ -235,20 +235,20 @@ _LEAST: dict[str, Callable[[float, Units], str]] = {
 
 def _instead(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
     """What could be asked instead: for each limit that no point keeps, the least there is."""
-    least = []
+    least, unknown = [], ""
     for name in constraints.asked:
         excess = [_excess(point, constraints)[name] for point in points]
         if min(excess) <= 0:
             continue
         limit = constraints.asked[name] * (1 + min(excess))
         if not math.isfinite(limit):
-            least.append("no probe recorded its peak power")
+            unknown = " No probe recorded its peak power."
         else:
-            least.append(f"the least that was measured is {_LEAST[name](limit, units)}")
+            least.append(_LEAST[name](limit, units))
     if not least:
-        return "Each of these can be met alone, but not together."
-    text = "; ".join(least)
-    return text[0].upper() + text[1:] + "."
+        return unknown.strip() or "Each of these can be met alone, but not together."
+    alone = ", each by itself" if len(least) > 1 else ""
+    return f"The least that was measured is {' and '.join(least)}{alone}.{unknown}"
 
 
 _GOALS = {
@@ -360,7 +360,13 @@ def decide(
         by = ""
         if math.isfinite(beyond):  # "22,000 % beyond" is no figure that people use
             many = beyond >= MANY_TIMES - 1
-            by = f", {number(1 + beyond)} times" if many else f", {percent(beyond)} beyond"
+            worst = " at worst" if len(asked) > 1 else ""
+            by = (
+                f"{worst} {number(1 + beyond)} times"
+                if many
+                else f"{worst} {percent(beyond)} beyond"
+            )
+            by = "," + by
             by += " what was asked" if many else " it"
         return choice(
             best,

@@ -35,7 +35,7 @@ from tuner.storage import open_storage
 from tuner.study import StudyBook, new_driver_id, next_probe_number
 from tuner.verify import verify
 from workload.probe import ProbeRecord
-from workload.trace import TraceWriter, kept_records, read_trace
+from workload.trace import TraceWriter, kept_records, lean, read_trace
 
 if TYPE_CHECKING:
     from models.analytic import Prior
@@ -275,6 +275,7 @@ def run_study(
             records = list(read_trace(run.trace).records)
             adopted = _adopt(run, writer, records)
             records = [in_job_steps(record, problem.job) for record in records]
+            records = [lean(r) if r.request.purpose == "search" else r for r in records]
             planner = make_sampler(
                 sampler,
                 problem.candidates,
@@ -360,6 +361,8 @@ def run_study(
                         "chosen": chosen,
                     }
                     _write_end(run, {**asked, "ended": ended})
+        # The search kept of each record what it needs; the answer is from all that was measured.
+        records = [in_job_steps(r, problem.job) for r in read_trace(run.trace).records]
         result = build_result(
             problem,
             records,

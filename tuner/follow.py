@@ -32,7 +32,7 @@ from workload.deepspeed_config import render_deepspeed_config
 from workload.meters.timeline import Timeline
 from workload.probe import Failure, ProbeRequest, WindowPolicy
 from workload.script import Script, ScriptJob, Start
-from workload.window import Conductor
+from workload.window import Conductor, ProbeFailed
 
 __all__ = ["Followed", "follow"]
 
@@ -120,7 +120,13 @@ class _Training(Probe):
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
         self._governor.apply(self._request.live[0], ranks=self._configuration.world_size)
-        conductor.warm_up()
+        try:
+            conductor.warm_up()
+        except ProbeFailed:
+            if not conductor.ended_by_itself:
+                raise
+            self._pass_on()  # a short job has trained to its end: nothing failed
+            return
         opened = self._meter.read()
         began = conductor.done
 

@@ -256,11 +256,12 @@ def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
     nodes = _nodes(world, cluster)
     on_cpu = cluster is not None and cluster.device.type == "cpu"
     steps = f' --steps "${{STEPS:-{job.steps}}}"' if program.steps else ""
+    compiled = _shell_default(extensions_dir())
     environment = [
         'export PATH="$(dirname "$python"):$PATH"  # ninja, where an op is compiled',
         # A folder of the user's own stays: it is what the probes used too.
         "# Where the probes compiled DeepSpeed's ops, so that they need not be compiled again.",
-        f'export TORCH_EXTENSIONS_DIR="${{TORCH_EXTENSIONS_DIR:-{_shell_default(extensions_dir())}}}"',
+        f'export TORCH_EXTENSIONS_DIR="${{TORCH_EXTENSIONS_DIR:-{compiled}}}"',
     ]
     if on_cpu:
         environment += ["export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1"]
@@ -350,7 +351,7 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None) -> str:
             "set -euo pipefail",
             # Slurm runs a copy of this file, so it cannot be asked where it stands.
             f"cd {shlex.quote(str(folder))}",
-            'HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+            'HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"',
             "export HEAD",
             "# One task a node; clocks.sh puts the earlier clocks back on each, also on scancel.",
             "exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 ./clocks.sh ./launch.sh",

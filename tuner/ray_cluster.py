@@ -76,7 +76,10 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> bool:
         )
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise InputError(f"no Ray cluster answers at {address!r}: {first}") from error
+        raise InputError(
+            f"no Ray cluster answers at {address!r}: {first} (where it asks for a token, as newer "
+            "Rays do, set RAY_AUTH_MODE=token and have it in ~/.ray/auth_token)"
+        ) from error
     return True
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from search_spaces.errors import InputError
 from search_spaces.job import TrainingJob
 from tuner.ray_agent import Entered, MakeRunner
 from tuner.ray_cluster import LOOK_S, import_ray, join_ray, place_agent
+from tuner.ray_slots import Flight, Queued, Slot
 from workload.probe import Failure, FailureKind, MeterInfo, ProbeRecord, ProbeRequest
 
 __all__ = ["RayExecutor"]
@@ -41,64 +41,6 @@ _NODES_S = 5.0
 _ASK_BUSY_S = 60.0
 #: An agent that cannot be reached may be gone, or its whole node: Ray knows after some seconds.
 _UNREACHABLE_S, _ASK_AGAIN_S = 30.0, 0.5
-
-
-@dataclass
-class _Slot:
-    """Room for one probe: a node, or a part of its devices.
-
-    Attributes:
-        node: Ray's id of it.
-        name, address: of the node.
-        agent: the actor that runs the probe.
-        amount: devices to lease.
-        devices: UUIDs of the GPUs that are the agent's; empty: all of the node.
-        taken: whether a probe has it.
-        aside_s: until when it is not used, on the monotonic clock.
-    """
-
-    node: str
-    name: str
-    address: str
-    agent: Any
-    amount: float
-    devices: tuple[str, ...] = ()
-    taken: bool = False
-    aside_s: float = 0.0
-
-    def free(self, now_s: float) -> bool:
-        return not self.taken and now_s >= self.aside_s
-
-
-@dataclass
-class _Flight:
-    """One probe on its way.
-
-    Attributes:
-        request: what is asked.
-        slots: where; the first leads.
-        lease: its placement group.
-        since_s: when the lease was asked for.
-        result: what the agent will answer; None until the lease is had.
-        unreachable_s: since when the agent cannot be reached; 0 while it can.
-        ask_s: when to ask it again.
-    """
-
-    request: ProbeRequest
-    slots: list[_Slot]
-    lease: Any
-    since_s: float
-    result: Any = None
-    deadline_s: float = 0.0
-    cancelled: bool = False
-    unreachable_s: float = 0.0
-    ask_s: float = 0.0
-
-
-@dataclass
-class _Queued:
-    request: ProbeRequest
-    since_s: float = field(default_factory=time.monotonic)
 
 
 class RayExecutor:
@@ -135,11 +77,11 @@ class RayExecutor:
             say("starting Ray" if address is None else f"joining Ray at {address}")
         self._ours = join_ray(address, cpus=None if self._on_gpus else cluster.devices_per_node)
         self._resource = "GPU" if self._on_gpus else "CPU"
-        self._slots: list[_Slot] = []
-        self._flights: list[_Flight] = []
-        self._queue: deque[_Queued] = deque()
+        self._slots: list[Slot] = []
+        self._flights: list[Flight] = []
+        self._queue: deque[Queued] = deque()
         self._done: deque[ProbeRecord] = deque()
-        self._entering: dict[Any, _Slot] = {}  # what a node will say -> its first slot
+        self._entering: dict[Any, Slot] = {}  # what a node will say -> its first slot
         self._seen: dict[str, dict[str, Any]] = {}  # nodes that were asked, as Ray lists them
         self._busy_until_s: dict[str, float] = {}  # nodes to ask again, and when
         self._looked_s = 0.0
@@ -217,7 +159,7 @@ class RayExecutor:
             raise InputError(troubles[0])
 
     def submit(self, request: ProbeRequest) -> None:
-        self._queue.append(_Queued(request))
+        self._queue.append(Queued(request))
         self._dispatch()
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
@@ -266,6 +208,7 @@ class RayExecutor:
             name = self._seen.pop(left)["NodeManagerHostname"]
             if any(slot.node == left for slot in self._slots):
                 self._slots = [slot for slot in self._slots if slot.node != left]
+                self._ask_elsewhere(left)
                 self._say(f"node {name} left the Ray cluster; {len(self.nodes)} are in use")
         for node_id, node in listed.items():
             if node_id not in self._seen:
@@ -273,13 +216,20 @@ class RayExecutor:
                 if node["Resources"].get(self._resource, 0) >= self._cluster.devices_per_node:
                     self._ask(self._slot_of(node))
 
-    def _slot_of(self, node: dict[str, Any], devices: tuple[str, ...] = ()) -> _Slot:
+    def _ask_elsewhere(self, left: str) -> None:
+        """Queue again what waits for a lease that a node which left was to be part of."""
+        for flight in [f for f in self._flights if f.result is None and not f.unreachable_s]:
+            if any(slot.node == left for slot in flight.slots):
+                self._release(flight)
+                self._queue.appendleft(Queued(flight.request, flight.since_s))
+
+    def _slot_of(self, node: dict[str, Any], devices: tuple[str, ...] = ()) -> Slot:
         # A runner that measures answers one probe; one that only computes, as many as there is
         # room for, in one process.
         calls = 8 if self._make_runner is None else 8 + self._parts(node)
         agent = place_agent(node["NodeID"], str(self._run_dir), calls=calls)
         name, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
-        return _Slot(node["NodeID"], name, address, agent, self._offers(node), devices)
+        return Slot(node["NodeID"], name, address, agent, self._offers(node), devices)
 
     def _offers(self, node: dict[str, Any]) -> float:
         return float(node["Resources"].get(self._resource, 0))
@@ -287,7 +237,7 @@ class RayExecutor:
     def _parts(self, node: dict[str, Any]) -> int:
         return int(self._offers(node) // self._cluster.devices_per_node)
 
-    def _ask(self, slot: _Slot) -> None:
+    def _ask(self, slot: Slot) -> None:
         asked = slot.agent.enter.remote(
             self._job, self._cluster, self._make_runner, slot.devices, self._ops
         )
@@ -337,13 +287,13 @@ class RayExecutor:
             )
         return ""
 
-    def _refuse(self, slot: _Slot, sentence: str) -> None:
+    def _refuse(self, slot: Slot, sentence: str) -> None:
         self._ray.kill(slot.agent)
         if sentence not in self._refusals:
             self._refusals.append(sentence)
             self._say(sentence)
 
-    def _take(self, slot: _Slot, entered: Entered) -> None:
+    def _take(self, slot: Slot, entered: Entered) -> None:
         """Use a node: as one, or in parts where only what a probe uses is charged to it."""
         node = self._seen.get(slot.node)
         if node is None:  # it left meanwhile
@@ -355,7 +305,7 @@ class RayExecutor:
         if self._make_runner is not None:
             slot.amount = float(each)
             same = (slot.node, slot.name, slot.address, slot.agent, slot.amount)
-            self._slots += [slot, *(_Slot(*same) for _ in range(parts - 1))]
+            self._slots += [slot, *(Slot(*same) for _ in range(parts - 1))]
             return
         gpus = entered.facts.gpus
         parts = min(parts, len(gpus) // each)
@@ -378,7 +328,7 @@ class RayExecutor:
             queued, now_s = self._queue[0], time.monotonic()
             world = Configuration(queued.request.launch).world_size
             need = max(1, -(-world // self._cluster.devices_per_node))
-            have: dict[str, _Slot] = {}
+            have: dict[str, Slot] = {}
             for slot in self._slots:
                 if slot.free(now_s) and slot.node not in have:
                     have[slot.node] = slot
@@ -398,7 +348,7 @@ class RayExecutor:
                 return
             self._lease(self._queue.popleft().request, list(have.values())[:need])
 
-    def _lease(self, request: ProbeRequest, slots: list[_Slot]) -> None:
+    def _lease(self, request: ProbeRequest, slots: list[Slot]) -> None:
         """A placement group over the slots' devices, on exactly these nodes."""
         from ray.util.placement_group import placement_group
 
@@ -409,12 +359,12 @@ class RayExecutor:
         )
         for slot in slots:
             slot.taken = True
-        flight = _Flight(request, slots, lease, time.monotonic())
+        flight = Flight(request, slots, lease, time.monotonic())
         self._flights.append(flight)
         if lease.wait(timeout_seconds=1):
             self._launch(flight)
 
-    def _launch(self, flight: _Flight) -> None:
+    def _launch(self, flight: Flight) -> None:
         lead, *others = flight.slots
         peers = [(f"node {slot.name}", slot.agent) for slot in others]
         flight.result = lead.agent.run.remote(flight.request.to_json(), peers, lead.address)
@@ -443,16 +393,16 @@ class RayExecutor:
         self._admit(0.0)
         self._dispatch()
 
-    def _await_lease(self, flight: _Flight) -> None:
+    def _await_lease(self, flight: Flight) -> None:
         if flight.lease.wait(timeout_seconds=0.01):
             self._launch(flight)
         elif time.monotonic() - flight.since_s > _LEASE_S:
             self._release(flight, aside=True)
             names = ", ".join(slot.name for slot in flight.slots)
             self._say(f"{names} did not come free within {_LEASE_S:.0f} s; others use it")
-            self._queue.appendleft(_Queued(flight.request, flight.since_s))
+            self._queue.appendleft(Queued(flight.request, flight.since_s))
 
-    def _release(self, flight: _Flight, *, aside: bool = False) -> None:
+    def _release(self, flight: Flight, *, aside: bool = False) -> None:
         self._flights.remove(flight)
         self._ray.util.remove_placement_group(flight.lease)
         for slot in flight.slots:
@@ -460,7 +410,7 @@ class RayExecutor:
             if aside:
                 slot.aside_s = time.monotonic() + _ASIDE_S
 
-    def _land(self, flight: _Flight) -> None:
+    def _land(self, flight: Flight) -> None:
         """A probe has ended: its record, or what became of its node."""
         lead = flight.slots[0]
         try:
@@ -487,12 +437,12 @@ class RayExecutor:
             elif "busy" in told:
                 self._say(f"{lead.name} is set aside: {told['busy']}")
                 self._release(flight, aside=True)
-                self._queue.appendleft(_Queued(flight.request, flight.since_s))
+                self._queue.appendleft(Queued(flight.request, flight.since_s))
             else:
                 self._release(flight)
                 self._done.append(ProbeRecord.from_json(told))
 
-    def _lost(self, flight: _Flight, told: str) -> None:
+    def _lost(self, flight: Flight, told: str) -> None:
         """The lead's agent died: with its node, or alone, and then it is replaced."""
         lead, *others = flight.slots
         for slot in others:

@@ -25,6 +25,7 @@ from models.features import FeatureMap
 from models.memory_margin import learned_margin
 from models.surrogate import LeaveOneOut, Posterior, Surrogates
 from search_spaces.configuration import Configuration, Settings
+from tuner import considered
 from tuner.acquisition import (
     JOINT_DRAWS,
     LIVE_TRIED,
@@ -36,7 +37,7 @@ from tuner.acquisition import (
     search_reference,
 )
 from tuner.named import NamedCandidates
-from tuner.pareto import improvement
+from tuner.pareto import improvement, nondominated
 from tuner.settings import SamplerDesign
 from tuner.told import Seen
 from workload.probe import GiveUp
@@ -74,6 +75,8 @@ class ProbePlan:
         score: expected hypervolume improvement per predicted joule; NaN for the start.
         expected_gain: expected hypervolume improvement over the hypervolume of the front so far;
             infinite for the start. The search may end when it falls under some epsilon.
+        expected_saving: by how much log energy is expected to come down, averaged over the front's
+            range of times (`tuner.acquisition.Scored.saving`); infinite for the start.
         cost_J: predicted joules of the probe; NaN for the start.
         reason: "space-filling start" or "expected improvement".
         give_up: which of the settings after the first are visited; None visits all.
@@ -87,6 +90,7 @@ class ProbePlan:
     cost_J: float
     reason: str
     give_up: GiveUp | None = None
+    expected_saving: float = math.inf
 
 
 class CandidateSampler(BaseSampler):
@@ -168,6 +172,7 @@ class CandidateSampler(BaseSampler):
             normal_draws(JOINT_DRAWS, LIVE_TRIED, self._seed + 1),
         )
         self._watching: np.ndarray | None = None
+        self._codes: considered.LaunchCodes | None = None
 
     @property
     def max_live(self) -> int:
@@ -357,6 +362,7 @@ class CandidateSampler(BaseSampler):
             "expected improvement",
             score=best.score,
             expected_gain=best.relative_gain,
+            expected_saving=best.saving,
             cost_J=best.cost_J,
             give_up=best.give_up,
         )
@@ -366,33 +372,58 @@ class CandidateSampler(BaseSampler):
         n = max(len(seen.told), 1)
         room = max(WATCHED_ENTRIES // n, LEAST_WATCHED)
         if self._watching is None:
-            every = np.arange(len(self._configurations))
-            self._watching = every if len(every) <= room else self._promising(room // 2, closed)
+            every = self._considered(closed)
+            few = len(every) <= room
+            self._watching = every if few else self._promising(every, room // 2, closed)
             self.surrogates.watch([self._configurations[i] for i in self._watching])
         self.surrogates.believe([self._configurations[i] for i in seen.pending])
         return self.surrogates.watched(), self._watching
 
-    def _promising(self, room: int, closed: np.ndarray) -> np.ndarray:
-        """The launches with the most hopeful open settings, about `room` candidates in all.
+    def _considered(self, closed: np.ndarray) -> np.ndarray:
+        """The candidates that are looked at (`tuner.considered`), launch by launch."""
+        n = len(self._configurations)
+        if n <= considered.MOST or self.candidates is None:
+            return np.arange(n)
+        if self._codes is None:
+            self._codes = considered.LaunchCodes(self.candidates)
+        told = self._seen.told
+        energy = np.array([t.step_time_s * t.power_W for t in told])
+        best = nondominated(energy, np.array([t.step_time_s for t in told]))
+        front = {int(self._launch_of[told[i].candidate]) for i in np.flatnonzero(best)}
+        still_open = np.unique(self._launch_of[~closed])
+        near = np.intersect1d(self._codes.neighbours(sorted(front)), still_open)
+        count = max(1, considered.MOST * len(self._members) // n)
+        drawn = considered.one_of_each_stretch(self._codes.in_order(still_open), count, self._rng)
+        return np.concatenate([self._members[i] for i in np.union1d(near, drawn)])
+
+    def _promising(self, every: np.ndarray, room: int, closed: np.ndarray) -> np.ndarray:
+        """Of `every`, the launches with the most hopeful open settings, about `room` candidates.
 
         Hope is the improvement at optimistic figures (two standard deviations) of a posterior that
         is conditioned on the first `COARSE_ROWS` measurements only; its standard deviations are too
         large, never too small, so nothing good is lost for being unknown.
         """
-        coarse = self.surrogates.predict(self._configurations, first=COARSE_ROWS)
         told = np.unique([t.candidate for t in self._seen.told])
-        front = np.column_stack([coarse.log_energy[told], coarse.log_time[told]])
-        hope = improvement(
+        measured = self.surrogates.predict(
+            [self._configurations[i] for i in told], first=COARSE_ROWS
+        )
+        coarse = self.surrogates.predict(
+            [self._configurations[i] for i in every], first=COARSE_ROWS
+        )
+        front = np.column_stack([measured.log_energy, measured.log_time])
+        hope = np.full(len(self._configurations), -1.0)
+        hope[every] = improvement(
             front,
             coarse.log_energy - 2 * coarse.log_energy_std,
             coarse.log_time - 2 * coarse.log_time_std,
             search_reference(front, coarse),
         )
         hope[closed] = -1.0
-        best = np.array([hope[rows].max() for rows in self._members])
+        launches = np.unique(self._launch_of[every])
+        best = np.array([hope[self._members[launch]].max() for launch in launches])
         chosen: list[np.ndarray] = []
         count = 0
-        for launch in np.argsort(-best, kind="stable"):
+        for launch in launches[np.argsort(-best, kind="stable")]:
             if count and count + len(self._members[launch]) > room:
                 break
             chosen.append(self._members[launch])
@@ -406,6 +437,7 @@ class CandidateSampler(BaseSampler):
         *,
         score: float = math.nan,
         expected_gain: float = math.inf,
+        expected_saving: float = math.inf,
         cost_J: float = math.nan,
         give_up: GiveUp | None = None,
     ) -> ProbePlan:
@@ -416,6 +448,7 @@ class CandidateSampler(BaseSampler):
             configurations=configurations,
             score=score,
             expected_gain=expected_gain,
+            expected_saving=expected_saving,
             cost_J=cost_J,
             reason=reason,
             give_up=give_up,

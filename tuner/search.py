@@ -29,7 +29,7 @@ from tuner.study import StudyBook
 from tuner.told import NO_BLAME
 from tuner.wording import label, number, percent, varying_knobs
 from workload.probe import ProbeRecord, ProbeRequest
-from workload.trace import TraceWriter
+from workload.trace import TraceWriter, lean
 
 __all__ = ["Search"]
 
@@ -132,16 +132,16 @@ class Search:
         settings = self._settings
         made = {name: [r for r in self.records if r.request.purpose == name] for name in keep}
         if settings.max_probes is not None:
-            kept = sum(
+            due = sum(
                 max(0, settings.reserved_probes(name) - len(again)) for name, again in made.items()
             )
-            if self._probes + count > settings.max_probes - kept:
-                left = settings.max_probes - self._probes
-                if left >= count:
+            if self._probes + count > settings.max_probes - due:
+                spare = settings.max_probes - self._probes
+                if spare >= count:
+                    kept = "one is" if spare == 1 else f"{spare} are"
                     return (
-                        f"of the {settings.max_probes} probes that it may make the last {left} "
-                        f"{'is' if left == 1 else 'are'} kept to measure the front and the choice "
-                        "again"
+                        f"of the {settings.max_probes} probes that it may make the last {kept} "
+                        "kept to measure the front and the choice again"
                     )
                 return f"the {settings.max_probes} probes that it may make are made"
         if settings.probe_budget_kJ is not None:
@@ -287,19 +287,43 @@ class Search:
             if not self._flying:
                 self._stopped = "The search ended because every candidate was tried."
             return None
-        if self._enough_launches and plan.expected_gain < self._settings.least_gain:
-            if not self._flying:
-                self._stopped = (
-                    "The search ended because nothing left is worth its joules: the best probe is "
-                    f"expected to add {percent(plan.expected_gain)} to the front's hypervolume."
-                )
-            return None
         cost_kJ = self._expected_kJ(plan.configurations, plan.cost_J / 1000)
+        if self._enough_launches and (why := self._not_worth(plan, cost_kJ)):
+            if not self._flying:
+                reason = f"nothing left is worth its joules: the best probe {why}"
+                self._stopped = f"The search ended because {reason}."
+            return None
         reason = self._limit(cost_kJ, keep=keep)
         if reason:
             self._stopped = f"The search ended because {reason}."
             return None
         return plan
+
+    def _not_worth(self, plan: ProbePlan, cost_kJ: float) -> str:
+        """Why a probe is not worth its joules, of the probe; empty where it is.
+
+        With a job, what it is expected to take off the front's energy, times what the whole
+        training would use as it would be recommended now, has to repay it; a recording says nothing
+        of a training to come, and there the front's hypervolume tells.
+        """
+        if self._problem.job is None or not math.isfinite(plan.expected_saving):
+            if plan.expected_gain >= self._settings.least_gain:
+                return ""
+            return f"is expected to add {percent(plan.expected_gain)} to the front's hypervolume"
+        points = measured_points(self.records, self._problem.steps)
+        front = front_of(points)
+        if not front:
+            return ""
+        best, _ = decide(points, front, self._constraints)
+        whole_kJ = (best or front[-1]).energy_to_solution_kJ
+        # A fall of log energy by s leaves exp(-s) of it.
+        saved_kJ = -math.expm1(-plan.expected_saving) * whole_kJ
+        if saved_kJ >= cost_kJ:
+            return ""
+        return (
+            f"is expected to take {number(cost_kJ)} kJ and to save {number(saved_kJ)} kJ of the "
+            "training"
+        )
 
     def _again(self) -> list[Configuration]:
         """Settings of one launch to measure again: the choice first, then the least measured."""
@@ -409,7 +433,8 @@ class Search:
             return
         self._writer.append(record)
         record = in_job_steps(record, self._problem.job)
-        self.records.append(record)
+        # Of what later phases compare step by step, everything is kept.
+        self.records.append(lean(record) if record.request.purpose == "search" else record)
         self._book.tell(record)
         del self._flying[record.request.probe_id]
         if record.ok and flight.planned_kJ > 0:

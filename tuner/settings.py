@@ -7,7 +7,6 @@ gives a limit of their own, theirs alone holds.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -27,7 +26,7 @@ def check_positive(name: str, value: float | None) -> None:
     if value is None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
+    if not number or not 0 < value <= 1e300:
         raise InvalidValue(name, value, "a number greater than 0")
 
 
@@ -72,8 +71,9 @@ class SearchSettings:
         max_probes: probes, the baseline and the failed ones included; None is no limit.
         search_s: no probe starts after this many seconds, and none that is expected to end later.
         min_probes: launches before "nothing is worth its joules" may end the search.
-        least_gain: the search ends when the best probe is expected to add less than this share to
-            the front's hypervolume.
+        least_gain: where nobody says how long the training is (a recording), the search ends when
+            the best probe is expected to add less than this share to the front's hypervolume; else
+            when it does not repay its joules over the training.
         remeasure_share: share of every limit that is kept to measure the front again.
         verify: hold the choice against the baseline again before it is recommended
             (`tuner.verify`).

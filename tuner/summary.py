@@ -154,7 +154,7 @@ def summary_lines(result: Result) -> list[str]:
             "Baseline: "
             f"{units.energy_text(result.baseline.energy_to_solution_kJ)}{estimated} and "
             f"{units.time_text(result.baseline.time_to_solution_s)} with "
-            + (" ".join(knobs(result.baseline.configuration, names)) or "default")
+            + (" ".join(knobs(result.baseline.configuration, names or None)) or "default")
             + (f" ({result.baseline_name})" if result.baseline_name else ""),
         ]
     lines += ["", f"Choice: {result.choice.sentence}", *verification_lines(result)]
@@ -170,6 +170,8 @@ def summary_lines(result: Result) -> list[str]:
         )
     for record in result.failures:
         assert record.failure is not None
+        if _interrupted(record):  # by the user: nothing that could be mended
+            continue
         lines.append(
             f"Failed: {record.request.probe_id} {record.request.launch.key}: "
             f"{record.failure.kind.replace('_', ' ')}: {record.failure.message}"
@@ -191,12 +193,18 @@ def _same_in_all(result: Result, varying: Sequence[str]) -> str:
     return " ".join(knobs(result.points[0].configuration, same))
 
 
+def _interrupted(record: ProbeRecord) -> bool:
+    return record.failure is not None and record.failure.kind == "cancelled"
+
+
 def _spent_line(result: Result, estimated: str) -> str:
     """What the search used and whether that is repaid; of past runs, that nothing was used."""
     spent = result.spent
     if result.points and not spent.energy_kJ and not spent.time_s:
         return payback(result)
-    failed = f", {spent.failed} failed" if spent.failed else ""
+    stopped = sum(_interrupted(record) for record in result.failures)
+    failed = f", {spent.failed - stopped} failed" if spent.failed > stopped else ""
+    failed += f", {stopped} interrupted" if stopped else ""
     return (
         f"Spent: {number(spent.energy_kJ)} kJ{estimated} and {number(spent.time_s)} s in "
         f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"

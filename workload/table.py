@@ -246,7 +246,7 @@ def _figures(cls: type, data: Any, what: str) -> Any:
         if key not in fields:
             raise UnknownName(f"key of {what}", key, fields)
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or value < 0:
+        if not good or not 0 <= value <= 1e300:
             raise InputError(f"{key} of {what} is {value!r}; it must be a number of at least 0")
     return cls(**{key: float(value) for key, value in data.items()})
 

@@ -17,7 +17,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +32,7 @@ __all__ = [
     "drop_kept",
     "keep_record",
     "kept_records",
+    "lean",
     "read_phases",
     "read_power_samples",
     "read_trace",
@@ -243,6 +244,33 @@ def read_trace(path: str | Path) -> TraceContents:
         except InputError as error:
             raise InputError(f"{path} line {number}: {error}") from error
     return TraceContents(tuple(records), tuple(notes))
+
+
+def lean(record: ProbeRecord) -> ProbeRecord:
+    """What a driver keeps in memory of a record that is in the trace while it searches.
+
+    Times of single steps, power of single blocks, phases, other scopes, the environment and the
+    ranks' last words are for the answer and for people, and are read from the trace for them: a
+    window of 512 steps holds 16 KiB of step times alone. What is kept once a probe shares the
+    request's settings.
+    """
+    live = {setting: setting for setting in record.request.live}
+    return replace(
+        record,
+        measurements=tuple(
+            replace(
+                m,
+                live=live.get(m.live, m.live),
+                step_times_s=(),
+                power_blocks_W=(),
+                phases_s={},
+                beside_J={},
+            )
+            for m in record.measurements
+        ),
+        environment={},
+        failure=record.failure and replace(record.failure, log_tail=""),
+    )
 
 
 def _kept(run_dir: str | Path, probe_id: str) -> Path:

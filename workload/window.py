@@ -152,6 +152,8 @@ class Conductor:
         self.facts: dict[str, Any] = {}  # of the program, where a launch asks for them
         self._last_at_s = 0.0
         self._over = False
+        #: Every rank has ended without an error, before anybody asked it to.
+        self.ended_by_itself = False
 
     def first_step(self) -> float:
         """Wait for the first step of all ranks; CLOCK_MONOTONIC of its end."""
@@ -381,6 +383,7 @@ class Conductor:
         causes += effects
         if causes:
             return causes[0]
+        self.ended_by_itself = self._over = True
         return Failure(
             "crash",
             f"the program ended by itself after {self.done} optimizer steps, before the "

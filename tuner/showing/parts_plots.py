@@ -75,7 +75,7 @@ def bars(
             "showlegend": False,
         }
     )
-    widest = max(parts.values()) / scale
+    widest = max(parts.values(), default=0.0) / scale
     figure.update_layout(bargap=0.35, xaxis={"range": [0, 1.18 * widest]})
     return figure
 

@@ -155,7 +155,10 @@ def failures_part(result: Result) -> str:
 
 def about_part(result: Result) -> str:
     asked = {
-        _CONSTRAINTS.get(name, name): f"{value:,.10g}" for name, value in result.constraints.items()
+        _CONSTRAINTS.get(name, name): f"{value:,.10g}"
+        if isinstance(value, int | float)
+        else str(value)
+        for name, value in result.constraints.items()
     }
     asked = asked or {"constraints": "none: the knee of the front is chosen"}
     first: dict[str, Any] = {

@@ -1,0 +1,163 @@
+"""Faults of a Ray cluster: the agent of a node is killed, and a whole node, while each measures.
+
+Two nodes of one machine, the real executor and its agents; only the training is replaced, by the
+analytic model after a moment in which its agent can be killed. The study has to go on with what is
+left, or with the agent that takes the dead one's place.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fault_tools import (
+    Fault,
+    LedgerRunner,
+    Outcome,
+    count_losses,
+    in_child,
+    marked,
+    phrases,
+    wait_gone,
+)
+from search_spaces.cluster import Cluster
+from search_spaces.job import TrainingJob
+from tuner.runs import RunFolder
+from workload.probe import ProbeRequest, Runner
+from workload.trace import read_trace
+
+__all__ = ["FAULTS"]
+
+#: Probes of a study, how long each takes, seconds, and the first that may be struck.
+PROBES, PROBE_S, STRUCK = 6, 1.0, "p0002"
+
+
+def runner(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
+    """What every agent answers by; it notes which process has which probe."""
+    from study_tools import ModelRunner
+
+    folder = Path(run_dir).parents[1]
+
+    def before(request: ProbeRequest) -> None:
+        with (folder / "started").open("a") as file:
+            file.write(f"{request.probe_id} {os.getpid()} {time.monotonic()}\n")
+        time.sleep(PROBE_S)
+
+    return LedgerRunner(ModelRunner(), folder / "ledger", before)
+
+
+def _started(folder: Path) -> list[tuple[str, int, float]]:
+    path = folder / "started"
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return [(probe, int(pid), float(at_s)) for probe, pid, at_s in lines]
+
+
+def _study(folder: Path, strike: Callable[[Any, Any, int], bool]) -> int:
+    """A study on a cluster of its own, which is struck once `STRUCK` has begun."""
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own spelling
+    from dataclasses import replace
+
+    import ray
+    from ray.cluster_utils import Cluster as RayCluster
+
+    import tuner
+    from search_spaces.cluster import load_cluster
+    from search_spaces.job import load_job
+    from tuner.ray_executor import RayExecutor
+
+    nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    second = nodes.add_node(num_cpus=2)
+    cluster = replace(load_cluster("cpu-2"), nodes=1)  # of which there are two: two in flight
+    executor = RayExecutor(
+        load_job(),
+        cluster,
+        run_dir=folder / "runs" / "study",
+        address=nodes.address,
+        make_runner=runner,
+        say=print,
+    )
+
+    def watch() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            for probe, pid, _ in _started(folder):
+                if probe >= STRUCK and strike(nodes, second, pid):
+                    (folder / "struck").write_text(str(time.monotonic()))
+                    return
+            time.sleep(0.02)
+
+    threading.Thread(target=watch, daemon=True).start()
+    result = tuner.optimize(
+        cluster=cluster,
+        executor=executor,
+        runs_dir=folder / "runs",
+        name="study",
+        max_probes=PROBES,
+        report=False,
+        on_progress=lambda event: print(event.message) if event.kind == "note" else None,
+    )
+    print(f"done {result.spent.probes}", flush=True)
+    ray.shutdown()
+    nodes.shutdown()
+    return 0
+
+
+def _struck(strike: Callable[[Any, Any, int], bool], words: str, folder: Path) -> Outcome:
+    with marked() as mark:
+        child = in_child(partial(_study, folder, strike), folder)
+    run = RunFolder(folder / "runs" / "study")
+    lost, twice, running = count_losses(run, folder / "ledger")
+    records = read_trace(run.trace).records
+    failures = [record.failure.message for record in records if record.failure]
+    struck_s = float((folder / "struck").read_text())
+    later = [at_s for _, _, at_s in _started(folder) if at_s > struck_s]
+    return Outcome(
+        said="; ".join(failures),
+        lost=lost,
+        told_twice=twice,
+        processes_left=wait_gone(mark, limit_s=10.0),
+        wrong=phrases(
+            (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),
+            (any(words in said for said in failures), f"it said {failures}"),
+            (len(records) == PROBES, f"{len(records)} probes were made"),
+            (sum(record.ok for record in records) >= PROBES - 2, f"others failed: {failures}"),
+            (running == 0, f"{running} trials were left running"),
+        ),
+        # Of a node's death Ray itself is told by silence, after some ten seconds.
+        recovery_s=min(later) - struck_s if later and strike is _kill_agent else None,
+    )
+
+
+def _kill_agent(nodes: Any, second: Any, pid: int) -> bool:
+    os.kill(pid, signal.SIGKILL)
+    return True
+
+
+def _kill_node(nodes: Any, second: Any, pid: int) -> bool:
+    """Where the agent is the second node's: the first holds the cluster together."""
+    raylet = second.all_processes["raylet"][0].process.pid
+    parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+    if int(parent) != raylet:
+        return False
+    nodes.remove_node(second, allow_graceful=False)
+    return True
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "Ray agent killed while it measures",
+        partial(_struck, _kill_agent, "the node agent died"),
+        fast=False,
+    ),
+    Fault(
+        "Ray node killed while it measures",
+        partial(_struck, _kill_node, "node lost"),
+        fast=False,
+    ),
+)
