@@ -38,6 +38,7 @@ class ScriptedRanks:
         marks: tuple[str, ...] = (),
     ) -> None:
         self.size, self._clock, self._step_s = size, clock, step_s
+        self.patience_s = 1.0
         self._lag_s, self._marks = lag_s, marks
         self._events: deque[tuple[float, Event]] = deque()
         self.done = 0

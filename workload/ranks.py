@@ -376,10 +376,12 @@ class Ranks(Protocol):
     Attributes:
         size: how many there are.
         pids: those on this node.
+        patience_s: how long a cause may take to be heard once a rank has told an effect.
     """
 
     size: int
     pids: tuple[int, ...]
+    patience_s: float
 
     def next_event(self, timeout_s: float) -> Event | None: ...
 
@@ -390,6 +392,8 @@ class Ranks(Protocol):
 
 class RankGroup:
     """The living ranks of one probe: their events, and the only way to tell them to go on."""
+
+    patience_s = 1.0
 
     def __init__(
         self,

@@ -34,6 +34,9 @@ _LISTEN_S = 1.0
 class _SpanningRanks:
     """The ranks of all nodes: the lead's own, and the others' as relayed by their agents."""
 
+    #: A dead node is known by its agent's silence, seconds after its peers' collectives broke.
+    patience_s = 20.0
+
     def __init__(self, own: RankGroup, nodes: Nodes, world: int) -> None:
         self.size, self.pids = world, own.pids
         self._own, self._nodes = own, nodes

@@ -360,9 +360,13 @@ class Conductor:
     def _explain(self, first: Event) -> Failure:
         """The cause among what the ranks say as they fall: peers of a dead rank fail too."""
         events = [first]
-        until = self._clock() + 1.0
+        began = self._clock()
         while len({e.rank for e in events if e.kind == "exit"}) < self._group.size:
-            event = self._group.next_event(until - self._clock())
+            # A rank that told an effect exits after it; only other ranks can bring the cause.
+            told = {e.rank for e in events if e.detail is not None and e.detail.get("effect")}
+            heard = any(e.kind in ("fail", "exit") and e.rank not in told for e in events)
+            wait_s = 1.0 if heard else self._group.patience_s
+            event = self._group.next_event(began + wait_s - self._clock())
             if event is None:
                 break
             events.append(event)
