@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except InputError as error:
-        print(f"tuner: {error}", file=sys.stderr)
+        # One line, even where a name in a file holds several.
+        print(f"tuner: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
         run = getattr(error, "run", None)

@@ -208,6 +208,8 @@ def stacked_bar(parts: Mapping[str, float], width: int = _WIDTH) -> tuple[str, d
 
 
 def _section(title: str, parts: Mapping[str, float], unit: str, scale: float = 1.0) -> list[str]:
+    if not parts:  # a device whose file says that it draws nothing
+        return [title, f"  0 {unit}"]
     bar, letters = stacked_bar(parts)
     total = sum(parts.values())
     wide = max(len(name) for name in parts)
