@@ -7,6 +7,7 @@ that they are given, so that an input is told by its kind, its seed and its numb
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -65,10 +66,11 @@ def bent(value: Any, draw: random.Random) -> Any:
             holder[draw.choice(("steps", "kind", "zzz", "", "schema"))] = nasty(draw)
         elif how < 0.3:
             here = holder[path[-1]]
-            scaled = (
-                here * draw.choice((-1, 0, 1000, 1e-9)) if type(here) in (int, float) else [here]
-            )
-            holder[path[-1]] = scaled
+            if type(here) in (int, float):
+                with contextlib.suppress(OverflowError):  # an earlier bend made it too large
+                    holder[path[-1]] = here * draw.choice((-1, 0, 1000, 1e-9))
+            else:
+                holder[path[-1]] = [here]
         else:
             holder[path[-1]] = nasty(draw)
     return value

@@ -20,6 +20,7 @@ from models.constants import Constants, constants_of
 from search_spaces.cluster import Cluster
 from search_spaces.configuration import Configuration, Settings
 from search_spaces.job import TrainingJob
+from workload.spread import Z90
 
 __all__ = ["UNCERTAIN", "Corrected", "ScaleOut", "Scaled", "predictor"]
 
@@ -47,8 +48,6 @@ UNCERTAIN = {
 #: the GPUs away from what was probed, a launch's own, and a window's within its launch. Sailor's
 #: plans, each predicted without itself, are off by 3 % in the median and 6 % at worst.
 LEVEL, PER_DOUBLING, OWN, WITHIN = 0.05, 0.02, 0.035, 0.01
-#: Two-sided 90 % quantile of the normal distribution.
-Z90 = 1.6448536269514722
 #: Step of the derivatives by a constant's log, and rounds of the fit.
 STEP, ROUNDS = 0.02, 5
 

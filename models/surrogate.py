@@ -20,6 +20,7 @@ from models.leave_one_out import LeaveOneOut
 from models.process import Process
 from models.temperature import at_one_temperature
 from search_spaces.configuration import Configuration
+from workload.spread import Z90
 
 __all__ = ["POWER_NOISE", "TIME_NOISE", "LeaveOneOut", "Posterior", "Surrogates"]
 
@@ -40,8 +41,6 @@ JUDGE_FROM = 6
 FEW = (10.0, 4.0)
 #: Measurements' worth of belief that errors of time and power are unrelated.
 SHRINK = 4.0
-#: Two-sided 90 % quantile of the normal distribution.
-Z90 = 1.6448536269514722
 
 
 @dataclass(frozen=True)

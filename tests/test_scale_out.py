@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.against.scale_out import compare
 from models.constants import Constants, constants_of, load_constants
-from models.scale_out import LEVEL, OWN, PER_DOUBLING, UNCERTAIN, Z90, ScaleOut, predictor
+from models.scale_out import LEVEL, OWN, PER_DOUBLING, UNCERTAIN, ScaleOut, predictor
 from search_spaces.cluster import load_cluster
 from search_spaces.configuration import Configuration
 from search_spaces.errors import InvalidValue
@@ -19,6 +19,7 @@ from search_spaces.job import load_job
 from tuner.api import load_result, optimize
 from tuner.cli import main
 from tuner.predict import enlarged, forecast
+from workload.spread import Z90
 
 JOB = replace(load_job("opt-350m"), global_batch=1024)
 FEW, MANY = enlarged(load_cluster("gh200-32"), 8), enlarged(load_cluster("gh200-32"), 512)

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from models.features import FeatureMap
-from models.surrogate import POWER_NOISE, TIME_NOISE, Z90, Surrogates
+from models.surrogate import POWER_NOISE, TIME_NOISE, Surrogates
 from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError
 from tuner.attainment import attainment_of, draw, likely_unmeasured, predicted_points
@@ -38,6 +38,7 @@ from tuner.problem import Problem
 from tuner.result import Attainment, LeaveOneOut, Point, Result, Spent
 from tuner.verdict import settle
 from workload.probe import Measurement, ProbeRecord
+from workload.spread import Z90, log_interval
 from workload.trace import read_power_samples
 
 __all__ = ["build_result", "estimated_points", "front_of", "measured_points", "spent_kJ"]
@@ -243,9 +244,6 @@ def _points(
     probability: np.ndarray,
     run_dir: Path | None = None,
 ) -> tuple[Point, ...]:
-    def interval(log: float, se: float, per: float) -> tuple[float, float]:
-        return per * math.exp(log - Z90 * se), per * math.exp(log + Z90 * se)
-
     points = []
     for i, configuration in enumerate(estimate.configurations):
         mine = [windows.measurements[row] for row in estimate.rows[i]]
@@ -257,8 +255,8 @@ def _points(
                 configuration=configuration,
                 energy_to_solution_kJ=math.exp(log_time + log_power) * steps / 1000,
                 time_to_solution_s=math.exp(log_time) * steps,
-                energy_interval_kJ=interval(log_time + log_power, se, steps / 1000),
-                time_interval_s=interval(log_time, float(estimate.log_time_se[i]), steps),
+                energy_interval_kJ=log_interval(log_time + log_power, se, steps / 1000),
+                time_interval_s=log_interval(log_time, float(estimate.log_time_se[i]), steps),
                 power_W=math.exp(log_power),
                 source="measured",
                 windows=len(mine),
@@ -266,7 +264,7 @@ def _points(
                 meter=windows.records[estimate.rows[i][0]].meter,
                 flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
                 peak_memory_bytes=max(peaks, default=None),
-                power_interval_W=interval(log_power, float(estimate.log_power_se[i]), 1.0),
+                power_interval_W=log_interval(log_power, float(estimate.log_power_se[i])),
                 peak_power_W=_peak_W(windows, estimate.rows[i], run_dir),
             )
         )

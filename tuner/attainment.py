@@ -16,11 +16,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.surrogate import Z90, Surrogates
+from models.surrogate import Surrogates
 from search_spaces.configuration import Configuration
 from tuner.pareto import nondominated, probability_nondominated
 from tuner.result import Attainment, Point
 from workload.probe import MeterInfo
+from workload.spread import log_interval
 
 __all__ = ["attainment_of", "likely_unmeasured", "predicted_points"]
 
@@ -142,22 +143,19 @@ def predicted_points(
         power, power_se = float(said.log_power[i]), float(said.log_power_std[i])
         energy_se = float(said.log_energy_std[i])
 
-        def interval(log: float, se: float, per: float) -> tuple[float, float]:
-            return per * math.exp(log - Z90 * se), per * math.exp(log + Z90 * se)
-
         points.append(
             Point(
                 configuration=configuration,
                 energy_to_solution_kJ=math.exp(time + power) * steps / 1000,
                 time_to_solution_s=math.exp(time) * steps,
-                energy_interval_kJ=interval(time + power, energy_se, steps / 1000),
-                time_interval_s=interval(time, time_se, steps),
+                energy_interval_kJ=log_interval(time + power, energy_se, steps / 1000),
+                time_interval_s=log_interval(time, time_se, steps),
                 power_W=math.exp(power),
                 source="predicted",
                 windows=0,
                 p_nondominated=float(probability[likely[i]]),
                 meter=meter,
-                power_interval_W=interval(power, power_se, 1.0),
+                power_interval_W=log_interval(power, power_se),
             )
         )
     return tuple(sorted(points, key=lambda point: point.time_to_solution_s))

@@ -21,6 +21,7 @@ from tuner.pareto import knee, nondominated
 from tuner.result import Choice, Point
 from tuner.settings import check_positive
 from tuner.wording import Units, knobs, label, number, percent
+from workload.spread import log_error
 
 __all__ = ["OBJECTIVES", "Constraints", "decide", "front_of"]
 
@@ -28,8 +29,6 @@ __all__ = ["OBJECTIVES", "Constraints", "decide", "front_of"]
 OBJECTIVES = ("knee", "least-energy", "least-time", "least-edp", "least-cost", "least-carbon")
 #: Joint draws behind a probability: its standard error is at most 0.01.
 DRAWS = 2500
-#: Half the width of a 90 % interval in standard errors (normal).
-Z90 = 1.6448536269514722
 #: What is so many times what was asked is told so, and not in per cent.
 MANY_TIMES = 3.0
 #: Joules in a kilowatt-hour, in thousands.
@@ -196,9 +195,7 @@ def _probabilities(point: Point, constraints: Constraints) -> tuple[dict[str, fl
 
 def _log_normal(value: float, interval: tuple[float, float]) -> tuple[float, float]:
     """Mean and standard error of the logarithm, from a value and its 90 % interval."""
-    low, high = interval
-    known = low > 0 and math.isfinite(high)
-    return math.log(value), (math.log(high / low) / (2 * Z90) if known else 0.0)
+    return math.log(value), log_error(interval)
 
 
 def _energy_asked(value_kJ: float, units: Units) -> str:

@@ -22,11 +22,10 @@ from search_spaces.configuration import Configuration
 from search_spaces.knobs import Value
 from tuner.result import Point
 from tuner.wording import percent
+from workload.spread import Z90, log_error
 
 __all__ = ["Guideline", "check_guidelines"]
 
-#: Half the width of a 90 % interval in standard errors; a difference beyond it is counted.
-Z90 = 1.6448536269514722
 _PARALLEL = "Zhang, Strati and Klimovic, EuroMLSys 2026"
 _GH200 = "Ahmed et al., arXiv 2605.01938"
 
@@ -64,17 +63,13 @@ class _Figures:
 
     @classmethod
     def of(cls, point: Point) -> _Figures:
-        def error(interval: tuple[float, float]) -> float:
-            low, high = interval
-            return math.log(high / low) / (2 * Z90) if low > 0 and math.isfinite(high) else 0.0
-
         return cls(
             point.configuration,
             math.log(point.time_to_solution_s),
             math.log(point.energy_to_solution_kJ),
             math.log(point.power_W),
-            error(point.time_interval_s),
-            error(point.energy_interval_kJ),
+            log_error(point.time_interval_s),
+            log_error(point.energy_interval_kJ),
         )
 
     def log(self, what: str) -> tuple[float, float]:

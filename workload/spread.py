@@ -14,10 +14,32 @@ import numpy as np
 
 from workload.meters.base import PowerSample
 
-__all__ = ["block_edges", "block_powers", "integrate", "standard_error"]
+__all__ = [
+    "Z90",
+    "block_edges",
+    "block_powers",
+    "integrate",
+    "log_error",
+    "log_interval",
+    "standard_error",
+]
+
+#: Half the width of a 90 % interval in standard errors (normal distribution).
+Z90 = 1.6448536269514722
 
 #: A block holds at least this much time: five samples of the timeline's 100 ms.
 BLOCK_S = 0.5
+
+
+def log_interval(log: float, se: float, per: float = 1.0) -> tuple[float, float]:
+    """The 90 % interval of `per` times a quantity whose logarithm has this mean and error."""
+    return per * math.exp(log - Z90 * se), per * math.exp(log + Z90 * se)
+
+
+def log_error(interval: tuple[float, float]) -> float:
+    """Standard error of the logarithm behind a 90 % interval; 0 where its ends do not tell it."""
+    low, high = interval
+    return math.log(high / low) / (2 * Z90) if low > 0 and math.isfinite(high) else 0.0
 
 
 def standard_error(values: Sequence[float] | np.ndarray) -> float:

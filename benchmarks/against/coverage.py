@@ -19,13 +19,14 @@ from benchmarks.figures import Figure
 from models.analytic import AnalyticModel
 from models.features import FeatureMap
 from models.simulated import Conditions, SimulatedRunner
-from models.surrogate import FEW, Z90, Surrogates
+from models.surrogate import FEW, Surrogates
 from search_spaces.candidates import Candidates
 from search_spaces.cluster import load_cluster
 from search_spaces.configuration import Configuration
 from search_spaces.job import load_job
 from search_spaces.space import load_space
 from workload.probe import ProbeRequest
+from workload.spread import Z90
 from workload.table import load_table
 
 __all__ = ["WHAT", "compare", "held_out"]
