@@ -7,6 +7,7 @@ left, or with the agent that takes the dead one's place.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -34,8 +35,13 @@ from workload.trace import read_trace
 
 __all__ = ["FAULTS"]
 
-#: Probes of a study, how long each takes, seconds, and the first that may be struck.
-PROBES, PROBE_S, STRUCK = 6, 1.0, "p0002"
+#: Probes of a study, and how long each takes, seconds.
+PROBES, PROBE_S = 6, 1.0
+
+
+#: Strikes the cluster where the probe is the one to strike: the cluster, its second node, the probe
+#: and the process that has it. Whether it struck.
+Strike = Callable[[Any, Any, str, int], bool]
 
 
 def runner(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
@@ -58,8 +64,8 @@ def _started(folder: Path) -> list[tuple[str, int, float]]:
     return [(probe, int(pid), float(at_s)) for probe, pid, at_s in lines]
 
 
-def _study(folder: Path, strike: Callable[[Any, Any, int], bool]) -> int:
-    """A study on a cluster of its own, which is struck once `STRUCK` has begun."""
+def _study(folder: Path, strike: Strike) -> int:
+    """A study on a cluster of its own; each probe that begins is offered to `strike`, once."""
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own spelling
     from dataclasses import replace
 
@@ -87,7 +93,7 @@ def _study(folder: Path, strike: Callable[[Any, Any, int], bool]) -> int:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             for probe, pid, _ in _started(folder):
-                if probe >= STRUCK and strike(nodes, second, pid):
+                if strike(nodes, second, probe, pid):
                     (folder / "struck").write_text(str(time.monotonic()))
                     return
             time.sleep(0.02)
@@ -108,14 +114,15 @@ def _study(folder: Path, strike: Callable[[Any, Any, int], bool]) -> int:
     return 0
 
 
-def _struck(strike: Callable[[Any, Any, int], bool], words: str, folder: Path) -> Outcome:
+def _struck(strike: Strike, words: str, folder: Path) -> Outcome:
     with marked() as mark:
         child = in_child(partial(_study, folder, strike), folder)
     run = RunFolder(folder / "runs" / "study")
     lost, twice, running = count_losses(run, folder / "ledger")
     records = read_trace(run.trace).records
     failures = [record.failure.message for record in records if record.failure]
-    struck_s = float((folder / "struck").read_text())
+    struck = folder / "struck"
+    struck_s = float(struck.read_text()) if struck.exists() else math.inf
     later = [at_s for _, _, at_s in _started(folder) if at_s > struck_s]
     return Outcome(
         said="; ".join(failures),
@@ -123,6 +130,7 @@ def _struck(strike: Callable[[Any, Any, int], bool], words: str, folder: Path) -
         told_twice=twice,
         processes_left=wait_gone(mark, limit_s=10.0),
         wrong=phrases(
+            (struck.exists(), f"no probe came to be struck: {child.said[-600:]}"),
             (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),
             (any(words in said for said in failures), f"it said {failures}"),
             (len(records) == PROBES, f"{len(records)} probes were made"),
@@ -134,13 +142,19 @@ def _struck(strike: Callable[[Any, Any, int], bool], words: str, folder: Path) -
     )
 
 
-def _kill_agent(nodes: Any, second: Any, pid: int) -> bool:
+def _kill_agent(nodes: Any, second: Any, probe: str, pid: int) -> bool:
+    if probe < "p0002":
+        return False
     os.kill(pid, signal.SIGKILL)
     return True
 
 
-def _kill_node(nodes: Any, second: Any, pid: int) -> bool:
-    """Where the agent is the second node's: the first holds the cluster together."""
+def _kill_node(nodes: Any, second: Any, probe: str, pid: int) -> bool:
+    """Where the agent is the second node's: the first holds the cluster together.
+
+    Of any probe, because only the two that begin together are sure to be on a node each: later
+    ones wait for one another, and may all go to the first.
+    """
     raylet = second.all_processes["raylet"][0].process.pid
     parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
     if int(parent) != raylet:
