@@ -7,7 +7,9 @@ the reference is the front's nadir plus 10 % of its range, at least 0.005), or w
 spent; a run that never gets there is charged the whole table, point by point. The oracle launches
 just the front's launch settings and visits just its live settings. With `--transfer` ours is also
 given another group's whole record as earlier measurements: the next group that differs in one of
-the grouping columns only, one column after the other.
+the grouping columns only, one column after the other. Where a table says which job on which cluster
+it recorded (`[predicted_by]`), `joulefront+models` is ours with the analytic models of that job, as
+a study has them.
 """
 
 from __future__ import annotations
@@ -28,11 +30,10 @@ import numpy as np
 import optuna
 
 from benchmarks.figures import Figure, arguments, publish
-from models.analytic import Prior
+from models.analytic import AnalyticModel, Prior
 from search_spaces.candidates import Candidates
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import Configuration, Settings
 from tuner.acquisition import ProbeCost
-from tuner.decide import Constraints
 from tuner.executors import SimulatedExecutor
 from tuner.pareto import hypervolume, nondominated, reference_point
 from tuner.sampler import CandidateSampler
@@ -40,19 +41,21 @@ from tuner.settings import SamplerDesign
 from tuner.stock_samplers import OURS, SAMPLERS, make_sampler
 from tuner.study import StudyBook
 from tuner.transfer import EarlierPrior, earlier_of_group
-from workload.probe import ProbeRequest
+from workload.probe import Measurement, ProbeRecord, ProbeRequest
 from workload.replay import TableRunner
-from workload.table import RecordedTable, load_table
+from workload.table import PredictedBy, RecordedTable, load_table
 
 #: The front is found when this share of its hypervolume at most is missing.
 WITHIN = 0.01
 DEFAULT_SAMPLERS = (OURS, "tpe", "nsgaii", "random")
+#: Ours with the analytic models of what a table recorded.
+WITH_MODELS = f"{OURS}+models"
 #: Our sampler with one design choice left out or made otherwise.
 ABLATIONS = {
-    "no-sweep": SamplerDesign(max_live=1),
-    "no-finish": SamplerDesign(finish_sweeps=False),
+    "no-sweep": SamplerDesign(max_live=1, go_on=False),
+    "a-setting-at-a-time": SamplerDesign(max_live=1),
     "fill-every-slot": SamplerDesign(in_flight_share=math.inf),
-    "no-give-up": SamplerDesign(give_up=False),
+    "sweep-chosen-at-launch": SamplerDesign(go_on=False),
     "no-cost": SamplerDesign(cost_weight=0.0),
     "no-split-kernel": SamplerDesign(split_kernel=False),
     "no-own-level": SamplerDesign(own_level=False),
@@ -134,7 +137,23 @@ def sampler_named(
     cost: ProbeCost,
     seed: int,
     earlier: Sequence[Prior] = (),
+    recorded: PredictedBy | None = None,
 ) -> CandidateSampler:
+    """A sampler of the benchmark.
+
+    Args:
+        recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
+    """
+    if name == WITH_MODELS:
+        assert recorded is not None
+        return CandidateSampler(
+            candidates,
+            prior=AnalyticModel(recorded.job, recorded.cluster),
+            cost=cost,
+            seed=seed,
+            earlier=earlier,
+            memory_bytes=float(recorded.cluster.device.memory_bytes),
+        )
     if name in ABLATIONS:
         return CandidateSampler(candidates, cost=cost, seed=seed, design=ABLATIONS[name])
     return make_sampler(name, candidates, cost=cost, seed=seed, earlier=earlier)
@@ -181,20 +200,30 @@ def run(
     candidates = Candidates.from_configurations(truth.logs)
     earlier = earlier_prior(folder, source, group).means if source is not None else ()
     cost = ProbeCost(**asdict(table.cost))
-    sampler = sampler_named(sampler_name, candidates, cost, seed, earlier)
-    book = StudyBook(
-        name="benchmark",
-        storage=optuna.storages.InMemoryStorage(),
-        sampler=sampler,
-        steps=1,
-        constraints=Constraints(),
-        driver="benchmark",
-        identity="benchmark",
-    )
+    sampler = sampler_named(sampler_name, candidates, cost, seed, earlier, table.predicted_by)
+    book = StudyBook.in_memory(sampler)
     measured: list[tuple[float, float]] = []
     curve: list[tuple[float, float]] = []
     ask_s: list[float] = []
     kJ, submitted, missing = 0.0, 0, 1.0
+
+    def points_of(
+        request: ProbeRequest, windows: Sequence[Measurement]
+    ) -> list[tuple[float, float]]:
+        return [truth.logs[Configuration(request.launch, m.live)] for m in windows]
+
+    def missing_of(points: list[tuple[float, float]]) -> float:
+        return max(1 - hypervolume(np.array(points), truth.reference) / truth.whole, 0.0)
+
+    def go_on(request: ProbeRequest, windows: Sequence[Measurement]) -> tuple[Settings, ...]:
+        if missing_of(measured + points_of(request, windows)) <= WITHIN:
+            return ()
+        began = time.perf_counter()
+        more = book.go_on(ProbeRecord(request, tuple(windows), executor.meter))
+        ask_s.append(time.perf_counter() - began)
+        return more
+
+    executor.go_on = go_on
     while True:
         while executor.in_flight < in_flight and missing > WITHIN and len(measured) < most:
             if executor.in_flight and sampler.better_to_wait(book.study):
@@ -204,9 +233,7 @@ def run(
             ask_s.append(time.perf_counter() - began)
             if plan is None:
                 break
-            request = ProbeRequest(
-                f"p{submitted:04d}", plan.launch, plan.live, give_up=plan.give_up
-            )
+            request = ProbeRequest(f"p{submitted:04d}", plan.launch, plan.live, open=plan.open)
             submitted += 1
             book.ask(request)
             executor.submit(request)
@@ -216,11 +243,9 @@ def run(
             break
         book.tell(record)
         kJ += record.energy_J / 1000
-        measured += [
-            truth.logs[Configuration(record.request.launch, m.live)] for m in record.measurements
-        ]
-        missing = 1 - hypervolume(np.array(measured), truth.reference) / truth.whole
-        curve.append((kJ, max(missing, 0.0)))
+        measured += points_of(record.request, record.measurements)
+        missing = missing_of(measured)
+        curve.append((kJ, missing))
     found = missing <= WITHIN
     return Run(
         sampler=sampler_name,
@@ -248,6 +273,11 @@ def spread(values: Iterable[float], digits: int = 0) -> str:
     """ "median (quartile to quartile)"."""
     low, middle, high = quartiles(values)
     return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def figure_name(name: str) -> str:
+    """A sampler's name as part of a figure's."""
+    return name.replace("-", "_").replace("+", "_with_")
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -351,9 +381,10 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--samplers",
         nargs="+",
         default=list(DEFAULT_SAMPLERS),
-        choices=[*SAMPLERS, *ABLATIONS],
+        choices=[*SAMPLERS, WITH_MODELS, *ABLATIONS],
         metavar="NAME",
-        help=f"of {', '.join(SAMPLERS)}; with one choice left out: {', '.join(ABLATIONS)} "
+        help=f"of {', '.join(SAMPLERS)}; {WITH_MODELS}, for tables that say what predicts them; "
+        f"with one choice left out: {', '.join(ABLATIONS)} "
         f"(default: {' '.join(DEFAULT_SAMPLERS)})",
     )
     add("--ablations", action="store_true", help="add ours with each choice left out")
@@ -409,6 +440,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = options_of(argv)
     began = time.perf_counter()
     tables = {folder: load_table(folder) for folder in options.tables}
+    unsaid = [table.name for table in tables.values() if table.predicted_by is None]
+    if WITH_MODELS in options.samplers and unsaid:
+        raise SystemExit(f"{WITH_MODELS} needs [predicted_by], which {unsaid[0]!r} does not have")
     problems = [
         (folder, group.name)
         for folder, table in tables.items()
@@ -430,7 +464,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{truth.oracle_measurements} measurements"
         )
         print(
-            f"  {'sampler':14} {'kJ':>22} {'/oracle':>8} {'launches':>16} {'measured':>16}  found"
+            f"  {'sampler':17} {'kJ':>22} {'/oracle':>8} {'launches':>16} {'measured':>16}  found"
         )
         for name in options.samplers:
             runs = found[(*place, name)]
@@ -439,7 +473,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             over_oracle[name].append(middle / truth.oracle_kJ)
             counted[name].append(quartiles(run.measurements for run in runs)[1])
             print(
-                f"  {name:14} {spread((run.kJ for run in runs), 1):>22} "
+                f"  {name:17} {spread((run.kJ for run in runs), 1):>22} "
                 f"{middle / truth.oracle_kJ:8.2f} {spread(run.launches for run in runs):>16} "
                 f"{spread(run.measurements for run in runs):>16}  "
                 f"{sum(run.found for run in runs)}/{len(runs)}  "
@@ -458,12 +492,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         ours = geometric_mean([a / b for a, b in zip(medians[OURS], medians[name], strict=True)])
         said = f", Holm-corrected p = {p_values[name]:.2g}" if name in p_values else ""
         print(
-            f"  {name:14} {over:6.2f} x the oracle's joules; ours are {ours:.2f} of its{said}; "
+            f"  {name:17} {over:6.2f} x the oracle's joules; ours are {ours:.2f} of its{said}; "
             f"{1000 * asks[name]:.0f} ms an ask"
         )
         figures += [
-            Figure(f"{name.replace('-', '_')}_over_oracle", over, "ratio"),
-            Figure(f"{name.replace('-', '_')}_ask_s", asks[name], "s"),
+            Figure(f"{figure_name(name)}_over_oracle", over, "ratio"),
+            Figure(f"{figure_name(name)}_ask_s", asks[name], "s"),
         ]
     if len(options.in_flight) > 1:
         figures += in_flight_figures(options, problems, found)
@@ -566,6 +600,10 @@ def last_figures(
             best = [min(group) for group in zip(*(values[name] for name in stock), strict=True)]
             ratios = [a / b for a, b in zip(values[OURS], best, strict=True)]
             figures.append(Figure(f"ratio_{title}", geometric_mean(ratios), "ratio"))
+            if WITH_MODELS in values:
+                ratios = [a / b for a, b in zip(values[WITH_MODELS], best, strict=True)]
+                name = f"with_models_ratio_{title}"
+                figures.append(Figure(name, geometric_mean(ratios), "ratio"))
     return [*figures, Figure("ratio_oracle", geometric_mean(over_oracle[OURS]), "ratio")]
 
 

@@ -224,7 +224,8 @@ class Process:
     def fit(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> bool:
         """Take these rows as the data; return True where the hyperparameters were fitted anew.
 
-        Rows that continue those of the last call are appended; anything else starts afresh.
+        What continues the greater part of the last call's rows is appended to it; anything else
+        starts afresh.
 
         Args:
             x: (n, dimension).
@@ -232,13 +233,9 @@ class Process:
             variance: (n,) each row's own noise variance, beside the fitted one; 0 where unknown.
         """
         self.forget()
-        known = len(self._y)
-        same = (
-            known <= len(y)
-            and np.array_equal(self._x, x[:known])
-            and np.array_equal(self._y, y[:known])
-            and np.array_equal(self._variance, variance[:known])
-        )
+        known, common = len(self._y), self._common(x, y, variance)
+        # What was known for a while only (a probe that goes on) is taken out at its end.
+        same = 2 * common >= known
         self._x, self._y, self._variance = x.copy(), y.copy(), variance.copy()
         n = len(y)
         if not same:
@@ -250,10 +247,21 @@ class Process:
         if refit or not same or known == 0:
             self._factor_all(x, y, variance)
         else:
-            self._append(x[known:], variance[known:])
+            self._truncate(common)
+            self._append(x[common:], variance[common:])
             self._data_rows = n
         self._weigh()
         return refit
+
+    def _common(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> int:
+        """How many of the leading rows are those of the last fit."""
+        n = min(len(self._y), len(y))
+        same = (
+            (self._x[:n] == x[:n]).all(axis=1)
+            & (self._y[:n] == y[:n])
+            & (self._variance[:n] == variance[:n])
+        )
+        return n if same.all() else int(np.argmin(same))
 
     def _factor_all(self, x: Any, y: Any, variance: Any) -> None:
         self._lower = np.empty((0, 0))
@@ -310,7 +318,10 @@ class Process:
 
     def forget(self) -> None:
         """Take out what was only believed."""
-        n = self._data_rows
+        self._truncate(self._data_rows)
+
+    def _truncate(self, n: int) -> None:
+        """Keep the first `n` rows only."""
         if len(self._rows) > n:
             if self._projected is not None:
                 self._watched_variance += np.einsum("ij,ij->j", *2 * [self._projected[n:]])

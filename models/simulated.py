@@ -203,10 +203,7 @@ class SimulatedRunner:
         now, joules = launch_s, launch_s * launch_W
         measurements: list[Measurement] = []
         failure = None
-        worth = set(request.live)
         for number, configuration in enumerate(request.configurations()):
-            if configuration.live not in worth:
-                continue
             power, step = float(said.power_W[number]), float(said.step_time_s[number])
             settle = request.window.settle_s if configuration.live else 0.0
             steps = max(request.window.min_steps, math.ceil(request.window.min_s / step))
@@ -230,8 +227,6 @@ class SimulatedRunner:
                 number=number,
             )
             measurements.append(measurement)
-            if len(measurements) == 1 and request.give_up is not None:
-                worth = set(request.give_up.worth_visiting(request.live, measurement))
             joules += settle * power + measurement.energy_J
             now += settle + measurement.window_s
         return self._record(
@@ -241,7 +236,6 @@ class SimulatedRunner:
             launch_s=launch_s,
             wall_s=now,
             energy_J=joules,
-            given_up=tuple(live for live in request.live[1:] if live not in worth),
         )
 
     def _window(
@@ -299,7 +293,6 @@ class SimulatedRunner:
         power_W: float = 0.0,
         wall_s: float | None = None,
         energy_J: float | None = None,
-        given_up: tuple[Settings, ...] = (),
     ) -> ProbeRecord:
         environment: dict[str, Any] = {
             "simulated": True,
@@ -317,5 +310,4 @@ class SimulatedRunner:
             energy_J=launch_s * power_W if energy_J is None else energy_J,
             host="simulated",
             environment=environment,
-            given_up=given_up,
         )

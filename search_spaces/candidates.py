@@ -7,7 +7,7 @@ a recorded table holds them. Configurations are found by hash, and only what say
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,10 +27,12 @@ class Candidates:
         launches: the launch settings, each once.
         lives: for each launch the live settings it can visit (not every launch of a recorded table
             has every one). Settings that are equal are one object.
+        among: the list that these were taken from; None where nothing was left out.
     """
 
     launches: tuple[Settings, ...]
     lives: tuple[tuple[Settings, ...], ...]
+    among: Candidates | None = None
 
     def __post_init__(self) -> None:
         if len(self.launches) != len(self.lives):
@@ -56,6 +58,21 @@ class Candidates:
         tuples: dict[tuple[Settings, ...], tuple[Settings, ...]] = {}
         lives = (tuple(group) for group in groups.values())
         return cls(tuple(groups), tuple(tuples.setdefault(live, live) for live in lives))
+
+    @property
+    def whole(self) -> Candidates:
+        """These, or the list that they were taken from: what a study's parameters are named after,
+        so that it can go on with more of them, or with fewer."""
+        return self.among or self
+
+    def where(self, wanted: Callable[[Settings], bool]) -> Candidates:
+        """Those whose launch is wanted."""
+        kept = [i for i, launch in enumerate(self.launches) if wanted(launch)]
+        if len(kept) == len(self.launches):
+            return self
+        return Candidates(
+            tuple(self.launches[i] for i in kept), tuple(self.lives[i] for i in kept), self.whole
+        )
 
     @cached_property
     def configurations(self) -> tuple[Configuration, ...]:
@@ -98,7 +115,7 @@ class Candidates:
 
     def __getstate__(self) -> dict[str, Any]:
         """What is said, without what is derived: small to send, and rebuilt on demand."""
-        return {"launches": self.launches, "lives": self.lives}
+        return {"launches": self.launches, "lives": self.lives, "among": self.among}
 
     def _launch_position(self, launch: Settings) -> int | None:
         position = self._launch_positions.get(launch)

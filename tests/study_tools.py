@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import tuner
 from models.analytic import AnalyticModel
 from search_spaces.cluster import load_cluster
 from search_spaces.configuration import Configuration, Settings
 from search_spaces.job import load_job
+from tuner.executors import SimulatedExecutor
+from tuner.tuned import TunedResult
 from workload.probe import (
     Failure,
     Measurement,
@@ -95,6 +99,41 @@ def record(name: str = "p0000", **changes) -> ProbeRecord:
     return ProbeRecord(**{**values, **changes})
 
 
+def probe_with(sampler, study, answer) -> list[Configuration]:
+    """One probe as the sampler wants it, told to the study; what it visited.
+
+    Args:
+        answer: a configuration's (step time in s, power in W).
+    """
+    from optuna.trial import create_trial  # some of these tools serve where Optuna is missing
+
+    plan = sampler.plan(study)
+    if plan is None:
+        return []
+    request = ProbeRequest("p0000", plan.launch, plan.live, open=plan.open)
+    figures: dict[Configuration, tuple[float, float]] = {}
+    more = plan.live
+    while more:
+        figures |= {c: answer(c) for c in request.configurations() if c not in figures}
+        windows = tuple(measured(c.live, time_s=t, power_W=p) for c, (t, p) in figures.items())
+        further = None
+        if request.open:
+            further = sampler.plan_on(study, ProbeRecord(request, windows, METER))
+        more = further.live if further is not None else ()
+        request = replace(request, live=(*request.live, *more))
+    for configuration, (time_s, power_W) in figures.items():
+        attrs = {"configuration": configuration.key, "step_time_s": time_s, "power_W": power_W}
+        study.add_trial(
+            create_trial(
+                params=sampler.params_of(configuration),
+                distributions=sampler.distributions(),
+                values=[time_s * power_W, time_s],
+                user_attrs=attrs,
+            )
+        )
+    return list(figures)
+
+
 class ModelRunner:
     """Answers for a real job and cluster with the analytic model, bent a little by configuration.
 
@@ -126,6 +165,19 @@ class ModelRunner:
 
     def close(self) -> None:
         pass
+
+
+def modelled_study(runs_dir: Path, *, max_probes: int) -> TunedResult:
+    """A study of the default job on `ModelRunner`'s probes, in a run named "study"."""
+    return tuner.optimize(
+        cluster="cpu-2",
+        executor=SimulatedExecutor(ModelRunner()),
+        runs_dir=runs_dir,
+        name="study",
+        report=False,
+        max_probes=max_probes,
+        verify=False,
+    )
 
 
 class TalliedRunner:

@@ -240,7 +240,7 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
         most, measured = 0, frozenset()
 
         def submit(self, request):
-            flying = [c for _, _, r in self._heap for c in r.request.configurations()]
+            flying = [c for *_, r in self._heap for c in r.request.configurations()]
             if request.purpose == "search":
                 assert not set(flying) & set(request.configurations())
                 # Four slots, but once the start is out (two launches here, the baseline one of

@@ -6,6 +6,7 @@ they would to a driver. Only the coupling of clock and speed is missing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +22,46 @@ from workload.agent import LocalRunner
 from workload.governor import NvmlGovernor
 from workload.machine import detect_cluster
 from workload.meters.nvml import NvmlMeter
-from workload.probe import ProbeRequest, WindowPolicy
+from workload.probe import Measurement, ProbeRequest, WindowPolicy
 from workload.trace import read_phases, read_power_samples
 
 pytestmark = pytest.mark.real
 
 CLOCKS = (900, 1200, 1410)
 PHASES = {"data", "forward", "backward", "communication", "optimizer", "boundary"}
+
+
+def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(tmp_path: Path) -> None:
+    nvml = FakeNVML([FakeGpu(), FakeGpu()])
+    here = detect_cluster()
+    device = replace(here.device, clocks_MHz=CLOCKS, default_clock_MHz=1410)
+    cluster = replace(here, device=device, clock_control=True)
+    meter = NvmlMeter(nvml=nvml, environ={})
+    governor = NvmlGovernor(nvml=nvml, environ={}, guard_nvml="")
+    runner = LocalRunner(load_job(), cluster, run_dir=tmp_path, meter=meter, governor=governor)
+    low, middle, high = (Settings(clock_MHz=clock) for clock in CLOCKS)
+    locked: list[object] = []
+
+    def go_on(request: ProbeRequest, measurements: Sequence[Measurement]) -> tuple[Settings, ...]:
+        locked.append(nvml.locked_MHz(0))
+        return {1: (low,), 2: (middle,)}.get(len(measurements), ())
+
+    launch = Configuration.of(data_parallel=1, micro_batch=4).launch
+    window = WindowPolicy(min_s=0.5, max_s=1.0, settle_s=0.1, check_drift=False)
+    try:
+        record = runner.run_open(ProbeRequest("open", launch, (high,), window, open=True), go_on)
+    finally:
+        runner.close()
+    assert record.ok, record.failure
+    assert [m.live for m in record.measurements] == [high, low, middle]
+    assert record.request.live == (high, low, middle)
+    assert locked == [
+        (1410, 1410),
+        (900, 900),
+        (1200, 1200),
+    ]  # the launch waits at the clock of its last window
+    assert nvml.locked_MHz(0) is None
+    assert record.energy_J > sum(m.energy_J for m in record.measurements)
 
 
 def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import study_tools
 
 pytest.importorskip("ray")
 pytest.importorskip("deepspeed")
@@ -18,12 +18,13 @@ from search_spaces.cluster import load_cluster
 from search_spaces.configuration import Settings
 from search_spaces.errors import InputError
 from search_spaces.job import load_job
+from tuner import ray_agent
 from tuner.executors import Executor
 from tuner.ray_agent import Entered
 from tuner.ray_executor import RayExecutor
 from workload.machine import detect_cluster
 from workload.preflight import NodeFacts
-from workload.probe import ProbeRequest, WindowPolicy
+from workload.probe import GoOn, Measurement, ProbeRecord, ProbeRequest, WindowPolicy
 
 pytestmark = pytest.mark.real
 
@@ -55,6 +56,45 @@ def test_it_keeps_the_executor_protocol_and_measures(executor: RayExecutor) -> N
     assert executor.in_flight == 0
 
 
+def test_an_open_probe_waits_for_its_driver_and_goes_on(executor: RayExecutor) -> None:
+    asked = []
+
+    def go_on(request: ProbeRequest, measurements: Sequence[Measurement]) -> tuple[Settings, ...]:
+        asked.append(len(measurements))
+        return (Settings(),) if len(asked) == 1 else ()
+
+    executor.go_on = go_on
+    try:
+        once = replace(QUICK, check_drift=False)
+        executor.submit(ProbeRequest("open", LAUNCH, window=once, open=True))
+        record = executor.wait()
+    finally:
+        executor.go_on = None
+    assert record is not None
+    assert record.ok, record.failure
+    assert asked == [1, 2]
+    assert record.request.live == (Settings(), Settings())
+    first, second = record.measurements
+    assert second.started_s >= first.started_s + first.window_s
+    assert executor.in_flight == 0
+
+
+def test_a_launch_is_not_kept_up_for_a_driver_that_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_agent, "HOLD_S", 0.05)
+    answered = []
+
+    def run(go_on: GoOn) -> ProbeRecord:
+        asked = study_tools.request()
+        answered.append(tuple(go_on(asked, ())))
+        return study_tools.record()
+
+    dialogue = ray_agent._Dialogue(run, study_tools.METER)
+    assert [dialogue.told.get(timeout=10)[0] for _ in range(2)] == [False, True]
+    assert answered == [()]
+
+
 def test_a_request_that_cannot_run_comes_back_refused(executor: RayExecutor) -> None:
     executor.submit(ProbeRequest("bad", Settings(data_parallel=1, micro_batch=3), window=QUICK))
     record = executor.wait()
@@ -68,13 +108,21 @@ def test_a_request_that_cannot_run_comes_back_refused(executor: RayExecutor) -> 
 def test_a_killed_agent_fails_its_probe_and_is_replaced(executor: RayExecutor) -> None:
     (slot,) = executor._slots
     pid = executor._ray.get(slot.agent.pid.remote())
-    executor.submit(ProbeRequest("dies", LAUNCH, window=WindowPolicy(min_s=60.0, max_s=60.0)))
-    time.sleep(2.0)
-    os.kill(pid, signal.SIGKILL)
+
+    def killed_meanwhile(
+        request: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        os.kill(pid, signal.SIGKILL)
+        return (Settings(),)
+
+    executor.go_on = killed_meanwhile
+    executor.submit(ProbeRequest("dies", LAUNCH, window=QUICK, open=True))
     record = executor.wait(60.0)
+    executor.go_on = None
     assert record is not None
     assert record.failure is not None
     assert record.failure.kind == "crash"
+    assert len(record.measurements) == 1  # what it had told before is not lost
     executor.submit(ProbeRequest("after", LAUNCH, window=QUICK))
     record = executor.wait(120.0)
     assert record is not None

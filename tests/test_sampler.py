@@ -15,6 +15,7 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import Trial, TrialState
+from study_tools import probe_with
 
 from search_spaces.configuration import Configuration, Settings
 from search_spaces.errors import InvalidConfiguration, UnknownName
@@ -23,7 +24,6 @@ from tuner.acquisition import ProbeCost
 from tuner.pareto import hypervolume, reference_point
 from tuner.sampler import CandidateSampler, ProbePlan
 from tuner.settings import SamplerDesign
-from workload.probe import Measurement
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -327,25 +327,13 @@ def searched(table: Table, *, measurements: int, seed: int, **options: Any) -> f
     sampler = CandidateSampler(Candidates.from_configurations(table), seed=seed, **options)
     study = study_of(sampler)
     measured: list[Configuration] = []
+
+    def noisy(configuration: Configuration) -> tuple[float, float]:
+        seconds, watts = table[configuration]
+        return seconds * math.exp(rng.normal(0, 0.002)), watts * math.exp(rng.normal(0, 0.015))
+
     while len(measured) < measurements:
-        plan = plan_of(sampler, study)
-        left = list(plan.live)
-        while left:
-            configuration = Configuration(plan.launch, left.pop(0))
-            trial = study.ask(sampler.distributions())
-            seconds, watts = table[configuration]
-            seconds *= math.exp(rng.normal(0, 0.002))
-            watts *= math.exp(rng.normal(0, 0.015))
-            trial.set_user_attr("configuration", configuration.key)
-            trial.set_user_attr("step_time_s", seconds)
-            trial.set_user_attr("power_W", watts)
-            study.tell(trial, [seconds * watts, seconds])
-            measured.append(configuration)
-            if len(left) + 1 == len(plan.live) and plan.give_up is not None:
-                window = Measurement(
-                    configuration.live, 1, seconds, seconds, seconds * watts, watts
-                )
-                left = plan.give_up.worth_visiting(plan.live, window)
+        measured += probe_with(sampler, study, noisy)
     return gap(table, set(measured[:measurements]))
 
 

@@ -3,9 +3,9 @@
 A probe is worth the hypervolume that its measurements are expected to add to the front (expected
 improvement, in log energy and log time), per joule that it is predicted to cost. A launch is paid
 once, a further live setting only its settle and window, so live settings are added while they are
-worth it. Expectations are over fixed quasi-random draws of the surrogates, in
-which energy is step time times power and so moves with time. Before there is enough to model, a few
-launches are spread over the space.
+worth it, and a launch that is up is gone on with for the windows alone. Expectations are over fixed
+quasi-random draws of the surrogates, in which energy is step time times power and so moves with
+time. Before there is enough to model, a few launches are spread over the space.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from scipy.stats import norm, qmc
 from models.surrogate import Posterior, Surrogates
 from search_spaces.configuration import Configuration
 from tuner.pareto import hypervolume, improvement, nondominated, reference_point
-from tuner.sweep import Sweep, finish, grow
-from workload.probe import GiveUp
+from tuner.sweep import Sweep, grow
 
 __all__ = ["ProbeCost", "Scored", "choose_probe", "farthest", "normal_draws", "search_reference"]
 
@@ -70,22 +69,22 @@ class Scored:
     """One probe and why.
 
     Attributes:
-        members: indices into the candidates: one launch, the best live setting first.
+        members: indices into the candidates: one launch, the live setting to visit first first.
         gain: expected hypervolume improvement of all of them together.
         cost_J: predicted joules of the probe.
+        first_J: of them, those of the launch and its first window.
         relative_gain: gain over the hypervolume of the front so far, to the worst that was tried.
         saving: gain over the range of log time that the front is counted in: by how much log energy
             comes down, averaged over that range. A gain in time alone counts by the front's own
             rate, its range of log energy for its range of log time.
-        give_up: when the settings after the first are not visited.
     """
 
     members: tuple[int, ...]
     gain: float
     cost_J: float
+    first_J: float
     relative_gain: float
     saving: float = 0.0
-    give_up: GiveUp | None = None
 
     @property
     def score(self) -> float:
@@ -127,8 +126,8 @@ def choose_probe(
     max_live: int,
     draws: tuple[np.ndarray, np.ndarray],
     cost_weight: float = 1.0,
-    finish_sweep: bool = True,
-    give_up: bool = True,
+    first_decides: bool = True,
+    up: int | None = None,
     fits: np.ndarray | None = None,
 ) -> Scored:
     """The probe with the most expected improvement per joule.
@@ -146,8 +145,8 @@ def choose_probe(
         max_live: live settings a probe at most.
         draws: `normal_draws` for single points (draws, 2, 1) and for sets (draws, 2, live).
         cost_weight: exponent of the cost in the score; 1 is per joule, 0 ignores cost.
-        finish_sweep: also visit what would have to be visited later anyhow (`tuner.sweep.finish`).
-        give_up: let the first window of a sweep decide about the rest.
+        first_decides: the first window of a new launch decides about the rest of its sweep.
+        up: the launch that is up and can be gone on with at no launch's cost, as a number.
         fits: probability that each of `open_members` fits in memory; 1 where None.
 
     Returns:
@@ -170,26 +169,25 @@ def choose_probe(
     gain = improvement(front, log_t + log_p, log_t, reference).mean(axis=0)
     fits = np.ones(len(open_members)) if fits is None else fits
     gain *= fits
-    launch_J = cost.launch_J(posterior.power_W)
+    launches = launch_of[open_members]
+    launch_J = np.where(launches == up, 0.0, cost.launch_J(posterior.power_W))
     visit_J = cost.visit_J(posterior.power_W, posterior.step_time_s)
     if not gain.any():
         # No draw improves: what is the fewest standard deviations behind the front, with what of
         # its launch is much the same, worth nothing.
         behind = _sds_behind(front, posterior)
         best = int(np.argmin(behind))
-        alike = (launch_of[open_members] == launch_of[open_members[best]]) & (
-            behind <= behind[best] + ALIKE_SD
-        )
+        alike = (launches == launches[best]) & (behind <= behind[best] + ALIKE_SD)
         chosen = np.flatnonzero(alike)
         chosen = chosen[np.argsort(behind[chosen], kind="stable")][:max_live]
+        first_J = float(launch_J[best] + visit_J[best])
         joules = float(launch_J[best] + visit_J[chosen].sum())
-        return Scored(tuple(int(i) for i in open_members[chosen]), 0.0, joules, 0.0)
+        return Scored(tuple(int(i) for i in open_members[chosen]), 0.0, joules, first_J, 0.0)
 
     rate = gain / (launch_J + visit_J) ** cost_weight
-    launches = launch_of[open_members]
     order = np.argsort(-rate, kind="stable")
-    _, first = np.unique(launches[order], return_index=True)
-    tried = launches[order][np.sort(first)[:LAUNCHES_TRIED]]
+    _, places = np.unique(launches[order], return_index=True)
+    tried = launches[order][np.sort(places)[:LAUNCHES_TRIED]]
 
     found: tuple[np.ndarray, Sweep, float, float] | None = None
     best_rate = -1.0
@@ -201,7 +199,7 @@ def choose_probe(
             log_t,
             front,
             reference,
-            beaten_by=measured if give_up else None,
+            beaten_by=measured if first_decides and launch != up else None,
             noise=surrogates.noise(),
         )
         total, joules = grow(sweep, launch_J[rows[0]], visit_J[rows], max_live, cost_weight)
@@ -210,11 +208,11 @@ def choose_probe(
             best_rate, found = worth, (rows, sweep, total * float(fits[rows[0]]), joules)
     assert found is not None
     rows, sweep, total, joules = found
-    if finish_sweep:
-        joules += finish(sweep, launch_J[rows[0]], visit_J[rows], max_live)
+    first = rows[sweep.added[0]]
+    first_J = float(launch_J[first] + visit_J[first])
     members = tuple(int(member) for member in open_members[rows[sweep.added]])
     saving = total / float(reference[1] - front[:, 1].min())
-    return Scored(members, total, joules, total / covered, saving, sweep.give_up())
+    return Scored(members, total, joules, first_J, total / covered, saving)
 
 
 def _sds_behind(front: np.ndarray, posterior: Posterior) -> np.ndarray:

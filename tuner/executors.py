@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 import time
 import traceback
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from search_spaces.errors import InputError
-from workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest, Runner
+from workload.probe import (
+    Failure,
+    GoOn,
+    MeterInfo,
+    OpenRunner,
+    ProbeRecord,
+    ProbeRequest,
+    Runner,
+)
 from workload.trace import keep_record
 
 __all__ = ["Executor", "InlineExecutor", "SimulatedExecutor", "run_safely"]
@@ -32,7 +42,11 @@ class Executor(Protocol):
         capacity: how many probes may be in flight together; at least 1. May change as a cluster
             grows or shrinks.
         in_flight: how many are.
+        go_on: asked what an open probe visits besides, in the thread that waits; None ends each
+            with its own list.
     """
+
+    go_on: GoOn | None
 
     @property
     def meter(self) -> MeterInfo: ...
@@ -57,7 +71,11 @@ class Executor(Protocol):
 
 
 def run_safely(
-    runner: Runner, request: ProbeRequest, keep_in: str | Path | None = None
+    runner: Runner,
+    request: ProbeRequest,
+    keep_in: str | Path | None = None,
+    *,
+    go_on: GoOn | None = None,
 ) -> ProbeRecord:
     """Run one probe; an exception becomes a failed record, so that it cannot stop a study.
 
@@ -66,9 +84,17 @@ def run_safely(
         request: what is asked.
         keep_in: the run's folder: the record is kept there until it is in the trace, so that a
             driver that dies before it has written it down loses nothing (`keep_record`).
+        go_on: says what an open request visits besides.
     """
     try:
-        record = runner.run(request)
+        if go_on is None or not request.open:
+            record = runner.run(request)
+        elif isinstance(runner, OpenRunner):
+            record = runner.run_open(request, go_on)
+        else:
+            record = runner.run(request)
+            while (longer := _longer(record, go_on)) is not None:
+                record = runner.run(longer)
     except InputError as error:
         record = ProbeRecord(request, (), runner.meter, Failure("refused", str(error)))
     except Exception as error:
@@ -79,6 +105,13 @@ def run_safely(
         with contextlib.suppress(OSError):  # it is handed over all the same
             keep_record(keep_in, record)
     return record
+
+
+def _longer(record: ProbeRecord, go_on: GoOn) -> ProbeRequest | None:
+    """The request with what else is to be visited; None where that is nothing."""
+    more = go_on(record.request, record.measurements) if record.ok else ()
+    request = record.request
+    return replace(request, live=(*request.live, *more)) if more else None
 
 
 class InlineExecutor:
@@ -94,6 +127,7 @@ class InlineExecutor:
         self._queue: deque[ProbeRequest] = deque()
         self.meter = runner.meter
         self.capacity = 1
+        self.go_on: GoOn | None = None
 
     @property
     def in_flight(self) -> int:
@@ -107,7 +141,7 @@ class InlineExecutor:
         if not self._queue:
             return None
         try:
-            return run_safely(self._runner, self._queue[0], self._keep_in)
+            return run_safely(self._runner, self._queue[0], self._keep_in, go_on=self.go_on)
         finally:
             self._queue.popleft()
 
@@ -123,7 +157,8 @@ class SimulatedExecutor:
     """Many probes in flight on simulated time, in one thread.
 
     A probe's record is made when it is submitted and handed out when the clock reaches its end,
-    `wall_s` later. Ends at one instant come out in the order of submission.
+    `wall_s` later. Ends at one instant come out in the order of submission. An open probe is asked
+    about when the clock reaches the end of its list, and goes on from there.
 
     Args:
         runner: answers at once (replay, simulation).
@@ -134,30 +169,43 @@ class SimulatedExecutor:
         if capacity < 1:
             raise InputError(f"in flight is {capacity}; it must be an integer of at least 1")
         self._runner = runner
-        self._heap: list[tuple[float, int, ProbeRecord]] = []
+        self._heap: list[tuple[float, int, float, ProbeRecord]] = []  # end, which, start, record
         self._submitted = 0
         self._now_s = 0.0
         self.meter = runner.meter
         self.capacity = capacity
+        self.go_on: GoOn | None = None
 
     @property
     def in_flight(self) -> int:
         return len(self._heap)
 
     def submit(self, request: ProbeRequest) -> None:
-        record = run_safely(self._runner, request)
         self._submitted += 1
-        heapq.heappush(self._heap, (self._now_s + record.wall_s, self._submitted, record))
+        self._run(request, self._submitted, self._now_s)
+
+    def _run(self, request: ProbeRequest, which: int, began_s: float) -> None:
+        record = run_safely(self._runner, request)
+        heapq.heappush(self._heap, (began_s + record.wall_s, which, began_s, record))
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
         """Advance the clock to the next end, or by `timeout_s` where nothing ends sooner."""
-        if not self._heap:
-            return None
-        if timeout_s is not None and self._heap[0][0] > self._now_s + timeout_s:
-            self._now_s += timeout_s
-            return None
-        self._now_s, _, record = heapq.heappop(self._heap)
-        return record
+        until_s = math.inf if timeout_s is None else self._now_s + timeout_s
+        while self._heap:
+            end_s, which, began_s, record = self._heap[0]
+            if end_s > until_s:
+                self._now_s = until_s
+                return None
+            self._now_s = end_s
+            # It stays in flight while it is asked about.
+            longer = None
+            if record.request.open and self.go_on is not None:
+                longer = _longer(record, self.go_on)
+            heapq.heappop(self._heap)
+            if longer is None:
+                return record
+            self._run(longer, which, began_s)
+        return None
 
     def now_s(self) -> float:
         return self._now_s

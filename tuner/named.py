@@ -30,15 +30,15 @@ class NamedCandidates:
     Attributes:
         configurations: the candidates, in their order.
         knobs: those that vary: the parameters' names.
-        distributions: one a knob.
+        distributions: one a knob, over its levels in the whole list (`Candidates.whole`).
     """
 
     def __init__(self, candidates: Candidates) -> None:
         self.configurations = candidates.configurations
-        self.knobs = varying_knobs(self.configurations)
+        named = candidates.whole.configurations
+        self.knobs = varying_knobs(named)
         levels = {
-            name: list(dict.fromkeys(_as_param(c.get(name)) for c in self.configurations))
-            for name in self.knobs
+            name: list(dict.fromkeys(_as_param(c.get(name)) for c in named)) for name in self.knobs
         }
         self.distributions = {name: _distribution(name, known) for name, known in levels.items()}
         self._of_key = {c.key: i for i, c in enumerate(self.configurations)}
@@ -75,11 +75,15 @@ class NamedCandidates:
             raise InvalidConfiguration(text, ["it is not among the candidates"])
         return self.configurations[place]
 
+    def candidate_named(self, key: str) -> int | None:
+        """The candidate with this key; None where none has it."""
+        return self._of_key.get(key)
+
     def candidate_of(self, trial: FrozenTrial) -> int | None:
         """Which candidate a trial is about; None where it is about none."""
         key = trial.user_attrs.get("configuration")
         if key is not None:
-            return self._of_key.get(key)
+            return self.candidate_named(key)
         if not self.knobs or any(name not in trial.params for name in self.knobs):
             return None
         return self.index_of(trial.params)

@@ -54,7 +54,8 @@ class Problem:
 
     Attributes:
         name: what is tuned, for people and as the stem of a run's name.
-        candidates: every configuration that may be probed.
+        candidates: every configuration that may be chosen. The baseline is one of them unless it
+            needs more GPUs than the job may use: then it is measured for comparison only.
         steps: optimizer steps (or units of work) that make the solution.
         baseline: what the user would run today; None where nothing tells.
         cost: what probing is taken to cost before it is known.
@@ -125,7 +126,7 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             return "absent"
 
-    names = ("joulefront", "optuna", "scikit-learn", "ray", "torch", "deepspeed", "transformers")
+    names = ("joulefront", "numpy", "scipy", "optuna", "ray", "torch", "deepspeed", "transformers")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
@@ -135,13 +136,14 @@ def _check_steps(steps: int | None) -> None:
 
 
 def digest_of(candidates: Candidates) -> str:
-    """What tells two lists of candidates apart, whatever their order."""
-    keys = "\n".join(sorted(configuration.key for configuration in candidates.configurations))
+    """What tells two lists of candidates apart, whatever their order and whatever was left out."""
+    keys = "\n".join(sorted(each.key for each in candidates.whole.configurations))
     return hashlib.sha256(keys.encode()).hexdigest()[:16]
 
 
 def _space_section(name: str, candidates: Candidates) -> dict[str, Any]:
-    return {"name": name, "configurations": len(candidates), "digest": digest_of(candidates)}
+    count = len(candidates.whole)
+    return {"name": name, "configurations": count, "digest": digest_of(candidates)}
 
 
 def _job_section(job: TrainingJob) -> dict[str, Any]:
@@ -157,6 +159,7 @@ def problem_of_job(
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     plan: bool = False,
     target_gpus: int | None = None,
+    max_gpus: int | None = None,
 ) -> Problem:
     """A job on a cluster.
 
@@ -168,6 +171,7 @@ def problem_of_job(
             default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.
         target_gpus: also predict the front for so many GPUs of the same kind.
+        max_gpus: what needs more GPUs is left out, since it could not be chosen.
 
     Raises:
         InputError: any of them is not what it should be, or nothing can run.
@@ -237,8 +241,10 @@ def problem_of_job(
             notes.append(f"offload to nvme is left out: {why}")
             candidates = Candidates.from_configurations(kept)
     searched = load_space(space)
+    allowed, left_out = _allowed(candidates, max_gpus, space, baseline)
+    notes += left_out
     if not script:
-        notes += knobs_in_play(candidates, searched, job, cluster)
+        notes += knobs_in_play(allowed, searched, job, cluster)
     if "global_batch" in searched.choices and baseline.get("global_batch") is None and not script:
         # The candidates say it, so that their sizes are numbers on one scale.
         whole = {**baseline.launch, "global_batch": job.global_batch}
@@ -249,7 +255,7 @@ def problem_of_job(
         candidates = Candidates.from_configurations([baseline, *candidates])
     return Problem(
         name=job.name,
-        candidates=candidates,
+        candidates=candidates.where(lambda launch: _uses_at_most(launch, max_gpus)),
         steps=job.steps,
         baseline=baseline,
         cost=REAL_COST,
@@ -267,6 +273,36 @@ def problem_of_job(
         notes=tuple(notes),
         target_gpus=target_gpus,
     )
+
+
+def _uses_at_most(launch: Settings, gpus: int | None) -> bool:
+    return gpus is None or Configuration(launch).world_size <= gpus
+
+
+def _allowed(
+    candidates: Candidates, max_gpus: int | None, space: str, baseline: Configuration
+) -> tuple[Candidates, list[str]]:
+    """The candidates that need no more GPUs than the job may use, and what to say of the others.
+
+    Raises:
+        InputError: there is none.
+    """
+    allowed = candidates.where(lambda launch: _uses_at_most(launch, max_gpus))
+    if len(allowed) == len(candidates):
+        return candidates, []
+    if not len(allowed):
+        least = min(Configuration(launch).world_size for launch in candidates.launches)
+        raise InputError(
+            f"nothing of space {space!r} runs on max_gpus={max_gpus}; the least that it has takes "
+            f"{least}"
+        )
+    said = (
+        f"{len(candidates) - len(allowed)} of {len(candidates)} configurations are left out: they "
+        f"need more GPUs than max_gpus={max_gpus} allows"
+    )
+    if not _uses_at_most(baseline.launch, max_gpus):
+        said += f"; the baseline needs {baseline.world_size}, and is measured for comparison only"
+    return allowed, [said]
 
 
 #: A configuration is left out where its predicted peak exceeds the device's memory by this factor:
@@ -462,7 +498,14 @@ def _candidates_again(
             if "path" in recorded:
                 found = _table_problem(Path(recorded["path"]), recorded.get("group"), None)[0]
             elif job is not None and cluster is not None and not recorded:
-                found = problem_of_job(job, cluster, space["name"], baseline=baseline, plan=plan)
+                found = problem_of_job(
+                    job,
+                    cluster,
+                    space["name"],
+                    baseline=baseline,
+                    plan=plan,
+                    max_gpus=known.get("constraints", {}).get("max_gpus"),
+                )
             else:
                 return seen
         except (InputError, OSError, KeyError, TypeError):  # it has gone since, or was edited

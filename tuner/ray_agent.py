@@ -8,8 +8,10 @@ JSON; logs, rendered files and power samples stay in the run folder, where the a
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from search_spaces.cluster import Cluster
@@ -21,7 +23,7 @@ from workload.governor import Applied
 from workload.meters import PowerSample, Reading
 from workload.peers import Joined, PeerLost
 from workload.preflight import NodeFacts, busy_gpus, look
-from workload.probe import Failure, MeterInfo, ProbeRequest, Runner
+from workload.probe import Failure, GoOn, Measurement, MeterInfo, ProbeRecord, ProbeRequest, Runner
 from workload.ranks import Event
 
 __all__ = ["Entered", "MakeRunner", "NodeAgent", "RayPeer"]
@@ -31,6 +33,8 @@ MakeRunner = Callable[[TrainingJob, Cluster, str], Runner]
 
 #: A call that only reads or sets takes milliseconds; one that starts ranks may build an op.
 CALL_S, START_S = 30.0, 900.0
+#: A launch is not kept up longer than this for a driver that does not say whether it goes on.
+HOLD_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class NodeAgent:
         self._runner: Any = None
         self._share: Any = None
         self._measures = False
+        self._open: dict[str, _Dialogue] = {}
 
     def look(self) -> NodeFacts:
         return look()
@@ -123,6 +128,8 @@ class NodeAgent:
     ) -> dict[str, Any]:
         """Run a probe; its record as JSON, or {"busy": sentence} where a GPU is in use.
 
+        An open probe may answer {"visited": record so far} instead, and is told by `go_on`.
+
         Args:
             request: as JSON.
             peers: (name, actor) of the other nodes of the lease, in the order of their ranks.
@@ -136,10 +143,29 @@ class NodeAgent:
             del error
         if busy:
             return {"busy": "; ".join(busy)}
-        if not peers or not self._measures:
-            return run_safely(self._runner, asked, self._run_dir).to_json()
-        others = [RayPeer(actor, name) for name, actor in peers]
-        return run_safely(_Leading(self._runner, others, address), asked, self._run_dir).to_json()
+        runner: Runner = self._runner
+        if peers and self._measures:
+            others = [RayPeer(actor, name) for name, actor in peers]
+            runner = _Leading(self._runner, others, address)
+        if not asked.open:
+            return run_safely(runner, asked, self._run_dir).to_json()
+        meter = self._runner.meter
+        self._open[asked.probe_id] = _Dialogue(
+            lambda go_on: run_safely(runner, asked, self._run_dir, go_on=go_on), meter
+        )
+        return self._hear(asked.probe_id)
+
+    def go_on(self, probe_id: str, live: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Visit these too in a launch that is kept up, or none and end it; as `run` answers."""
+        self._open[probe_id].answers.put(tuple(Settings(one) for one in live))
+        return self._hear(probe_id)
+
+    def _hear(self, probe_id: str) -> dict[str, Any]:
+        ended, record = self._open[probe_id].told.get()
+        if ended:
+            del self._open[probe_id]
+            return record.to_json()
+        return {"visited": record.to_json()}
 
     def share(self, name: str, *arguments: Any, **named: Any) -> Any:
         """One call of `workload.peers.Peer`, from the node that leads."""
@@ -161,10 +187,36 @@ class NodeAgent:
     def cancel(self) -> None:
         if self._measures:
             self._runner.cancel()
+        for dialogue in list(self._open.values()):
+            dialogue.answers.put(())
 
     def close(self) -> None:
         if self._runner is not None:
             self._runner.close()
+
+
+class _Dialogue:
+    """A probe that runs in a thread of its own and asks what else to visit.
+
+    Attributes:
+        told: (whether it has ended, the record so far).
+        answers: what else to visit, each time that it has not.
+    """
+
+    def __init__(self, run: Callable[[GoOn], ProbeRecord], meter: MeterInfo) -> None:
+        self.told: SimpleQueue[tuple[bool, ProbeRecord]] = SimpleQueue()
+        self.answers: SimpleQueue[tuple[Settings, ...]] = SimpleQueue()
+        self._meter = meter
+        threading.Thread(target=lambda: self.told.put((True, run(self._ask))), daemon=True).start()
+
+    def _ask(
+        self, request: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        self.told.put((False, ProbeRecord(request, tuple(measurements), self._meter)))
+        try:
+            return self.answers.get(timeout=HOLD_S)
+        except Empty:
+            return ()
 
 
 class _Leading:
@@ -174,14 +226,22 @@ class _Leading:
         self.meter: MeterInfo = runner.meter
         self._runner, self._peers, self._address = runner, peers, address
 
-    def run(self, request: ProbeRequest) -> Any:
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        return self._run(request, None)
+
+    def run_open(self, request: ProbeRequest, go_on: GoOn) -> ProbeRecord:
+        return self._run(request, go_on)
+
+    def _run(self, request: ProbeRequest, go_on: GoOn | None) -> ProbeRecord:
         from workload.spanning import SpanningProbe
 
-        return self._runner.run_as(
+        record: ProbeRecord = self._runner.run_as(
             lambda runner, asked: SpanningProbe(runner, asked, self._peers, self._address),
             request,
             nodes=1 + len(self._peers),
+            go_on=go_on,
         )
+        return record
 
     def close(self) -> None:
         """The runner is the agent's to close."""

@@ -10,9 +10,11 @@ answer is killed, and everything it started dies with it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,15 @@ from search_spaces.job import TrainingJob
 from tuner.ray_agent import Entered, MakeRunner
 from tuner.ray_cluster import LOOK_S, import_ray, join_ray, place_agent
 from tuner.ray_slots import Flight, Queued, Slot
-from workload.probe import Failure, FailureKind, MeterInfo, ProbeRecord, ProbeRequest
+from workload.probe import (
+    Failure,
+    FailureKind,
+    GoOn,
+    Measurement,
+    MeterInfo,
+    ProbeRecord,
+    ProbeRequest,
+)
 
 __all__ = ["RayExecutor"]
 
@@ -88,6 +98,7 @@ class RayExecutor:
         self._ops: tuple[str, ...] | None = None  # until `prepare`
         self._refusals: list[str] = []
         self._meter: MeterInfo | None = None
+        self.go_on: GoOn | None = None
         try:
             self._find_nodes()
             self._admit(LOOK_S, all_of_them=True)
@@ -428,19 +439,30 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             self._release(flight)
             sentence = f"the agent failed: {type(error).__name__}"
-            self._fail(flight.request, "crash", sentence, str(error))
+            self._fail(flight.request, "crash", sentence, str(error), flight.measured)
         else:
             if flight.unreachable_s:  # it answers again, and the probe's answer went astray
                 self._release(flight)
                 sentence = "the node agent could not be reached when the probe ended"
-                self._fail(flight.request, "node", sentence)
+                self._fail(flight.request, "node", sentence, measured=flight.measured)
             elif "busy" in told:
                 self._say(f"{lead.name} is set aside: {told['busy']}")
                 self._release(flight, aside=True)
                 self._queue.appendleft(Queued(flight.request, flight.since_s))
+            elif "visited" in told:
+                self._further(flight, ProbeRecord.from_json(told["visited"]))
             else:
                 self._release(flight)
                 self._done.append(ProbeRecord.from_json(told))
+
+    def _further(self, flight: Flight, so_far: ProbeRecord) -> None:
+        """Ask what else an open probe visits, and tell its agent."""
+        request = so_far.request
+        flight.measured = so_far.measurements
+        more = self.go_on(request, flight.measured) if self.go_on is not None else ()
+        flight.request = replace(request, live=(*request.live, *more))
+        lead = flight.slots[0].agent
+        flight.result = lead.go_on.remote(request.probe_id, [live.to_json() for live in more])
 
     def _lost(self, flight: Flight, told: str) -> None:
         """The lead's agent died: with its node, or alone, and then it is replaced."""
@@ -453,10 +475,10 @@ class RayExecutor:
             self._find_nodes()
             self._say(f"node {lead.name} left the Ray cluster; {len(self.nodes)} are in use")
             sentence = f"node lost: {lead.name} left the Ray cluster while it measured"
-            self._fail(flight.request, "node", sentence)
+            self._fail(flight.request, "node", sentence, measured=flight.measured)
             return
         kind: FailureKind = "time_limit" if flight.cancelled else "crash"
-        self._fail(flight.request, kind, f"the node agent died: {told}")
+        self._fail(flight.request, kind, f"the node agent died: {told}", measured=flight.measured)
         node, same = self._seen.get(lead.node), (lead.node, lead.devices)
         if node is None or any(
             (slot.node, slot.devices) == same for slot in (*self._slots, *self._entering.values())
@@ -480,5 +502,14 @@ class RayExecutor:
                 self._ray.kill(agent)  # its ranks and fork server die with it
                 flight.deadline_s = now + _CANCEL_S
 
-    def _fail(self, request: ProbeRequest, kind: FailureKind, sentence: str, log: str = "") -> None:
-        self._done.append(ProbeRecord(request, (), self.meter, Failure(kind, sentence, log)))
+    def _fail(
+        self,
+        request: ProbeRequest,
+        kind: FailureKind,
+        sentence: str,
+        log: str = "",
+        measured: tuple[Measurement, ...] = (),
+    ) -> None:
+        spent_J = math.fsum(m.energy_J for m in measured)  # the least that it has cost
+        failure = Failure(kind, sentence, log)
+        self._done.append(ProbeRecord(request, measured, self.meter, failure, energy_J=spent_J))

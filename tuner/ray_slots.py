@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from workload.probe import ProbeRequest
+from workload.probe import Measurement, ProbeRequest
 
 __all__ = ["Flight", "Queued", "Slot"]
 
@@ -54,6 +54,7 @@ class Flight:
         result: what the agent will answer; None until the lease is had.
         unreachable_s: since when the agent cannot be reached; 0 while it can.
         ask_s: when to ask it again.
+        measured: what an open probe had measured when it last asked what else to visit.
     """
 
     request: ProbeRequest
@@ -65,6 +66,7 @@ class Flight:
     cancelled: bool = False
     unreachable_s: float = 0.0
     ask_s: float = 0.0
+    measured: tuple[Measurement, ...] = ()
 
 
 @dataclass

@@ -1,10 +1,11 @@
 """The sampler: what to probe next, as an Optuna `BaseSampler` over the enumerated candidates.
 
 `plan` reads the study's trials, fits the surrogates and chooses a probe: one launch and the live
-settings to visit in it. The driver then asks the study once a live setting, and the trials carry
-the planned parameters. Without a plan each ask plans for itself, so that the sampler also serves
-`study.optimize`. What is asked beyond the candidates' own knobs is drawn at random, as Optuna's
-contract for samplers wants.
+setting to visit first. While the launch is up `plan_on` is asked, with what it measured, which
+others are worth visiting there: they cost their windows only, so what is known decides, and no
+setting has to be visited on suspicion. Without a plan each ask plans for itself, so that the
+sampler also serves `study.optimize`. What is asked beyond the candidates' own knobs is drawn at
+random, as Optuna's contract for samplers wants.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tuner.named import NamedCandidates
 from tuner.pareto import improvement, nondominated
 from tuner.settings import SamplerDesign
 from tuner.told import Seen
-from workload.probe import GiveUp
+from workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -70,16 +71,18 @@ class ProbePlan:
 
     Attributes:
         launch: the launch knobs.
-        live: the live settings to visit.
+        live: the live settings to visit now.
         configurations: launch with each live setting, in that order.
         score: expected hypervolume improvement per predicted joule; NaN for the start.
         expected_gain: expected hypervolume improvement over the hypervolume of the front so far;
             infinite for the start. The search may end when it falls under some epsilon.
         expected_saving: by how much log energy is expected to come down, averaged over the front's
             range of times (`tuner.acquisition.Scored.saving`); infinite for the start.
-        cost_J: predicted joules of the probe; NaN for the start.
+        cost_J: predicted joules of the probe, with what it will probably go on with; NaN for the
+            start.
         reason: "space-filling start" or "expected improvement".
-        give_up: which of the settings after the first are visited; None visits all.
+        first_J: of these, the joules until `live` is visited.
+        open: whether the launch has further settings, to be asked about once these are visited.
     """
 
     launch: Settings
@@ -89,8 +92,9 @@ class ProbePlan:
     expected_gain: float
     cost_J: float
     reason: str
-    give_up: GiveUp | None = None
     expected_saving: float = math.inf
+    first_J: float = math.nan
+    open: bool = False
 
 
 class CandidateSampler(BaseSampler):
@@ -210,16 +214,19 @@ class CandidateSampler(BaseSampler):
     def fit(self, study: Study) -> Surrogates:
         """The surrogates, fitted to what the study holds now (nothing pending believed)."""
         with self._lock:
-            told = self._read(study).told
-            if self.surrogates.fit(
-                [t.ran for t in told],
-                [t.step_time_s for t in told],
-                [t.power_W for t in told],
-                [t.step_time_rse for t in told],
-                [t.power_rse for t in told],
-            ):
-                self._watching = None
-            return self.surrogates
+            return self._fit(self._read(study))
+
+    def _fit(self, seen: Seen) -> Surrogates:
+        told = seen.told
+        if self.surrogates.fit(
+            [t.ran for t in told],
+            [t.step_time_s for t in told],
+            [t.power_W for t in told],
+            [t.step_time_rse for t in told],
+            [t.power_rse for t in told],
+        ):
+            self._watching = None
+        return self.surrogates
 
     def leave_one_out(self, study: Study) -> LeaveOneOut | None:
         """The surrogates' error on left-out measurements; None with fewer than three."""
@@ -246,21 +253,54 @@ class CandidateSampler(BaseSampler):
                 fits = np.ones_like(fits)  # what is left is unlikely to fit, but it is all there is
             closed |= fits < REFUSED_BELOW
             if not closed.all():
-                launched = {int(self._launch_of[i]) for i in seen.closed.union(seen.pending)}
-                launched |= seen.failed_launches
-                useful = {int(self._launch_of[t.candidate]) for t in seen.told}
-                useful |= {int(self._launch_of[i]) for i in seen.pending}
-                fresh = [
-                    launch
-                    for launch in range(len(self._members))
-                    if launch not in launched and not closed[self._members[launch]].all()
-                ]
-                if (len(useful) < self._start and fresh) or not seen.told:
+                launched, fresh = self._launches(seen, closed)
+                if self._starting(seen, fresh) or not seen.told:
                     plan = self._start_plan(closed, launched, fresh, fits)
                 else:
-                    plan = self._improvement_plan(study, closed, fits)
+                    plan = self._improvement_plan(seen, closed, fits)
             self._queue = deque(plan.configurations if plan else ())
             return plan
+
+    def plan_on(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
+        """What else to visit in a launch that is up; None where that is not worth its windows, or
+        another launch is worth more.
+
+        Args:
+            study: the probe's own trials still run.
+            so_far: the probe, with what it measured.
+        """
+        if self.candidates is None or not self.design.go_on:
+            return None
+        with self._lock:
+            seen = self._read(study).with_measured(so_far)
+            closed = self._closed(seen)
+            here = self._names.candidate_named(so_far.request.configurations()[0].key)
+            if here is None or not seen.told:
+                return None
+            up = int(self._launch_of[here])
+            if closed[self._members[up]].all() or self._starting(
+                seen, self._launches(seen, closed)[1]
+            ):
+                return None
+            plan = self._improvement_plan(seen, closed, self._fits(seen), up=up)
+            return plan if plan.launch == so_far.request.launch else None
+
+    def _launches(self, seen: Seen, closed: np.ndarray) -> tuple[set[int], list[int]]:
+        """Launches that were tried or are in flight, and those that may still be."""
+        launched = {int(self._launch_of[i]) for i in seen.closed.union(seen.pending)}
+        launched |= seen.failed_launches
+        fresh = [
+            launch
+            for launch in range(len(self._members))
+            if launch not in launched and not closed[self._members[launch]].all()
+        ]
+        return launched, fresh
+
+    def _starting(self, seen: Seen, fresh: list[int]) -> bool:
+        """Whether the first launches, spread over the space, are not all on their way yet."""
+        useful = {int(self._launch_of[t.candidate]) for t in seen.told}
+        useful |= {int(self._launch_of[i]) for i in seen.pending}
+        return len(useful) < self._start and bool(fresh)
 
     def better_to_wait(self, study: Study) -> bool:
         """Whether a further probe beside those in flight would be chosen on too little.
@@ -329,11 +369,13 @@ class CandidateSampler(BaseSampler):
         while len(chosen) < min(self.design.start_live, self.max_live, len(rows)):
             left = np.setdiff1d(np.arange(len(rows)), chosen)
             chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
-        return self._plan_of([int(rows[i]) for i in chosen], "space-filling start")
+        return self._plan_of([int(rows[i]) for i in chosen], "space-filling start", closed=closed)
 
-    def _improvement_plan(self, study: Study, closed: np.ndarray, fits: np.ndarray) -> ProbePlan:
-        surrogates = self.fit(study)
-        seen = self._seen
+    def _improvement_plan(
+        self, seen: Seen, closed: np.ndarray, fits: np.ndarray, up: int | None = None
+    ) -> ProbePlan:
+        """The probe that is worth the most; `up` is a launch that can be gone on with."""
+        surrogates = self._fit(seen)
         posterior, watching = self._posterior(seen, closed)
         still_open = ~closed[watching]
         if not still_open.any():  # all that looked promising is measured: look anew
@@ -353,18 +395,20 @@ class CandidateSampler(BaseSampler):
             max_live=self.max_live,
             draws=self._draws,
             cost_weight=self.design.cost_weight,
-            finish_sweep=self.design.finish_sweeps,
-            give_up=self.design.give_up,
+            first_decides=self.design.go_on,
+            up=up,
             fits=fits[watching[still_open]],
         )
+        decides = self.design.go_on and self._launch_of[best.members[0]] != up
         return self._plan_of(
-            best.members,
+            best.members[:1] if decides else best.members,
             "expected improvement",
+            closed=closed,
             score=best.score,
             expected_gain=best.relative_gain,
             expected_saving=best.saving,
             cost_J=best.cost_J,
-            give_up=best.give_up,
+            first_J=best.first_J,
         )
 
     def _posterior(self, seen: Seen, closed: np.ndarray) -> tuple[Posterior, np.ndarray]:
@@ -372,21 +416,21 @@ class CandidateSampler(BaseSampler):
         n = max(len(seen.told), 1)
         room = max(WATCHED_ENTRIES // n, LEAST_WATCHED)
         if self._watching is None:
-            every = self._considered(closed)
+            every = self._considered(seen, closed)
             few = len(every) <= room
-            self._watching = every if few else self._promising(every, room // 2, closed)
+            self._watching = every if few else self._promising(seen, every, room // 2, closed)
             self.surrogates.watch([self._configurations[i] for i in self._watching])
         self.surrogates.believe([self._configurations[i] for i in seen.pending])
         return self.surrogates.watched(), self._watching
 
-    def _considered(self, closed: np.ndarray) -> np.ndarray:
+    def _considered(self, seen: Seen, closed: np.ndarray) -> np.ndarray:
         """The candidates that are looked at (`tuner.considered`), launch by launch."""
         n = len(self._configurations)
         if n <= considered.MOST or self.candidates is None:
             return np.arange(n)
         if self._codes is None:
             self._codes = considered.LaunchCodes(self.candidates)
-        told = self._seen.told
+        told = seen.told
         energy = np.array([t.step_time_s * t.power_W for t in told])
         best = nondominated(energy, np.array([t.step_time_s for t in told]))
         front = {int(self._launch_of[told[i].candidate]) for i in np.flatnonzero(best)}
@@ -396,14 +440,16 @@ class CandidateSampler(BaseSampler):
         drawn = considered.one_of_each_stretch(self._codes.in_order(still_open), count, self._rng)
         return np.concatenate([self._members[i] for i in np.union1d(near, drawn)])
 
-    def _promising(self, every: np.ndarray, room: int, closed: np.ndarray) -> np.ndarray:
+    def _promising(
+        self, seen: Seen, every: np.ndarray, room: int, closed: np.ndarray
+    ) -> np.ndarray:
         """Of `every`, the launches with the most hopeful open settings, about `room` candidates.
 
         Hope is the improvement at optimistic figures (two standard deviations) of a posterior that
         is conditioned on the first `COARSE_ROWS` measurements only; its standard deviations are too
         large, never too small, so nothing good is lost for being unknown.
         """
-        told = np.unique([t.candidate for t in self._seen.told])
+        told = np.unique([t.candidate for t in seen.told])
         measured = self.surrogates.predict(
             [self._configurations[i] for i in told], first=COARSE_ROWS
         )
@@ -435,12 +481,15 @@ class CandidateSampler(BaseSampler):
         members: Sequence[int],
         reason: str,
         *,
+        closed: np.ndarray | None = None,
         score: float = math.nan,
         expected_gain: float = math.inf,
         expected_saving: float = math.inf,
         cost_J: float = math.nan,
-        give_up: GiveUp | None = None,
+        first_J: float = math.nan,
     ) -> ProbePlan:
+        """These candidates, of one launch; gone on with where it has others that are not closed."""
+        further = np.setdiff1d(self._members[self._launch_of[members[0]]], members)
         configurations = tuple(self._configurations[i] for i in members)
         return ProbePlan(
             launch=configurations[0].launch,
@@ -451,7 +500,8 @@ class CandidateSampler(BaseSampler):
             expected_saving=expected_saving,
             cost_J=cost_J,
             reason=reason,
-            give_up=give_up,
+            first_J=first_J,
+            open=self.design.go_on and closed is not None and not closed[further].all(),
         )
 
     # -- BaseSampler -----------------------------------------------------------------------------

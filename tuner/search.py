@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import Configuration, Settings
 from search_spaces.errors import InputError
 from tuner.answer import measured_points, spent_kJ
 from tuner.decide import Constraints, decide, front_of
@@ -28,7 +28,7 @@ from tuner.settings import SearchSettings
 from tuner.study import StudyBook
 from tuner.told import NO_BLAME
 from tuner.wording import label, number, percent, varying_knobs
-from workload.probe import ProbeRecord, ProbeRequest
+from workload.probe import Measurement, ProbeRecord, ProbeRequest
 from workload.trace import TraceWriter, lean
 
 __all__ = ["Search"]
@@ -50,7 +50,8 @@ class _Flight:
     Attributes:
         request: what was asked.
         cost_kJ: what it is expected to use; 0 where nothing is known yet.
-        planned_kJ: the sampler's own prediction; NaN where it made none.
+        planned_kJ: the sampler's own prediction of what it was told to visit; NaN where it made
+            none.
     """
 
     request: ProbeRequest
@@ -99,6 +100,7 @@ class Search:
         self._flying: dict[str, _Flight] = {}
         self._ratios: list[float] = []  # what probes used over what the sampler predicted
         self._stopped = ""
+        executor.go_on = self._go_on
         self._varying = varying_knobs(problem.candidates.configurations)
 
     # -- what is used and what is left -----------------------------------------------------------
@@ -225,10 +227,8 @@ class Search:
         if not self._stopped:
             plan = self._planned()
             if plan is not None:
-                request = replace(
-                    self._request(plan.configurations, "search"), give_up=plan.give_up
-                )
-                return request, plan.cost_J / 1000, _why(plan)
+                request = replace(self._request(plan.configurations, "search"), open=plan.open)
+                return request, plan.first_J / 1000, _why(plan)
         if self._flying or not self._stopped or self._node_trouble():
             return None  # what is in flight may change the front
         again = self._again()
@@ -426,6 +426,37 @@ class Search:
         self._say("started", why, request=request)
         self._book.ask(request)
         self._executor.submit(request)
+
+    def _go_on(
+        self, request: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        """What else to visit in a launch that is up: what is worth its windows and affordable."""
+        flight = self._flying.get(request.probe_id)
+        if flight is None or self._stopped or not measurements:
+            return ()
+        so_far = ProbeRecord(request, tuple(measurements), self._executor.meter)
+        so_far = in_job_steps(so_far, self._problem.job)
+        sampler, study = self._sampler, self._book.study
+        plan = self._book.patiently(lambda: sampler.plan_on(study, so_far))
+        if plan is None:
+            return ()
+        ratio = statistics.median(self._ratios) if self._ratios else 1.0
+        used_kJ = math.fsum(m.energy_J for m in measurements) / 1000
+        cost_kJ = ratio * plan.cost_J / 1000
+        if self._enough_launches and self._not_worth(plan, cost_kJ):
+            return ()
+        if self._limit(max(0.0, used_kJ - flight.cost_kJ) + cost_kJ, keep=KEPT, count=0):
+            return ()
+        self._flying[request.probe_id] = replace(
+            flight,
+            request=replace(request, live=(*request.live, *plan.live)),
+            cost_kJ=max(flight.cost_kJ, used_kJ) + cost_kJ,
+            planned_kJ=flight.planned_kJ + plan.cost_J / 1000,
+        )
+        self._book.ask_more(request, plan.live)
+        settings = ", ".join(live.key for live in plan.live)
+        self.note(f"{request.probe_id} goes on with {settings} ({_why(plan)})")
+        return plan.live
 
     def _finish(self, record: ProbeRecord) -> None:
         flight = self._flying.get(record.request.probe_id)

@@ -35,17 +35,17 @@ class SamplerDesign:
     """The design choices of the sampler, each of which can be left out (docs/search.md).
 
     Attributes:
-        max_live: live settings that one probe visits at most; 1 is no sweep.
+        max_live: live settings that one probe is told to visit at once at most; 1 is no sweep.
         start_launches: distinct launches measured before the surrogates choose; None lets the
             number of launches decide (1 to 6).
         start_live: live settings that each of them visits.
         cost_weight: exponent of the predicted joules in the score: 1 is improvement per joule.
-        finish_sweeps: visit at once what would probably cost another launch later.
         split_kernel: keep what a launch does and what a live setting does apart (`models.kernel`).
         own_level: give each launch a few per cent of its own (`models.kernel`).
         in_flight_share: launches in flight, as a share of those that are measured, beyond which a
             probe waits for results; infinite fills every slot.
-        give_up: let the first window of a sweep decide about the rest of it.
+        go_on: visit one live setting of a launch, and decide with what it measured whether to go on
+            in it; else the whole sweep is chosen before the launch.
         learn_memory: learn from measured peaks and out-of-memory failures how far predicted memory
             is off (`models.memory_margin`).
     """
@@ -54,10 +54,9 @@ class SamplerDesign:
     start_launches: int | None = None
     start_live: int = 1
     cost_weight: float = 1.0
-    finish_sweeps: bool = True
     split_kernel: bool = True
     own_level: bool = True
-    give_up: bool = True
+    go_on: bool = True
     in_flight_share: float = 0.5
     learn_memory: bool = True
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import Configuration, Settings
 from search_spaces.errors import InputError
 from tuner.decide import Constraints
 from tuner.sampler import CandidateSampler
@@ -37,9 +37,6 @@ STORAGE_TRIES = 5
 #: `failure` of a trial whose driver died or was stopped: it says nothing of the configuration, and
 #: the sampler may propose it again.
 INTERRUPTED = "cancelled"
-#: `failure` of a trial whose setting the probe passed over (`workload.probe.GiveUp`): it says
-#: nothing of the setting beyond what the first window said.
-GIVEN_UP = "given_up"
 
 Opened = TypeVar("Opened")
 
@@ -149,6 +146,19 @@ class StudyBook:
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self.study.set_metric_names(list(METRICS))
 
+    @classmethod
+    def in_memory(cls, sampler: CandidateSampler, *, steps: int = 1) -> StudyBook:
+        """A study that ends with this process: a benchmark's, or a test's."""
+        return cls(
+            name="in memory",
+            storage=optuna.storages.InMemoryStorage(),
+            sampler=sampler,
+            steps=steps,
+            constraints=Constraints(),
+            driver="this process",
+            identity="in memory",
+        )
+
     def follow(self, records: Sequence[ProbeRecord], say: Callable[[str], None]) -> None:
         """From here on wait for a storage that went away, and catch up with the trace.
 
@@ -191,12 +201,30 @@ class StudyBook:
 
     def ask(self, request: ProbeRequest) -> None:
         """Make one running trial a configuration of the probe; the sampler sees them as pending."""
-        self._open[request.probe_id] = self.patiently(
+        self._open[request.probe_id] = {}
+        self.ask_more(request, request.live)
+
+    def ask_more(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
+        """Make one running trial a further live setting of a probe that goes on."""
+        trials = self.patiently(
             lambda: {
                 configuration: self._ask(request, configuration)
-                for configuration in request.configurations()
+                for configuration in (Configuration(request.launch, one) for one in live)
             }
         )
+        self._open[request.probe_id] |= trials
+
+    def go_on(self, so_far: ProbeRecord) -> tuple[Settings, ...]:
+        """What else the sampler would visit in a launch that is up, asked for at once.
+
+        Args:
+            so_far: the probe, with what it measured.
+        """
+        plan = self._sampler.plan_on(self.study, so_far)
+        if plan is None:
+            return ()
+        self.ask_more(so_far.request, plan.live)
+        return plan.live
 
     def _ask(self, request: ProbeRequest, configuration: Configuration) -> Trial:
         attrs = {
@@ -249,9 +277,6 @@ class StudyBook:
     ) -> None:
         if measurement is None:
             failure = record.failure
-            if any(live == configuration.live for live in record.given_up):
-                self._fail(trial, GIVEN_UP, "the sweep's first window left it no hope of the front")
-                return
             for missed in record.missed:
                 if missed.live.key == trial.user_attrs.get("configuration", "").partition(" | ")[2]:
                     failure = Failure("not_taken", missed.message)
@@ -313,14 +338,14 @@ class StudyBook:
                     self._fail(
                         Trial(self.study, trial._trial_id),
                         INTERRUPTED,
-                        "interrupted: its driver ended before the probe did",
+                        "interrupted: the session that started it ended first",
                     )
         notes = []
         if told:
             notes.append(f"{told} measurement{'s' * (told != 1)} of the trace told to the study")
         if failed:
             notes.append(
-                f"{failed} trial{'s' * (failed != 1)} that an earlier driver left running "
+                f"{failed} trial{'s' * (failed != 1)} that an earlier session left running "
                 "marked interrupted"
             )
         return tuple(notes)

@@ -8,6 +8,7 @@ leaves the candidate open.
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from optuna.trial import TrialState
 
 from search_spaces.configuration import Configuration, Settings
 from tuner.named import NamedCandidates
+from workload.probe import Measurement, ProbeRecord
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -26,7 +28,7 @@ __all__ = ["LAUNCH_FAILURES", "NO_BLAME", "Seen", "Told"]
 #: A failure of one of these kinds is the launch's: its other live settings would fail as well.
 LAUNCH_FAILURES = frozenset({"refused", "out_of_memory", "crash", "hang", "time_limit"})
 #: Failures that say nothing of the configuration: it may be proposed again.
-NO_BLAME = frozenset({"cancelled", "node", "given_up"})
+NO_BLAME = frozenset({"cancelled", "node"})
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,34 @@ class Seen:
                 self._failed(candidate, trial.user_attrs.get("failure"))
             else:
                 self._measured(candidate, trial)
+
+    def with_measured(self, so_far: ProbeRecord) -> Seen:
+        """As it would be if the probe ended with what it has measured."""
+        seen = copy(self)
+        measured = {m.live: m for m in so_far.measurements}
+        asked: dict[int, Measurement | None] = {}
+        for configuration in so_far.request.configurations():
+            candidate = self._names.candidate_named(configuration.key)
+            if candidate is not None:
+                asked[candidate] = measured.get(configuration.live)
+        seen.pending = [candidate for candidate in self.pending if candidate not in asked]
+        seen.closed = self.closed.union(asked)
+        seen.told = [
+            *self.told,
+            *(
+                Told(
+                    candidate,
+                    Configuration(so_far.request.launch, m.as_delivered),
+                    m.step_time_s,
+                    m.power_W,
+                    m.step_time_se_s / m.step_time_s,
+                    m.power_se_W / m.power_W,
+                )
+                for candidate, m in asked.items()
+                if m is not None
+            ),
+        ]
+        return seen
 
     def _failed(self, candidate: int, failure: str | None) -> None:
         launch = int(self._launch_of[candidate])

@@ -34,7 +34,7 @@ from workload.logs import bounded_logs
 from workload.measured import drift_of, measurement
 from workload.meters import Meter, MeterError, Reading, open_beside, open_meter
 from workload.meters.timeline import Timeline
-from workload.probe import Failure, Measurement, MeterInfo, Missed, ProbeRecord, ProbeRequest
+from workload.probe import Failure, GoOn, Measurement, MeterInfo, Missed, ProbeRecord, ProbeRequest
 from workload.ranks import PRELOAD, Ranks, RankServer, RankSpec, ServerError, control_socket
 from workload.script import ScriptJob, Start, imported_frameworks
 from workload.trace import write_power_samples
@@ -156,12 +156,17 @@ class LocalRunner:
         """
         return self.run_as(Probe, request)
 
+    def run_open(self, request: ProbeRequest, go_on: GoOn) -> ProbeRecord:
+        """As `run`, with the launch kept up while `go_on` says what else to visit in it."""
+        return self.run_as(Probe, request, go_on=go_on)
+
     def run_as(
         self,
         kind: Callable[[LocalRunner, ProbeRequest], Probe],
         request: ProbeRequest,
         *,
         nodes: int = 1,
+        go_on: GoOn | None = None,
     ) -> ProbeRecord:
         """Run one probe of a kind that does more than visit the live settings.
 
@@ -169,6 +174,7 @@ class LocalRunner:
             kind: makes the probe.
             request: what is asked.
             nodes: how many nodes its ranks may take.
+            go_on: says what an open request visits besides.
 
         Raises:
             InputError: as `run`.
@@ -181,7 +187,9 @@ class LocalRunner:
             except MeterError as error:
                 failure = Failure("node", f"the node cannot be metered: {error}")
                 return ProbeRecord(request, (), self.meter, failure)
-            return kind(self, request).run()
+            probe = kind(self, request)
+            probe.go_on = go_on
+            return probe.run()
 
     def check(self, request: ProbeRequest, *, nodes: int = 1) -> None:
         """Raise where the request cannot be run here, or on so many nodes.
@@ -253,9 +261,11 @@ class Probe:
 
     Attributes:
         nodes: how many nodes its ranks stand on.
+        go_on: asked what an open request visits besides; None ends it with its own list.
     """
 
     nodes = 1
+    go_on: GoOn | None = None
 
     def __init__(self, runner: LocalRunner, request: ProbeRequest, *, part: str = "") -> None:
         """`part` is the folder below the probe's for the files of one node's share."""
@@ -266,7 +276,6 @@ class Probe:
         self._folder = runner._run_dir / "probes" / request.probe_id / part
         self._measurements: list[Measurement] = []
         self._missed: list[Missed] = []
-        self._given_up: tuple[Settings, ...] = ()
         self._idle_W: float | None = None
         self._phases: list[tuple[float, str]] = []
         self._environment: dict[str, Any] = {}
@@ -346,7 +355,6 @@ class Probe:
             - self._configuration.world_size,
             drift=drift_of(self._measurements),
             missed=tuple(self._missed),
-            given_up=self._given_up,
         )
 
     def _measure_idle(self) -> None:
@@ -416,31 +424,33 @@ class Probe:
     def measure(
         self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]
     ) -> None:
-        """Visit the live settings."""
-        # In random order, so that drift (temperature) is not mistaken for the clock's effect.
-        first, *others = self._request.live
-        order, rule = random.Random(self._request.probe_id), self._request.give_up
-        if rule is None:
-            visits = [first, *others]
-            order.shuffle(visits)
-        else:
-            visits = [first]
-        for live in visits:
-            step_time_s = self._visit(live, conductor, timeline, step_time_s, notes)
-        if rule is not None:  # the first one decides which of the others are worth their joules
-            left = list(others)
-            if self._measurements:
-                left = rule.worth_visiting(self._request.live, self._measurements[0])
-            self._given_up = tuple(live for live in others if live not in left)
+        """Visit the live settings, and what an open request is told to visit besides."""
+        order = random.Random(self._request.probe_id)
+        left, visits = list(self._request.live), list[Settings]()
+        while left:
+            # In random order, so that drift (temperature) is not mistaken for the clock's effect.
             order.shuffle(left)
             for live in left:
                 step_time_s = self._visit(live, conductor, timeline, step_time_s, notes)
             visits += left
+            left = self._further()
         if self._request.window.check_drift and len(set(visits)) == len(visits) > 1:
             # The first once more: what differs now is drift, for the setting is the same.
             if self._time_for_one_more():
                 self._visit(visits[0], conductor, timeline, step_time_s, notes)
             self._flag_drift()
+
+    def _further(self) -> list[Settings]:
+        """What else to visit while the launch is up; the ranks wait for the answer."""
+        request = self._request
+        if self.go_on is None or not request.open:
+            return []
+        more = self.go_on(request, tuple(self._measurements))
+        if more:
+            longer = replace(request, live=(*request.live, *more))
+            self._runner.check(longer, nodes=self.nodes)
+            self._request = longer
+        return list(more)
 
     def _time_for_one_more(self) -> bool:
         """Whether another visit fits into the probe's time limit, with half as much to spare."""

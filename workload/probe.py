@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -23,10 +23,11 @@ __all__ = [
     "Drift",
     "Failure",
     "FailureKind",
-    "GiveUp",
+    "GoOn",
     "Measurement",
     "MeterInfo",
     "Missed",
+    "OpenRunner",
     "ProbeRecord",
     "ProbeRequest",
     "Runner",
@@ -75,43 +76,6 @@ class WindowPolicy:
 
 
 @dataclass(frozen=True)
-class GiveUp:
-    """When a setting of a sweep is not worth visiting, judged by the sweep's first window.
-
-    A setting is passed over where even its hopeful figures, the first window's times its `reach`,
-    are beaten on both axes by one point of the front.
-
-    Attributes:
-        front: (step time in s, energy of a step in J) of what is measured and not beaten.
-        reach: one (step time, power) a live setting of the request, in its order: the least that
-            they may plausibly be, as multiples of the first listed setting's.
-    """
-
-    front: tuple[tuple[float, float], ...]
-    reach: tuple[tuple[float, float], ...]
-
-    def worth_visiting(self, live: Sequence[Settings], first: Measurement) -> list[Settings]:
-        """Which of the settings after the first are left to visit, given the first one's window."""
-        kept = []
-        for setting, (time, power) in list(zip(live, self.reach, strict=True))[1:]:
-            step_s = first.step_time_s * time
-            step_J = step_s * first.power_W * power
-            if not any(step_s > front_s and step_J > front_J for front_s, front_J in self.front):
-                kept.append(setting)
-        return kept
-
-    def to_json(self) -> dict[str, Any]:
-        return {"front": [list(p) for p in self.front], "reach": [list(p) for p in self.reach]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> GiveUp:
-        def pairs(name: str) -> tuple[tuple[float, float], ...]:
-            return tuple((float(a), float(b)) for a, b in data[name])
-
-        return cls(pairs("front"), pairs("reach"))
-
-
-@dataclass(frozen=True)
 class ProbeRequest:
     """One launch to make and the live settings to visit in it.
 
@@ -122,8 +86,8 @@ class ProbeRequest:
         window: how long to measure each.
         time_limit_s: the whole probe is killed after this.
         purpose: why it runs: "baseline", "search", "remeasure", "probe".
-        give_up: the first live setting is visited first, and the others only where this says so;
-            None visits them all.
+        open: once these are visited, whoever asked is asked what else to visit in the same launch
+            (`GoOn`), until that is nothing.
     """
 
     probe_id: str
@@ -132,7 +96,7 @@ class ProbeRequest:
     window: WindowPolicy = field(default_factory=WindowPolicy)
     time_limit_s: float = 300.0
     purpose: str = "search"
-    give_up: GiveUp | None = None
+    open: bool = False
 
     def configurations(self) -> tuple[Configuration, ...]:
         return tuple(Configuration(self.launch, live) for live in self.live)
@@ -145,7 +109,7 @@ class ProbeRequest:
             "window": asdict(self.window),
             "time_limit_s": self.time_limit_s,
             "purpose": self.purpose,
-            **({"give_up": self.give_up.to_json()} if self.give_up else {}),
+            **({"open": True} if self.open else {}),
         }
 
     @classmethod
@@ -161,7 +125,7 @@ class ProbeRequest:
             window=check_fields(WindowPolicy(**data.get("window", {})), "window policy"),
             time_limit_s=data.get("time_limit_s", 300.0),
             purpose=data.get("purpose", "search"),
-            give_up=GiveUp.from_json(data["give_up"]) if data.get("give_up") else None,
+            open=data.get("open", False),
         )
         return check_fields(made, "request")
 
@@ -423,7 +387,7 @@ class ProbeRecord:
     """One probe as it went. A failed probe keeps what it had measured before it failed.
 
     Attributes:
-        request: what was asked.
+        request: what was asked, with what an open request was told to visit besides.
         measurements: one a visit of a live setting, in the order of visiting; the setting that was
             visited twice has two.
         meter: where the energy figures come from.
@@ -439,7 +403,6 @@ class ProbeRecord:
             what they drew is in every figure of energy here.
         drift: what the second visit of a setting showed; None where none was visited twice.
         missed: settings that were visited and are no data point.
-        given_up: settings that the request's `give_up` passed over.
     """
 
     request: ProbeRequest
@@ -456,7 +419,6 @@ class ProbeRecord:
     waiting_devices: int = 0
     drift: Drift | None = None
     missed: tuple[Missed, ...] = ()
-    given_up: tuple[Settings, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -479,7 +441,6 @@ class ProbeRecord:
             "waiting_devices": self.waiting_devices,
             "drift": self.drift.to_json() if self.drift else None,
             "missed": [missed.to_json() for missed in self.missed],
-            "given_up": [live.to_json() for live in self.given_up],
         }
 
     @classmethod
@@ -511,7 +472,6 @@ class ProbeRecord:
                 waiting_devices=data.get("waiting_devices", 0),
                 drift=Drift.from_json(data["drift"]) if data.get("drift") else None,
                 missed=tuple(Missed.from_json(missed) for missed in data.get("missed", ())),
-                given_up=tuple(_settings(live) for live in data.get("given_up", ())),
             )
             return check_fields(made, "record", finite=("launch_s", "wall_s", "energy_J"))
         except InputError:
@@ -533,3 +493,19 @@ class Runner(Protocol):
     def run(self, request: ProbeRequest) -> ProbeRecord: ...
 
     def close(self) -> None: ...
+
+
+#: Asked when all settings of an open request are visited: the request as it stands and what was
+#: measured; the answer is what else to visit in the same launch, nothing to end it.
+GoOn = Callable[[ProbeRequest, Sequence[Measurement]], Sequence[Settings]]
+
+
+@runtime_checkable
+class OpenRunner(Runner, Protocol):
+    """A runner whose launches stay up while it asks.
+
+    One that computes its answers need not be one: it is run again with the longer list, and says of
+    what it had visited the same.
+    """
+
+    def run_open(self, request: ProbeRequest, go_on: GoOn) -> ProbeRecord: ...

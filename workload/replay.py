@@ -66,9 +66,7 @@ class TableRunner:
         visited: list[TablePoint] = []
         missing: list[Settings] = []
         measurements: list[Measurement] = []
-        left = list(request.live)
-        while left:
-            configuration = Configuration(request.launch, left.pop(0))
+        for configuration in request.configurations():
             point = self._points.get(configuration)
             if point is None:
                 missing.append(configuration.live)
@@ -77,15 +75,11 @@ class TableRunner:
             opened_s = cost.wall_s(len(visited)) + cost.settle_s
             visited.append(point)
             measurements.append(self._measure(point, request.probe_id, opened_s))
-            if len(left) + 1 == len(request.live) and request.give_up is not None:
-                left = request.give_up.worth_visiting(request.live, measurements[0])
-        seen = {*missing, *(point.configuration.live for point in visited)}
         where = f"table {self.table.name!r}, {self.group.name},"
         return ProbeRecord(
             request=request,
             measurements=tuple(measurements),
             meter=self.meter,
-            given_up=tuple(live for live in request.live if live not in seen),
             failure=_never_recorded(missing, request.launch, where) if missing else None,
             launch_s=cost.launch_s if visited else 0.0,
             wall_s=cost.wall_s(len(visited)) if visited else 0.0,
@@ -174,18 +168,13 @@ class TraceRunner:
     def run(self, request: ProbeRequest) -> ProbeRecord:
         drawn: list[tuple[Measurement, ProbeRecord]] = []
         missing: list[Settings] = []
-        left = list(request.live)
-        while left:
-            configuration = Configuration(request.launch, left.pop(0))
+        for configuration in request.configurations():
             windows = self._windows.get(configuration)
             if not windows:
                 missing.append(configuration.live)
                 continue
             draw = _draws(self.seed, configuration, request.probe_id)
             drawn.append(windows[int(draw.integers(len(windows)))])
-            if len(left) + 1 == len(request.live) and request.give_up is not None:
-                left = request.give_up.worth_visiting(request.live, drawn[0][0])
-        seen = {*missing, *(measurement.live for measurement, _ in drawn)}
         failed = self._failed.get(request.launch)
         failure: Failure | None = None
         if missing:
@@ -207,7 +196,6 @@ class TraceRunner:
         return ProbeRecord(
             request=request,
             measurements=tuple(measurement for measurement, _ in drawn),
-            given_up=tuple(live for live in request.live if live not in seen),
             meter=origin.meter,
             failure=failure,
             launch_s=origin.launch_s,

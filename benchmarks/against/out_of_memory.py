@@ -18,12 +18,12 @@ from benchmarks.against.comparison import table
 from benchmarks.figures import Figure
 from models.memory_margin import MEMORY_SPREAD
 from models.simulated import Conditions, SimulatedRunner
-from tuner.decide import Constraints
+from tuner.executors import SimulatedExecutor
 from tuner.problem import Problem, problem_of_job
 from tuner.sampler import CandidateSampler
 from tuner.settings import SamplerDesign
 from tuner.study import StudyBook
-from workload.probe import ProbeRequest
+from workload.probe import ProbeRecord, ProbeRequest
 
 __all__ = ["OomStudy", "compare", "failures"]
 
@@ -61,20 +61,20 @@ def failures(problem: Problem, *, bias: float, learn: bool, probes: int, seed: i
         memory_bytes=problem.device_memory_bytes,
         design=SamplerDesign(learn_memory=learn),
     )
-    book = StudyBook(
-        name="out of memory",
-        storage=optuna.storages.InMemoryStorage(),
-        sampler=sampler,
-        steps=1,
-        constraints=Constraints(),
-        driver="benchmark",
-        identity="benchmark",
+    book = StudyBook.in_memory(sampler)
+    executor = SimulatedExecutor(runner)
+    executor.go_on = lambda request, windows: book.go_on(
+        ProbeRecord(request, tuple(windows), runner.meter)
     )
     made = ran_out = 0
     while made < probes and (plan := sampler.plan(book.study)) is not None:
-        request = ProbeRequest(f"p{made:04d}", plan.launch, plan.live, time_limit_s=3600.0)
+        request = ProbeRequest(
+            f"p{made:04d}", plan.launch, plan.live, time_limit_s=3600.0, open=plan.open
+        )
         book.ask(request)
-        record = runner.run(request)
+        executor.submit(request)
+        record = executor.wait()
+        assert record is not None
         book.tell(record)
         made += 1
         ran_out += record.failure is not None and record.failure.kind == "out_of_memory"

@@ -1,0 +1,371 @@
+"""A launch that is up is gone on with: every executor asks, and only windows are paid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from study_tools import measured, write_table
+
+import tuner
+from search_spaces.candidates import Candidates
+from search_spaces.configuration import Configuration, Settings
+from tuner.decide import Constraints
+from tuner.executors import Executor, InlineExecutor, SimulatedExecutor
+from tuner.sampler import CandidateSampler
+from tuner.settings import SamplerDesign
+from tuner.study import StudyBook
+from tuner.sweep import Sweep, grow
+from workload.agent import Probe
+from workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
+from workload.replay import TableRunner
+from workload.table import load_table
+from workload.trace import read_trace
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+SPEEDS = tuple(Settings(speed=speed) for speed in (3, 1, 5))
+
+
+def request(name: str = "p0000", shape: int = 1, *, open: bool = True) -> ProbeRequest:
+    return ProbeRequest(name, Settings(shape=shape), SPEEDS[:1], open=open)
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> TableRunner:
+    return TableRunner(load_table(write_table(tmp_path)))
+
+
+# -- asking, executor by executor ------------------------------------------------------------------
+
+
+class Asked:
+    """Goes on with one setting after the other, and remembers what it was told."""
+
+    def __init__(self, *more: Settings) -> None:
+        self.left, self.told = list(more), list[tuple[str, tuple[Settings, ...]]]()
+
+    def __call__(
+        self, request: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        self.told.append((request.probe_id, tuple(m.live for m in measurements)))
+        return (self.left.pop(0),) if self.left else ()
+
+
+def test_a_request_says_in_json_that_it_is_open() -> None:
+    assert ProbeRequest.from_json(request().to_json()) == request()
+    assert "open" not in request(open=False).to_json()
+
+
+@pytest.mark.parametrize("kind", [InlineExecutor, SimulatedExecutor])
+def test_an_open_probe_is_one_launch_and_one_record(kind: type, runner: TableRunner) -> None:
+    executor: Executor = kind(runner)
+    executor.go_on = asked = Asked(*SPEEDS[1:])
+    executor.submit(request())
+    record = executor.wait()
+    assert record is not None
+    assert asked.told == [("p0000", SPEEDS[:n]) for n in (1, 2, 3)]
+    assert record.request.live == SPEEDS
+    assert record == runner.run(record.request)
+    powers = [runner._points[c].power_W for c in record.request.configurations()]
+    assert record.energy_J == pytest.approx(runner.table.cost.energy_J(powers))
+    assert executor.in_flight == 0
+    executor.submit(request("p0001", open=False))
+    executor.wait()
+    assert len(asked.told) == 3
+
+
+def test_in_simulated_time_a_probe_is_asked_about_when_its_windows_end(runner: TableRunner) -> None:
+    executor = SimulatedExecutor(runner, capacity=2)
+    told: list[tuple[str, float, int]] = []
+
+    def go_on(request: ProbeRequest, windows: Sequence[Measurement]) -> tuple[Settings, ...]:
+        told.append((request.probe_id, executor.now_s(), executor.in_flight))
+        return SPEEDS[1:] if len(windows) == 1 and request.probe_id == "p0000" else ()
+
+    executor.go_on = go_on
+    executor.submit(request())
+    executor.submit(request("p0001", shape=2))
+    cost = runner.table.cost
+    first, second = executor.wait(), executor.wait()
+    assert first is not None
+    assert second is not None
+    assert [first.request.probe_id, second.request.probe_id] == ["p0001", "p0000"]
+    assert told == [
+        ("p0000", cost.wall_s(1), 2),
+        ("p0001", cost.wall_s(1), 2),
+        ("p0000", cost.wall_s(3), 1),
+    ]
+    assert executor.now_s() == second.wall_s == cost.wall_s(3)
+
+
+def test_a_probe_that_failed_is_not_asked_about(runner: TableRunner) -> None:
+    executor = SimulatedExecutor(runner)
+    executor.go_on = asked = Asked(*SPEEDS)
+    executor.submit(request(shape=99))
+    record = executor.wait()
+    assert record is not None
+    assert not record.ok
+    assert asked.told == []
+
+
+# -- in the agent ----------------------------------------------------------------------------------
+
+
+class Checked:
+    """Stands for the runner: notes what it is asked to allow."""
+
+    def __init__(self) -> None:
+        self.allowed: list[ProbeRequest] = []
+
+    def check(self, request: ProbeRequest, *, nodes: int) -> None:
+        self.allowed.append(request)
+
+
+class Visited(Probe):
+    """The agent's probe without ranks: a visit takes no time and measures what it is told."""
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self._runner = Checked()  # type: ignore[assignment]
+        self._request, self._measurements = request, []
+        self.visits: list[Settings] = []
+
+    def _visit(self, live: Settings, *_: object) -> float:
+        self.visits.append(live)
+        self._measurements.append(measured(live))
+        return 1.0
+
+
+NO_DRIFT = WindowPolicy(check_drift=False)
+
+
+def test_the_agent_goes_on_until_it_is_told_nothing_more() -> None:
+    probe = Visited(replace(request(), window=NO_DRIFT))
+    probe.go_on = asked = Asked(*SPEEDS[1:])
+    probe.measure(None, None, 1.0, ())  # type: ignore[arg-type]
+    assert probe.visits == list(SPEEDS)
+    assert probe._request.live == SPEEDS
+    assert [live for _, live in asked.told] == [SPEEDS[:n] for n in (1, 2, 3)]
+    assert [r.live for r in probe._runner.allowed] == [SPEEDS[:2], SPEEDS]  # type: ignore[attr-defined]
+
+
+def test_drift_is_checked_once_at_the_very_end() -> None:
+    probe = Visited(request())
+    probe._time_for_one_more = lambda: True  # type: ignore[method-assign]
+    probe.go_on = Asked(*SPEEDS[1:])
+    probe.measure(None, None, 1.0, ())  # type: ignore[arg-type]
+    assert probe.visits == [*SPEEDS, SPEEDS[0]]
+
+
+def test_what_is_not_open_is_visited_in_an_order_of_its_own_and_nobody_asked() -> None:
+    orders = set()
+    for number in range(12):
+        probe = Visited(ProbeRequest(f"p{number}", Settings(shape=1), SPEEDS, NO_DRIFT))
+        probe.go_on = asked = Asked(Settings(speed=4))
+        probe.measure(None, None, 1.0, ())  # type: ignore[arg-type]
+        assert set(probe.visits) == set(SPEEDS)
+        assert asked.told == []
+        orders.add(tuple(probe.visits))
+    assert len(orders) > 1
+
+
+# -- what a sweep is expected to be ----------------------------------------------------------------
+
+
+def sweep_of(level: float, *, decides: bool = True) -> Sweep:
+    """Five settings along a trade-off, at `level` in log time and energy from a front's point."""
+    rng = np.random.default_rng(0)
+    own = rng.normal(0, 0.1, (128, 1)) + level
+    slope = np.linspace(-0.1, 0.1, 5) + rng.normal(0, 0.005, (128, 5))
+    point = np.array([[0.0, 0.0]])
+    return Sweep(
+        own + slope,
+        own - slope,
+        point,
+        np.array([1.0, 1.0]),
+        beaten_by=point if decides else None,
+    )
+
+
+def test_a_launch_that_is_surely_good_is_expected_whole_and_one_that_is_bad_hardly() -> None:
+    good, bad = sweep_of(-0.8), sweep_of(0.8)
+    for sweep in (good, bad):
+        sweep.add(sweep.decisive(np.ones(5)))
+    assert good.chance.min() == 1.0
+    assert sorted(bad.chance)[:4] == [0.0] * 4
+    assert bad.gains().max() == 0.0
+
+
+def test_the_joules_of_a_sweep_are_those_that_are_expected_to_be_spent() -> None:
+    sweep, whole = sweep_of(0.1), sweep_of(0.1, decides=False)
+    _, joules = grow(sweep, 10.0, np.ones(5), 5, 1.0)
+    assert joules == pytest.approx(10 + sweep.chance[sweep.added].sum())
+    _, all_joules = grow(whole, 10.0, np.ones(5), 5, 1.0)
+    assert all_joules == 10 + len(whole.added)
+
+
+def test_where_the_launch_is_up_only_what_is_worth_its_own_window_is_added() -> None:
+    up, new = sweep_of(-0.3, decides=False), sweep_of(-0.3, decides=False)
+    grow(up, 0.0, np.ones(5), 5, 1.0)
+    grow(new, 1000.0, np.ones(5), 5, 1.0)
+    assert len(up.added) < len(new.added) == 5
+
+
+# -- the sampler -----------------------------------------------------------------------------------
+
+
+def book_of(sampler: CandidateSampler) -> StudyBook:
+    return StudyBook(
+        name="going on",
+        storage=optuna.storages.InMemoryStorage(),
+        sampler=sampler,
+        steps=1,
+        constraints=Constraints(),
+        driver="test",
+        identity="test",
+    )
+
+
+def told_book(runner: TableRunner, *shapes: int) -> tuple[CandidateSampler, StudyBook]:
+    """A study that knows three settings of each of these shapes."""
+    every = Candidates.from_configurations(point.configuration for point in runner.group.points)
+    sampler = CandidateSampler(every, seed=0)
+    book = book_of(sampler)
+    for number, shape in enumerate(shapes):
+        asked = ProbeRequest(f"q{number}", Settings(shape=shape), SPEEDS)
+        book.ask(asked)
+        book.tell(runner.run(asked))
+    return sampler, book
+
+
+def so_far(runner: TableRunner, book: StudyBook, shape: int) -> ProbeRecord:
+    asked = request(shape=shape)
+    book.ask(asked)
+    return runner.run(asked)
+
+
+def test_a_good_launch_is_gone_on_with_and_a_poor_one_left(runner: TableRunner) -> None:
+    # Shape 4 is the best of this table, and its neighbours say that it may be.
+    sampler, book = told_book(runner, 3, 6)
+    plan = sampler.plan_on(book.study, so_far(runner, book, 4))
+    assert plan is not None
+    assert plan.launch == Settings(shape=4)
+    assert SPEEDS[0] not in plan.live
+    assert math.isfinite(plan.cost_J)
+    sampler, book = told_book(runner, 3, 4, 6)
+    assert sampler.plan_on(book.study, so_far(runner, book, 1)) is None
+
+
+def test_asking_changes_nothing_that_the_study_is_told_later(runner: TableRunner) -> None:
+    sampler, book = told_book(runner, 1, 2)
+    record = so_far(runner, book, 4)
+    assert sampler._names.candidate_named(record.request.configurations()[0].key) is not None
+    sampler.plan_on(book.study, record)
+    assert len(sampler._seen.told) == 6
+    assert len(sampler._seen.pending) == 1
+    book.tell(record)
+    alone, fresh = told_book(runner, 1, 2)
+    fresh.ask(record.request)
+    fresh.tell(record)
+    plans = [s.plan(b.study) for s, b in ((sampler, book), (alone, fresh))]
+    assert plans[0] is not None
+    assert plans[1] is not None
+    assert plans[0].configurations == plans[1].configurations
+    assert plans[0].score == pytest.approx(plans[1].score)
+
+
+def test_without_the_choice_the_whole_sweep_is_planned_before_the_launch(
+    runner: TableRunner,
+) -> None:
+    every = Candidates.from_configurations(point.configuration for point in runner.group.points)
+    first = CandidateSampler(every, seed=0)
+    opened = first.plan(book_of(first).study)
+    assert opened is not None
+    assert opened.open
+    assert len(opened.live) == 1
+    whole = CandidateSampler(every, seed=0, design=SamplerDesign(go_on=False))
+    book = book_of(whole)
+    closed = whole.plan(book.study)
+    assert closed is not None
+    assert not closed.open
+    assert whole.plan_on(book.study, so_far(runner, book, 4)) is None
+
+
+# -- the study -------------------------------------------------------------------------------------
+
+
+def test_a_study_goes_on_in_its_launches_and_tells_every_trial(
+    runner: TableRunner, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    result = tuner.replay(
+        runner.table.folder,
+        runs_dir=tmp_path / "runs",
+        name="study",
+        report=False,
+        max_probes=6,
+        on_progress=lambda event: said.append(event.message) if event.kind == "note" else None,
+    )
+    records = read_trace(tmp_path / "runs" / "study" / "trace" / "probes.jsonl").records
+    grown = [r for r in records if r.request.open and len(r.request.live) > 1]
+    assert grown
+    assert sum("goes on with" in sentence for sentence in said) >= len(grown)
+    assert all(len(r.measurements) == len(r.request.live) for r in records)
+    study = optuna.load_study(
+        study_name="study",
+        storage=optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(
+                str(tmp_path / "runs" / "study" / "study.journal")
+            )
+        ),
+    )
+    assert {t.state.name for t in study.trials} == {"COMPLETE"}
+    assert len(study.trials) == sum(len(r.request.live) for r in records)
+    assert result.spent.probes == len(records) == 6
+
+
+def test_a_probe_goes_on_only_with_what_the_budget_still_holds(
+    runner: TableRunner, tmp_path: Path
+) -> None:
+    whole_kJ = sum(runner.table.cost.energy_J([p.power_W]) for p in runner.group.points) / 1000
+    budget_kJ = whole_kJ / 8
+    result = tuner.replay(
+        runner.table.folder,
+        runs_dir=tmp_path / "runs",
+        name="study",
+        report=False,
+        probe_budget_kJ=budget_kJ,
+    )
+    assert result.spent.energy_kJ <= budget_kJ
+
+
+# -- several in flight -----------------------------------------------------------------------------
+
+
+def test_a_probe_waits_while_those_in_flight_would_teach_much(runner: TableRunner) -> None:
+    configurations = [point.configuration for point in runner.group.points]
+    candidates = Candidates.from_configurations(configurations)
+    sampler = CandidateSampler(candidates, seed=0)
+    greedy = CandidateSampler(candidates, design=SamplerDesign(in_flight_share=math.inf))
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+
+    def ask(shape: int) -> optuna.Trial:
+        trial = study.ask(sampler.distributions())
+        trial.set_user_attr("configuration", Configuration(Settings(shape=shape), SPEEDS[0]).key)
+        return trial
+
+    assert not sampler.better_to_wait(study)
+    trial = ask(1)
+    assert sampler.better_to_wait(study)
+    assert not greedy.better_to_wait(study)
+    trial.set_user_attr("step_time_s", 1.0)
+    trial.set_user_attr("power_W", 10.0)
+    study.tell(trial, [10.0, 1.0])
+    assert not sampler.better_to_wait(study)
+    ask(2)
+    assert sampler.better_to_wait(study)
