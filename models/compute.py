@@ -18,14 +18,7 @@ from search_spaces.cluster import Device
 from search_spaces.job import TrainingJob
 from search_spaces.model_facts import ModelFacts
 
-__all__ = [
-    "Pass",
-    "activation_bytes_per_token",
-    "block_pass",
-    "encoder_block_bytes",
-    "encoder_pass",
-    "head_pass",
-]
+__all__ = ["Pass", "Passes", "activation_bytes_per_token", "encoder_block_bytes"]
 
 #: Matrix products of a block beside the MLP's: query-key-value (one fused or three small), scores,
 #: values, output.
@@ -58,10 +51,6 @@ class Pass:
     operators: np.ndarray
 
 
-def _bandwidth(device: Device, constants: Constants) -> float:
-    return constants.memory_efficiency * device.memory_bandwidth_Bps
-
-
 def activation_bytes_per_token(facts: ModelFacts, t: np.ndarray, element: float) -> np.ndarray:
     """Bytes of one token's activations in one block on one rank, attention scores apart.
 
@@ -79,47 +68,6 @@ def activation_bytes_per_token(facts: ModelFacts, t: np.ndarray, element: float)
     return np.asarray(whole + copies + element * (2 * q + 2 * kv + between) / t)
 
 
-def block_pass(
-    job: TrainingJob,
-    facts: ModelFacts,
-    device: Device,
-    constants: Constants,
-    launches: Launches,
-    *,
-    peak_flops: float,
-    element: float,
-    fused_attention: bool,
-) -> Pass:
-    """One block, forward. `element` is bytes an activation, `peak_flops` that of the precision."""
-    t, u, e, s = launches.t, launches.u, launches.e, job.sequence_length
-    tokens = launches.b * s / u
-    width = facts.heads * facts.head_dim
-    matrix = (facts.matmul_parameters - facts.head_parameters) / facts.layers / t
-    # Scores and values: 4 s (heads x head_dim) a token (ModelFacts.flops); not discounted for the
-    # causal mask, which plain kernels do not skip.
-    flops = tokens * (2 * matrix + 4 * s * width / t)
-    mlp = 3 if facts.gated else 2
-    local_experts = facts.experts / e if facts.experts else np.ones_like(e)
-    products = ATTENTION_PRODUCTS + mlp * local_experts
-    arithmetic = flops / (constants.matrix_efficiency * peak_flops) + products * constants.product_s
-    # Weights once a pass (every local expert's), inputs and outputs of each product.
-    plain = facts.block_parameters - facts.expert_parameters
-    weights = element * (plain + facts.expert_parameters / e) / facts.layers / t
-    operands = weights + 2 * tokens * element * (
-        facts.hidden + (2 * width + facts.intermediate * max(facts.experts_per_token, 1)) / t
-    )
-    streamed = 2 * tokens * activation_bytes_per_token(facts, t, element)
-    if not fused_attention:
-        streamed = streamed + SCORE_BYTES * element / 2 * tokens * s * facts.heads / t
-    bandwidth = _bandwidth(device, constants)
-    return Pass(
-        arithmetic_s=arithmetic,
-        operand_s=operands / bandwidth,
-        stream_s=streamed / bandwidth,
-        operators=products * OPERATORS_A_PRODUCT,
-    )
-
-
 def encoder_block_bytes(
     facts: ModelFacts, patches: np.ndarray, t: np.ndarray, element: float, *, fused_attention: bool
 ) -> np.ndarray:
@@ -134,72 +82,103 @@ def encoder_block_bytes(
     return np.asarray(patches * kept)
 
 
-def encoder_pass(
-    job: TrainingJob,
-    facts: ModelFacts,
-    device: Device,
-    constants: Constants,
-    launches: Launches,
-    *,
-    peak_flops: float,
-    element: float,
-    fused_attention: bool,
-) -> Pass:
-    """What encodes and projects the frames of a micro-batch, forward; zero where nothing does.
+@dataclass(frozen=True)
+class Passes:
+    """The forward passes of one rank, one micro-batch.
 
-    Each rank of a sequence encodes its share of the frames, as the training program does.
+    Attributes:
+        job, facts, device, constants, launches: what they follow from.
+        peak_flops: of the job's precision.
+        element: bytes an activation.
+        fused_attention: whether attention keeps no scores.
     """
-    nothing = np.zeros(len(launches))
-    vision = facts.vision
-    if vision is None:
-        return Pass(nothing, nothing, nothing, nothing)
-    t = launches.t
-    frames = launches.b * job.frames / launches.u
-    patches = frames * vision.patches
-    products = vision.layers * (ATTENTION_PRODUCTS + 2) + 3.0  # and patches, and the projector
-    flops = vision.forward_flops(1) * frames / t
-    # Weights once, inputs and outputs of each block's products.
-    operands = element * vision.matmul_parameters / t + 2 * patches * element * vision.layers * (
-        vision.hidden + (2 * vision.hidden + vision.intermediate) / t
-    )
-    streamed = (
-        2
-        * vision.layers
-        * encoder_block_bytes(facts, patches, t, element, fused_attention=fused_attention)
-    )
-    bandwidth = _bandwidth(device, constants)
-    return Pass(
-        arithmetic_s=flops / (constants.matrix_efficiency * peak_flops)
-        + products * constants.product_s,
-        operand_s=operands / bandwidth,
-        stream_s=streamed / bandwidth,
-        operators=products * OPERATORS_A_PRODUCT + nothing,
-    )
 
+    job: TrainingJob
+    facts: ModelFacts
+    device: Device
+    constants: Constants
+    launches: Launches
+    peak_flops: float
+    element: float
+    fused_attention: bool
 
-def head_pass(
-    job: TrainingJob,
-    facts: ModelFacts,
-    device: Device,
-    constants: Constants,
-    launches: Launches,
-    *,
-    peak_flops: float,
-    element: float,
-) -> Pass:
-    """The output projection and the loss, forward."""
-    t = launches.t
-    tokens = launches.b * job.sequence_length / launches.u
-    bandwidth = _bandwidth(device, constants)
-    one = np.ones(len(launches))
-    return Pass(
-        arithmetic_s=tokens
-        * 2
-        * facts.head_parameters
-        / t
-        / (constants.matrix_efficiency * peak_flops)
-        + constants.product_s,
-        operand_s=element * (facts.head_parameters / t + tokens * facts.hidden) / bandwidth,
-        stream_s=LOGIT_BYTES * element / 2 * tokens * facts.vocab / t / bandwidth,
-        operators=2.0 * OPERATORS_A_PRODUCT * one,
-    )
+    @property
+    def _bandwidth(self) -> float:
+        return self.constants.memory_efficiency * self.device.memory_bandwidth_Bps
+
+    @property
+    def _flops_a_second(self) -> float:
+        return self.constants.matrix_efficiency * self.peak_flops
+
+    def block(self) -> Pass:
+        """One block."""
+        facts, launches, element = self.facts, self.launches, self.element
+        t, u, e, s = launches.t, launches.u, launches.e, self.job.sequence_length
+        tokens = launches.b * s / u
+        width = facts.heads * facts.head_dim
+        matrix = (facts.matmul_parameters - facts.head_parameters) / facts.layers / t
+        # Scores and values: 4 s (heads x head_dim) a token (ModelFacts.flops); not discounted for
+        # the causal mask, which plain kernels do not skip.
+        flops = tokens * (2 * matrix + 4 * s * width / t)
+        mlp = 3 if facts.gated else 2
+        local_experts = facts.experts / e if facts.experts else np.ones_like(e)
+        products = ATTENTION_PRODUCTS + mlp * local_experts
+        # Weights once a pass (every local expert's), inputs and outputs of each product.
+        plain = facts.block_parameters - facts.expert_parameters
+        weights = element * (plain + facts.expert_parameters / e) / facts.layers / t
+        operands = weights + 2 * tokens * element * (
+            facts.hidden + (2 * width + facts.intermediate * max(facts.experts_per_token, 1)) / t
+        )
+        streamed = 2 * tokens * activation_bytes_per_token(facts, t, element)
+        if not self.fused_attention:
+            streamed = streamed + SCORE_BYTES * element / 2 * tokens * s * facts.heads / t
+        return self._pass(flops, products, operands, streamed)
+
+    def encoder(self) -> Pass:
+        """What encodes and projects the frames of a micro-batch; zero where nothing does.
+
+        Each rank of a sequence encodes its share of the frames, as the training program does.
+        """
+        launches, element, vision = self.launches, self.element, self.facts.vision
+        nothing = np.zeros(len(launches))
+        if vision is None:
+            return Pass(nothing, nothing, nothing, nothing)
+        t = launches.t
+        frames = launches.b * self.job.frames / launches.u
+        patches = frames * vision.patches
+        products = vision.layers * (ATTENTION_PRODUCTS + 2) + 3.0  # and patches, and the projector
+        flops = vision.forward_flops(1) * frames / t
+        # Weights once, inputs and outputs of each block's products.
+        operands = element * vision.matmul_parameters / t + (
+            2 * patches * element * vision.layers
+        ) * (vision.hidden + (2 * vision.hidden + vision.intermediate) / t)
+        kept = encoder_block_bytes(
+            self.facts, patches, t, element, fused_attention=self.fused_attention
+        )
+        return self._pass(flops, products + nothing, operands, 2 * vision.layers * kept)
+
+    def head(self) -> Pass:
+        """The output projection and the loss."""
+        facts, launches, element = self.facts, self.launches, self.element
+        t = launches.t
+        tokens = launches.b * self.job.sequence_length / launches.u
+        arithmetic = tokens * 2 * facts.head_parameters / t / self._flops_a_second
+        operands = element * (facts.head_parameters / t + tokens * facts.hidden)
+        streamed = LOGIT_BYTES * element / 2 * tokens * facts.vocab / t
+        return Pass(
+            arithmetic_s=arithmetic + self.constants.product_s,
+            operand_s=operands / self._bandwidth,
+            stream_s=streamed / self._bandwidth,
+            operators=2.0 * OPERATORS_A_PRODUCT * np.ones(len(launches)),
+        )
+
+    def _pass(
+        self, flops: np.ndarray, products: np.ndarray, operands: np.ndarray, streamed: np.ndarray
+    ) -> Pass:
+        """So many FLOPs in so many matrix products, and the bytes of operands and of the rest."""
+        return Pass(
+            arithmetic_s=flops / self._flops_a_second + products * self.constants.product_s,
+            operand_s=operands / self._bandwidth,
+            stream_s=streamed / self._bandwidth,
+            operators=products * OPERATORS_A_PRODUCT,
+        )

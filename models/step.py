@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from models.collectives import all_gather_s, all_reduce_s, all_to_all_s, link_of, transfer_s
-from models.compute import Pass, block_pass, encoder_pass, head_pass
+from models.compute import Pass, Passes
 from models.constants import Constants
 from models.layout import Launches
 from models.memory import stage_parameters
@@ -159,30 +159,17 @@ def step_parts(
         peak_flops: of the job's precision.
         element: bytes an activation, a gradient or a communicated parameter.
     """
-    device = cluster.device
-    block = block_pass(
+    forward = Passes(
         job,
         facts,
-        device,
+        cluster.device,
         constants,
         launches,
         peak_flops=peak_flops,
         element=element,
         fused_attention=fused_attention,
     )
-    head = head_pass(
-        job, facts, device, constants, launches, peak_flops=peak_flops, element=element
-    )
-    encoder = encoder_pass(
-        job,
-        facts,
-        device,
-        constants,
-        launches,
-        peak_flops=peak_flops,
-        element=element,
-        fused_attention=fused_attention,
-    )
+    block, head, encoder = forward.block(), forward.head(), forward.encoder()
     column = launches[:, None]
     d, t, u, e = column.d, column.t, column.u, column.e
     passes = 3.0 + column.recomputed  # forward 1, backward 2, recomputation 1

@@ -59,23 +59,11 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> list[list[Configuration]]:
     return seen
 
 
-def book_of(folder: Path, sampler: CandidateSampler) -> StudyBook:
-    return StudyBook(
-        name="delivered",
-        storage=optuna.storages.InMemoryStorage(),
-        sampler=sampler,
-        steps=100,
-        constraints=Constraints(),
-        driver="d",
-        identity="i",
-    )
-
-
 def test_the_sampler_learns_from_it(
     tmp_path: Path, probe: ProbeRecord, fitted: list[list[Configuration]]
 ) -> None:
     sampler = CandidateSampler(Candidates.from_configurations(ASKED))
-    book = book_of(tmp_path, sampler)
+    book = StudyBook.in_memory(sampler, steps=100)
     book.ask(probe.request)
     book.tell(probe)
     surrogates = sampler.fit(book.study)
@@ -89,7 +77,7 @@ def test_a_setting_that_was_not_taken_fails_its_trial_alone(
     tmp_path: Path, probe: ProbeRecord
 ) -> None:
     sampler = CandidateSampler(Candidates.from_configurations(ASKED))
-    book = book_of(tmp_path, sampler)
+    book = StudyBook.in_memory(sampler, steps=100)
     book.ask(probe.request)
     missed = Missed(LIVE[2], "clock_MHz was set to 1410 and the devices ran at 900 MHz")
     book.tell(replace(probe, measurements=probe.measurements[:2], missed=(missed,)))

@@ -7,27 +7,18 @@ import math
 
 import pytest
 from sample_results import NVML, point
-from study_tools import ModelRunner, table_point, write_table
+from study_tools import modelled_study, table_point, write_table
 
 import tuner
 from search_spaces.configuration import Configuration
 from search_spaces.errors import UnknownName
-from tuner.executors import SimulatedExecutor
 from tuner.guidelines import check_guidelines
 
 
 @pytest.fixture(scope="module")
 def modelled(tmp_path_factory):
     """A study of a real job on modelled probes."""
-    return tuner.optimize(
-        cluster="cpu-2",
-        executor=SimulatedExecutor(ModelRunner()),
-        runs_dir=tmp_path_factory.mktemp("runs"),
-        name="study",
-        report=False,
-        max_probes=9,
-        verify=False,
-    )
+    return modelled_study(tmp_path_factory.mktemp("runs"), max_probes=9)
 
 
 def test_the_parts_add_up_to_what_was_measured(modelled) -> None:

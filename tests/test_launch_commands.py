@@ -6,25 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from study_tools import ModelRunner, write_table
+from study_tools import modelled_study, write_table
 
 import tuner
 from tuner.cli import main
-from tuner.executors import SimulatedExecutor
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    result = tuner.optimize(
-        cluster="cpu-2",
-        executor=SimulatedExecutor(ModelRunner()),
-        runs_dir=tmp_path_factory.mktemp("runs"),
-        name="study",
-        report=False,
-        max_probes=4,
-        verify=False,
-    )
-    return Path(result.run_dir)
+    return Path(modelled_study(tmp_path_factory.mktemp("runs"), max_probes=4).run_dir)
 
 
 def answer(capsys, *words) -> tuple[int, str, str]:

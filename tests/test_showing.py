@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict, replace
+from html import unescape
 from pathlib import Path
 
 import pytest
 from sample_results import NVML, large_result, point, records_of, small_result
+from study_tools import TOML, write_table
 
+import tuner
 from search_spaces.cluster import load_cluster
 from search_spaces.configuration import Configuration, Settings
 from search_spaces.errors import UnknownName
 from search_spaces.job import load_job
 from tuner.compare import Difference
+from tuner.plot_style import PURPLE
 from tuner.plots import figures, front_figure
 from tuner.report import render_report
 from tuner.result import Attainment, Attempt, Choice, Result, Target, Verification
@@ -192,6 +197,8 @@ def test_the_band_and_the_predicted_points_are_drawn() -> None:
     assert all(math.isfinite(v) for v in (*band.x, *band.y))
     assert len(band.x) == len(result.front_points)
     assert list(traces["predicted"].x) == [900.0]
+    # Of an open symbol the marker's own colour is the edge: white would not be seen.
+    assert traces["predicted"].marker.color == PURPLE
     page = render_report(result)
     assert "shaded band" in page
     assert "Predicted to be on the front, not measured: 1" in page
@@ -202,13 +209,33 @@ def test_whether_the_choice_was_verified_is_always_said(status) -> None:  # type
     result = large_result()
     assert result.best is not None
     less = Difference("energy_per_step", -0.2, -0.25, -0.15, 0.001, "a paired test")
-    attempt = Attempt(result.best.configuration, 4, None, less, status == "confirmed", "a verdict")
+    attempt = Attempt(
+        result.best.configuration, 4, None, less, status == "confirmed", "why not", "a verdict"
+    )
     said = Verification(status, f"It is {status}.", (attempt,) if status != "off" else (), 8, 3.0)
     page = render_report(replace(result, verification=said))
-    assert f"It is {status}." in page
-    assert ("Verified before it is recommended" in page) == (status != "off")
-    if status != "off":
-        assert "a verdict" in page
+    assert page.count(f"It is {status}.") == 1
+    assert ("Measured again before it is recommended" in page) == (status != "off")
+    figures = ("Why not. Test: a paired test.", "20 % less", "[-25.00, -15.00] %", "p = 0.001")
+    for text in figures:  # said once, in the part of their own
+        assert page.count(text) == (status != "off")
+
+
+def test_each_sentence_of_a_verified_study_stands_on_the_page_once(tmp_path) -> None:
+    """Of the header and of every part; the figures' own texts apart."""
+    toml = TOML + "[noise]\ntime_cv = 0.005\npower_cv = 0.01\n"
+    result = tuner.replay(
+        write_table(tmp_path / "t", toml=toml), runs_dir=tmp_path / "runs", max_probes=20
+    )
+    assert result.verification is not None
+    assert result.verification.attempts
+    assert result.report_path is not None
+    page = re.sub(r"<script.*?</script>", "", result.report_path.read_text(), flags=re.DOTALL)
+    texts = [unescape(text).strip() for text in re.split(r"<[^>]*>", page)]
+    parts = [part for text in texts for part in re.split(r"(?<=\.) ", text)]
+    sentences = [part.rstrip(".") for part in parts if part.endswith(".") and part.count(" ") > 3]
+    assert result.verification.sentence.rstrip(".") in sentences
+    assert [s for s in dict.fromkeys(sentences) if sentences.count(s) > 1] == []
 
 
 def test_what_is_predicted_for_more_gpus_stands_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -157,6 +158,24 @@ def test_a_choice_that_promised_nothing_but_a_limit_stands() -> None:
     assert settled.verification.status == "confirmed"
 
 
+def test_where_the_baseline_cannot_be_kept_being_no_worse_is_enough() -> None:
+    """A job that may use one GPU is not told to keep what runs on two."""
+    one = Configuration.of(data_parallel=1, micro_batch=2)
+    slow = Configuration.of(data_parallel=1, micro_batch=1)
+    points = points_of((A, 1.0, 30.0), (one, 2.0, 14.0), (slow, 3.0, 20.0))
+    records = searched((A, 1.0), (one, 0.99), (slow, 3.0))
+    records += in_turn(3, one, [1.0, 1.02, 0.98], [1.01, 0.98, 1.01])
+    settled = settle(points, records, Constraints(max_gpus=1))
+    assert settled.best.configuration == one
+    assert settled.verification.status == "confirmed"
+    assert "does not meet what was asked" in settled.verification.attempts[0].reason
+    # Where it can be kept, nothing shown is nothing gained.
+    assert not attempts_of(records, A)[0].survived
+    # What is shown to be worse falls all the same.
+    records = searched((A, 1.0), (one, 0.9)) + in_turn(2, one, [1.0, 1.01], [1.3, 1.31])
+    assert not attempts_of(records, A, kept=False)[0].survived
+
+
 def test_the_baseline_itself_needs_no_proof() -> None:
     settled = settle(points_of((A, 1.0, 20.0)), searched((A, 1.0)), Constraints())
     assert settled.verification.status == "baseline"
@@ -268,12 +287,19 @@ def test_no_verify_makes_no_probe_and_is_visible(tmp_path) -> None:
     assert tuner.load_result(result.run_dir).verification == result.verification
 
 
-def test_too_little_room_is_said(tmp_path) -> None:
-    result = study(Drawn({1: 1.0, 2: 0.7}), tmp_path, max_probes=5)
+def test_too_little_room_is_said_and_what_would_be_enough(tmp_path) -> None:
+    """What the sentence tells to do is enough to have the choice verified."""
+    # The space's own settings are slower, so that a choice other than the baseline is found.
+    truth = {1: 1.0, 2: 0.7, 4: 0.6, 8: 0.65}
+    result = study(Drawn(truth), tmp_path, max_probes=9)
     assert "verify" not in purposes(result)
-    assert result.verification.status in ("unfinished", "baseline")
-    if result.verification.status == "unfinished":
-        assert "no room" in result.verification.sentence
+    assert result.verification.status == "unfinished"
+    assert "fewer than 12 probes" in result.verification.sentence
+    (most,) = re.findall(r"--name study and --max-probes (\d+)", result.verification.sentence)
+    assert int(most) >= 9 + 4
+    result = study(Drawn(truth), tmp_path, max_probes=int(most))
+    assert purposes(result).count("verify") >= 4
+    assert result.verification.status == "confirmed"
 
 
 def test_a_table_that_tells_no_spread_is_not_verified(tmp_path) -> None:

@@ -3,7 +3,7 @@
     import tuner
     result = tuner.optimize(budget_kJ=25)
 
-Importing this costs next to nothing: Optuna, scikit-learn and Ray are imported when a study runs.
+Importing this costs next to nothing: NumPy, Optuna and Ray are imported when a study runs.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from scipy.stats import t as student_t
 
 from models.features import FeatureMap
 from models.surrogate import POWER_NOISE, TIME_NOISE, Surrogates
+from search_spaces.candidates import Candidates
 from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError
 from tuner.attainment import attainment_of, draw, likely_unmeasured, predicted_points
@@ -284,7 +285,11 @@ def measured_points(records: Sequence[ProbeRecord], steps: int) -> tuple[Point, 
 
 
 def _fitted(problem: Problem, windows: _Windows, seed: int) -> tuple[Surrogates, _Estimate]:
-    surrogates = Surrogates(FeatureMap(problem.candidates, prior=problem.prior), seed=seed)
+    candidates = problem.candidates
+    others = [c for c in dict.fromkeys(windows.configurations) if c not in candidates]
+    if others:  # the baseline, where it may not be chosen, and what an earlier session might
+        candidates = Candidates.from_configurations([*candidates, *others])
+    surrogates = Surrogates(FeatureMap(candidates, prior=problem.prior), seed=seed)
     surrogates.fit(
         windows.as_delivered,
         windows.step_time_s,

@@ -1,16 +1,16 @@
 """The public functions: `optimize`, `replay` and `load_result`.
 
 They turn what a user says into a problem, settings and constraints, and hand over to
-`tuner.driver`. Importing this module costs next to nothing: Optuna, scikit-learn and Ray are
-imported when a study runs.
+`tuner.driver`. Importing this module costs next to nothing: NumPy, Optuna and Ray are imported
+when a study runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from search_spaces.cluster import Cluster
 from search_spaces.configuration import Configuration
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["load_result", "optimize", "replay"]
 
 Notify = Callable[[Progress], None]
+Kind = TypeVar("Kind")
 
 #: On a simulated cluster probes cost nothing but this machine's time: more of them when the user
 #: gave no limit, and each may take as long as a large model's steps do (simulated seconds).
@@ -85,7 +86,7 @@ def optimize(
         deadline_s: time the training job may take; `best` is the least energy in time.
         power_cap_W: bound on the job's average power.
         peak_power_W: bound on any power sample, where they were recorded.
-        max_gpus: bound on the number of ranks.
+        max_gpus: bound on the number of ranks: what needs more is not probed, but the baseline.
         objective: what is least among what meets these: "knee", "least-energy", "least-time",
             "least-edp", "least-cost" (with a price) or "least-carbon" (with your grid's intensity).
         price_per_kWh, price_per_gpu_hour: money, in one currency.
@@ -129,6 +130,7 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds everything told.
     """
+    given = locals()
     from tuner import driver
     from tuner.decide import Constraints
     from tuner.problem import problem_of_job
@@ -144,29 +146,26 @@ def optimize(
         raise InputError(
             "in_flight is for a simulated cluster; a real one runs what it has room for"
         )
-    constraints = Constraints(
-        budget_kJ,
-        deadline_s,
-        power_cap_W,
-        peak_power_W,
-        max_gpus,
-        objective,
-        price_per_kWh,
-        price_per_gpu_hour,
-        grid_gCO2_per_kWh,
-    )
-    settings = _settings(probe_budget_kJ, max_probes, search_s, seed, window, defaults=True)
-    settings = replace(settings, verify=verify)
+    constraints = _those(Constraints, given)
+    if (probe_budget_kJ, max_probes, search_s) == (None, None, None):
+        given["max_probes"] = SIMULATED_PROBES if simulated else DEFAULT_PROBES
+        given["search_s"] = None if simulated else DEFAULT_SEARCH_S
     if simulated:
-        settings = replace(settings, time_limit_s=SIMULATED_LIMIT_S)
-        if (probe_budget_kJ, max_probes, search_s) == (None, None, None):
-            settings = replace(settings, max_probes=SIMULATED_PROBES, search_s=None)
+        given["time_limit_s"] = SIMULATED_LIMIT_S
+    given["window"] = window or WindowPolicy()
+    settings = _those(SearchSettings, given)
     if isinstance(job, Script):
         name = name or driver.new_name(job.name, runs_dir)
         run = RunFolder.named(runs_dir, name)
         job, cluster = _look_at(job, cluster, run, simulated, on_progress)
     problem = problem_of_job(
-        job, cluster, space, baseline=baseline, plan=simulated, target_gpus=target_gpus
+        job,
+        cluster,
+        space,
+        baseline=baseline,
+        plan=simulated,
+        target_gpus=target_gpus,
+        max_gpus=max_gpus,
     )
     if simulated:
         problem = _as_prediction(problem)
@@ -231,25 +230,16 @@ def replay(
     Raises:
         InputError: the input is wrong; one sentence.
     """
+    given = locals()
     from tuner import driver
     from tuner.decide import Constraints
     from tuner.problem import recorded_problem
 
-    constraints = Constraints(
-        budget_kJ,
-        deadline_s,
-        power_cap_W,
-        peak_power_W,
-        max_gpus,
-        objective,
-        price_per_kWh,
-        price_per_gpu_hour,
-        grid_gCO2_per_kWh,
-    )
-    settings = _settings(probe_budget_kJ, max_probes, search_s, seed, None, defaults=False)
+    constraints = _those(Constraints, given)
     problem, runner = recorded_problem(path, group=group, steps=steps, seed=seed)
     # What cannot differ when it is measured again would only seem to be verified.
-    settings = replace(settings, verify=verify and bool(problem.asked["recorded"]["varies"]))
+    given["verify"] = verify and bool(problem.asked["recorded"]["varies"])
+    settings = _those(SearchSettings, given)
     executor = SimulatedExecutor(runner, capacity=in_flight)
     result = driver.run_study(
         problem,
@@ -363,21 +353,7 @@ def _as_prediction(problem: Problem) -> Problem:
     return replace(problem, notes=(said, *known, *problem.notes))
 
 
-def _settings(
-    probe_budget_kJ: float | None,
-    max_probes: int | None,
-    search_s: float | None,
-    seed: int,
-    window: WindowPolicy | None,
-    *,
-    defaults: bool,
-) -> SearchSettings:
-    if defaults and probe_budget_kJ is None and max_probes is None and search_s is None:
-        max_probes, search_s = DEFAULT_PROBES, DEFAULT_SEARCH_S
-    return SearchSettings(
-        probe_budget_kJ=probe_budget_kJ,
-        max_probes=max_probes,
-        search_s=search_s,
-        seed=seed,
-        window=window or WindowPolicy(),
-    )
+def _those(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
+    """The dataclass of those arguments of a call that bear its fields' names."""
+    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: given[name] for name in names if name in given})

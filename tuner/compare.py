@@ -62,14 +62,23 @@ class Difference:
     def sentence(self) -> str:
         """For people; calls nothing a difference that is not one."""
         what = self.quantity.replace("_", " ")
-        interval = f"[{100 * self.low:+.2f}, {100 * self.high:+.2f}] %"
         if math.isnan(self.p_value):
             return f"{what}: too few repeats to tell"
-        p = f"p = {self.p_value:.2g}" if self.p_value >= 1e-4 else "p < 0.0001"
+        why = f"{self.interval_text} ({self.p_text}, {self.method})"
         if not self.shown:
-            return f"{what}: no difference shown; if any, within {interval} ({p}, {self.method})"
+            return f"{what}: no difference shown; if any, within {why}"
         word = "less" if self.relative < 0 else "more"
-        return f"{what}: {100 * abs(self.relative):.2f} % {word}, {interval} ({p}, {self.method})"
+        return f"{what}: {100 * abs(self.relative):.2f} % {word}, {why}"
+
+    @property
+    def interval_text(self) -> str:
+        """ "[-3.10, -1.25] %": the 95 % interval."""
+        return f"[{100 * self.low:+.2f}, {100 * self.high:+.2f}] %"
+
+    @property
+    def p_text(self) -> str:
+        """ "p = 0.031"; a smaller one than a few launches can tell is only bounded."""
+        return f"p = {self.p_value:.2g}" if self.p_value >= 1e-4 else "p < 0.0001"
 
 
 @dataclass(frozen=True)

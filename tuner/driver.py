@@ -29,7 +29,7 @@ from tuner.result import Result
 from tuner.runs import STUDY_SCHEMA, RunFolder, plain
 from tuner.search import Search
 from tuner.settings import SearchSettings
-from tuner.standing import chosen_before, limits_of, why_unverified
+from tuner.standing import answer, chosen_before
 from tuner.stock_samplers import SamplerAsked, check_sampler, make_sampler
 from tuner.storage import open_storage
 from tuner.study import StudyBook, new_driver_id, next_probe_number
@@ -160,8 +160,10 @@ def _ops(problem: Problem) -> tuple[str, ...]:
     """DeepSpeed ops that some candidate needs: built before the first probe, not inside one."""
     from workload.deepspeed_config import ops_needed
 
-    needed = (op for launch in problem.candidates.launches for op in ops_needed(launch))
-    return tuple(dict.fromkeys(needed))
+    launches = [*problem.candidates.launches]
+    if problem.baseline is not None:  # which may be measured without being a candidate
+        launches.append(problem.baseline.launch)
+    return tuple(dict.fromkeys(op for launch in launches for op in ops_needed(launch)))
 
 
 def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> list[str]:
@@ -205,7 +207,7 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
 
 
 def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> tuple[str, ...]:
-    """Write down what probes measured and a driver that died never did; what was done, said."""
+    """Write down what probes measured and their session never did; what was done, said."""
     known = {record.request.probe_id for record in records}
     found = [r for r in kept_records(run.path) if r.request.probe_id not in known]
     for record in found:
@@ -214,7 +216,8 @@ def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> t
     if not found:
         return ()
     names = ", ".join(record.request.probe_id for record in found)
-    return (f"{names} had ended when an earlier driver died, and is now in the trace",)
+    now = "is" if len(found) == 1 else "are"
+    return (f"an earlier session ended before it recorded {names}, which {now} now in the trace",)
 
 
 def _write_end(run: RunFolder, asked: Mapping[str, Any]) -> None:
@@ -346,7 +349,7 @@ def run_study(
                             search,
                             problem,
                             constraints,
-                            seed=settings.seed,
+                            settings,
                             run_dir=run.path,
                             prefer=chosen.get("key", ""),
                             settle_on=settle_on,
@@ -362,27 +365,9 @@ def run_study(
                     }
                     _write_end(run, {**asked, "ended": ended})
         # The search kept of each record what it needs; the answer is from all that was measured.
-        records = [in_job_steps(r, problem.job) for r in read_trace(run.trace).records]
-        result = build_result(
-            problem,
-            records,
-            constraints,
-            name=run.name,
-            run_dir=run.path,
-            stopped=stopped,
-            time_s=search.elapsed_s,
-            limits=limits_of(settings.to_json()),
-            seed=settings.seed,
-            unverified=why_unverified({**asked, "settings": settings.to_json()}),
-            unfinished=unfinished,
-            prefer=chosen["key"],
-        )
-        if problem.target_gpus is not None:
-            from tuner.target import predict_target
-
-            predicted = predict_target(problem, records, constraints, seed=settings.seed)
-            result = replace(result, target=predicted)
-        return _show(result, records, book, run) if report else result
+        measured = read_trace(run.trace).records
+        result = answer(run, problem, measured, {**asked, "ended": ended})
+        return _show(result, measured, book, run) if report else result
 
 
 def _with_dashboard(
@@ -426,7 +411,9 @@ def _opening(
     )
 
 
-def _show(result: Result, records: list[ProbeRecord], book: StudyBook, run: RunFolder) -> Result:
+def _show(
+    result: Result, records: Sequence[ProbeRecord], book: StudyBook, run: RunFolder
+) -> Result:
     """Write what shows the answer: report, launch files, figures in the dashboard."""
     from tuner.report import write_report
 

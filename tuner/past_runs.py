@@ -337,10 +337,9 @@ def front_of_csv(
     Raises:
         InputError: a file cannot be read, or its columns cannot be told; one sentence.
     """
-    from tuner.answer import build_result
     from tuner.driver import new_name
-    from tuner.problem import problem_of_run
     from tuner.report import write_report
+    from tuner.standing import result_of
 
     if steps < 1:
         raise InputError(f"steps is {steps}; it must be at least 1")
@@ -367,7 +366,6 @@ def front_of_csv(
     meter = MeterInfo("table", table.scope, f"past runs in {where}", estimated=estimated)
     records = _records(points, meter, _baseline(baseline, points))
     read = f"{len(rows)} rows of {where}: {columns.sentence}; energy charged to: {energy_scope}"
-    said = "Nothing was probed: these are past runs."
     asked = {
         "schema": STUDY_SCHEMA,
         "name": run.name,
@@ -383,22 +381,12 @@ def front_of_csv(
             "unit_of_work": "row",
         },
         "space": {"name": "past runs", "configurations": len(points)},
-        "ended": {"stopped": said, "time_s": 0.0},
+        "ended": {"stopped": "Nothing was probed: these are past runs.", "time_s": 0.0},
     }
     run.write_asked(plain(asked))
     with closing(TraceWriter(run.trace)) as trace:
         for record in records:
             trace.append(record)
-    problem = problem_of_run(run, tuple(p.configuration for p in points), plain(asked))
-    result = build_result(
-        problem,
-        records,
-        constraints,
-        name=run.name,
-        run_dir=run.path,
-        stopped=said,
-        time_s=0.0,
-        unverified="no launch was made to measure it again",
-    )
+    result = result_of(run)
     write_report(result, run.report, records=records)
     return replace(result, report_path=run.report), f"Read {read}."

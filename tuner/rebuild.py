@@ -17,10 +17,10 @@ from typing import Any
 
 from search_spaces.configuration import Configuration
 from search_spaces.errors import InputError
-from tuner.decide import Constraints
 from tuner.job_steps import in_job_steps
 from tuner.problem import Problem, digest_of, problem_of_run, recorded_problem
 from tuner.runs import RunFolder
+from tuner.standing import known_constraints
 from tuner.stock_samplers import make_sampler
 from tuner.storage import open_storage, without_password
 from tuner.study import StudyBook, new_driver_id
@@ -97,7 +97,7 @@ def rebuild(run: RunFolder, *, storage: str | None = None) -> Rebuilt:
             storage=open_storage(storage, draft),
             sampler=make_sampler(None, problem.candidates, steps=problem.steps),
             steps=problem.steps,
-            constraints=_constraints(known),
+            constraints=known_constraints(known),
             driver=str(known.get("driver") or new_driver_id()),
             identity=identity,
         )
@@ -107,13 +107,6 @@ def rebuild(run: RunFolder, *, storage: str | None = None) -> Rebuilt:
             _replace_journal(draft, run.journal)
     windows = sum(len(record.measurements) for record in records)
     return Rebuilt(run.path, where, len(records), windows, tuple(notes))
-
-
-def _constraints(known: Mapping[str, Any]) -> Constraints:
-    try:
-        return Constraints(**known.get("constraints", {}))
-    except TypeError as error:
-        raise InputError(f"the [constraints] of study.toml are none: {error}") from error
 
 
 def _replace_journal(draft: Path, journal: Path) -> None:

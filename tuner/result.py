@@ -149,7 +149,8 @@ class Attempt:
             `tuner.compare.Difference` each, with `relative`, `low`, `high`, `p_value` and
             `sentence`; None where there were too few.
         survived: whether it showed itself better where the search had found it better.
-        sentence: the verdict, for people.
+        reason: why it did or did not, as a phrase.
+        sentence: the verdict with its figures, for people.
     """
 
     configuration: Configuration
@@ -157,6 +158,7 @@ class Attempt:
     step_time: Difference | None
     energy: Difference | None
     survived: bool
+    reason: str
     sentence: str
 
     def to_json(self) -> dict[str, Any]:
@@ -176,7 +178,8 @@ class Verification:
             baseline or the first of them is recommended), "baseline" (the choice is the baseline:
             nothing to verify), "unfinished" (the limits, an interrupt or a missing baseline left
             no verdict), "off" (`verify=False`, or a recording that cannot be measured again).
-        sentence: for people; shown beside the choice, whatever the status.
+        sentence: for people; shown beside the choice, whatever the status. The figures stand in
+            the sentences of the attempts.
         attempts: what was tried, in order; the last one that survived is the choice.
         probes: launches that it took.
         energy_kJ: what they drew.

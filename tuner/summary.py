@@ -125,7 +125,10 @@ def plot_lines(result: Result) -> list[str]:
 
 def verification_lines(result: Result) -> list[str]:
     """Whether the choice was held against the baseline again: shown wherever the choice is."""
-    return [result.verification.sentence] if result.verification is not None else []
+    said = result.verification
+    if said is None:
+        return []
+    return [said.sentence, *(f"  {attempt.sentence}" for attempt in said.attempts)]
 
 
 def summary_lines(result: Result) -> list[str]:

@@ -4,9 +4,10 @@ They come in pairs, one launch of the baseline (A) and one of the configuration 
 in the order A B B A A B, so that a steady drift falls on both alike. Only these fresh launches are
 compared (`tuner.compare`), not those of the search that made the configuration look good: the best
 of many noisy points looks better than it is. How far launches differ is learnt from all that the
-study repeated. The configuration survives where it shows itself better in what the
-search had found better, and worse in none of that. Everything is read from the trace, so that a
-study that goes on, and a report that is written again, say the same.
+study repeated. The configuration survives where it shows itself better in what the search had found
+better, and worse in none of that; where the baseline does not meet what was asked, so that it could
+not be kept, not worse is enough. Everything is read from the trace, so that a study that goes on,
+and a report that is written again, say the same.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ from search_spaces.configuration import Configuration
 from tuner.compare import Comparison, compare_launches
 from tuner.decide import Constraints, decide, front_of
 from tuner.result import Attempt, Choice, Point, Verification
-from tuner.wording import knobs, label, number
+from tuner.wording import change, knobs, label, number
 from workload.probe import Measurement, ProbeRecord
 
-__all__ = ["LEAST_PAIRS", "MOST_TRIES", "Settled", "attempts_of", "baseline_of", "settle"]
+__all__ = [
+    "LEAST_PAIRS",
+    "MOST_TRIES",
+    "Settled",
+    "attempts_of",
+    "baseline_of",
+    "may_stay",
+    "settle",
+]
 
 #: Pairs of launches below which nothing is concluded.
 LEAST_PAIRS = 2
@@ -166,8 +175,23 @@ def _repeats(
     return [windows for windows in found if len(windows) > 1]
 
 
-def attempts_of(records: Sequence[ProbeRecord], baseline: Configuration) -> tuple[Attempt, ...]:
-    """What was tried and came to a verdict, in order."""
+def may_stay(points: Sequence[Point], baseline: Configuration, constraints: Constraints) -> bool:
+    """Whether the baseline meets what was asked, so that it could be kept."""
+    today = [point for point in points if point.configuration == baseline]
+    return bool(today) and decide(today, today, constraints)[1].met
+
+
+def attempts_of(
+    records: Sequence[ProbeRecord], baseline: Configuration, *, kept: bool = True
+) -> tuple[Attempt, ...]:
+    """What was tried and came to a verdict, in order.
+
+    Args:
+        records: the trace.
+        baseline: what was launched in turn with each.
+        kept: whether the baseline could be kept instead (`may_stay`). Where it could not, what was
+            tried falls only when it failed or was shown to be worse.
+    """
     attempts = []
     groups = tried_in_turn(records, baseline)[0]
     for tried, group in groups.items():
@@ -177,8 +201,9 @@ def attempts_of(records: Sequence[ProbeRecord], baseline: Configuration) -> tupl
         if failed:
             failure = failed[0].failure
             why = f"{failure.kind.replace('_', ' ')}: {failure.message}" if failure else "no window"
-            sentence = f"{_name(tried)} did not survive: started again, it failed ({why})."
-            attempts.append(Attempt(tried, pairs, None, None, False, sentence))
+            reason = f"started again, it failed ({why})"
+            sentence = f"{_name(tried)} did not survive: {reason}."
+            attempts.append(Attempt(tried, pairs, None, None, False, reason, sentence))
         elif pairs >= LEAST_PAIRS:
             compared = compare_launches(
                 a,
@@ -188,7 +213,7 @@ def attempts_of(records: Sequence[ProbeRecord], baseline: Configuration) -> tupl
                 repeats=_repeats(records, groups, baseline, tried),
             )
             promised = _promised(records, baseline, tried)
-            attempts.append(_judged(tried, pairs, compared, promised))
+            attempts.append(_judged(tried, pairs, compared, promised, kept))
     return tuple(attempts)
 
 
@@ -197,7 +222,11 @@ def _name(configuration: Configuration) -> str:
 
 
 def _judged(
-    tried: Configuration, pairs: int, compared: Comparison, promised: tuple[float, float]
+    tried: Configuration,
+    pairs: int,
+    compared: Comparison,
+    promised: tuple[float, float],
+    kept: bool,
 ) -> Attempt:
     """The verdict: see the module's first lines."""
     shown_better: list[str] = []
@@ -216,25 +245,26 @@ def _judged(
         f"against the baseline, {pairs} fresh launches of each in turn: "
         f"{compared.step_time.sentence}; {compared.energy.sentence}{estimated}."
     )
+    survived = not wanted or ((bool(shown_better) or not kept) and not shown_worse)
     if not wanted:
-        survived, verdict = True, "promised to be no better than the baseline, and is kept for what"
-        verdict += " was asked"
+        reason = "it promised to be no better than the baseline, and is kept for what was asked"
     elif shown_worse:
-        survived, verdict = False, f"did not survive: it promised {' and '.join(wanted)}, and shows"
-        verdict += f" no {' and no '.join(shown_worse)} but more"
+        reason = f"it promised {' and '.join(wanted)}, and shows no "
+        reason += f"{' and no '.join(shown_worse)} but more"
     elif shown_better:
-        survived, verdict = True, f"survived: {' and '.join(shown_better)} shown"
+        reason = f"{' and '.join(shown_better)} shown"
     else:
-        survived = False
-        verdict = f"did not survive: {' and '.join(wanted)} promised, and neither was shown"
-        verdict = verdict if len(wanted) > 1 else verdict.replace("neither", "it")
-        verdict = verdict.replace("it was shown", "it was not shown")
+        shown = "neither was shown" if len(wanted) > 1 else "it was not shown"
+        reason = f"{' and '.join(wanted)} promised, and {shown}"
+        reason += "" if kept else ", but the baseline does not meet what was asked"
+    verdict = f"{'survived' if survived else 'did not survive'}: {reason}"
     return Attempt(
         tried,
         pairs,
         compared.step_time,
         compared.energy,
         survived,
+        reason,
         f"{_name(tried)} {verdict}; {told}",
     )
 
@@ -274,7 +304,8 @@ def settle(
     if baseline is None:
         said = "Not verified: the baseline was not measured, so there is nothing to compare with."
         return Settled(best, choice, Verification("unfinished", said))
-    attempts = attempts_of(records, baseline)
+    kept = may_stay(points, baseline, constraints)
+    attempts = attempts_of(records, baseline, kept=kept)
     made = [record for record in records if record.request.purpose == "verify"]
     drew_kJ = math.fsum(record.energy_J for record in made) / 1000
 
@@ -296,7 +327,8 @@ def settle(
             if point.configuration not in lost and chosen.met == choice.met:
                 best, choice = point, chosen
     if best.configuration in survived:
-        return settled(best, choice, "confirmed", _confirmed(attempts))
+        said = _confirmed(survived[best.configuration], label(best.meter.estimated))
+        return settled(best, choice, "confirmed", said)
     if best.configuration == baseline:
         if fallen:
             return settled(best, _by_default(choice, best), "refuted", _refuted(attempts))
@@ -305,14 +337,13 @@ def settle(
     if len(fallen) >= MOST_TRIES:
         first, first_choice = decide(points, front, constraints)
         assert first is not None
-        today = next((p for p in points if p.configuration == baseline), None)
-        if today is not None:
+        if kept:
+            today = next(p for p in points if p.configuration == baseline)
             _, chosen = decide([today], [today], constraints)
-            if chosen.met:
-                return settled(today, _by_default(chosen, today), "refuted", _refuted(attempts))
+            return settled(today, _by_default(chosen, today), "refuted", _refuted(attempts))
         return settled(first, first_choice, "refuted", _refuted(attempts))
     why = unfinished or "the search ended before it could be measured again"
-    said = " ".join([*(a.sentence for a in fallen), f"The choice is not verified: {why}."])
+    said = f"The choice is not verified: {why}."
     return Settled(best, choice, verified("unfinished", said), best.configuration)
 
 
@@ -346,9 +377,22 @@ def _by_default(choice: Choice, baseline: Point) -> Choice:
     )
 
 
-def _confirmed(attempts: Sequence[Attempt]) -> str:
-    return "Verified. " + " ".join(attempt.sentence for attempt in attempts)
+def _confirmed(attempt: Attempt, estimated: str) -> str:
+    told = []
+    for found, word in ((attempt.energy, f"energy{estimated}"), (attempt.step_time, "time")):
+        if found is not None and found.shown:
+            told.append(change(1 + found.relative, 1.0, f"less {word}", f"more {word}"))
+        else:
+            told.append(f"no difference in {word} shown")
+    return (
+        f"Verified by {attempt.pairs} fresh launches each of the choice and of the baseline, in "
+        f"turn: {' and '.join(told)}."
+    )
 
 
 def _refuted(attempts: Sequence[Attempt]) -> str:
-    return "Nothing survived. " + " ".join(attempt.sentence for attempt in attempts)
+    tried = f"{len(attempts)} configurations" if len(attempts) > 1 else "what was tried"
+    return (
+        f"Nothing survived: {tried} did not keep what the search had promised, when launched again "
+        "in turn with the baseline."
+    )

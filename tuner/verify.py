@@ -17,12 +17,14 @@ from tuner.answer import estimated_points
 from tuner.decide import Constraints
 from tuner.problem import Problem
 from tuner.search import Search
+from tuner.settings import FEW_PROBES, SearchSettings
 from tuner.verdict import (
     LEAST_PAIRS,
     MOST_TRIES,
     NO_BLAME,
     attempts_of,
     baseline_of,
+    may_stay,
     next_in_turn,
     settle,
     tried_in_turn,
@@ -42,9 +44,9 @@ def verify(
     search: Search,
     problem: Problem,
     constraints: Constraints,
+    settings: SearchSettings,
     *,
-    seed: int = 0,
-    run_dir: Path | None = None,
+    run_dir: Path,
     prefer: str = "",
     settle_on: Callable[[str], None] = lambda key: None,
 ) -> str:
@@ -54,8 +56,9 @@ def verify(
         search: the study's, whose search is over.
         problem: what was searched.
         constraints: what was asked.
-        seed, run_dir, prefer: as in `tuner.answer.build_result`, so that what is verified here is
-            what is answered there.
+        settings: what may be spent, and the seed.
+        run_dir, prefer: as in `tuner.answer.build_result`, so that what is verified here is what
+            is answered there.
         settle_on: told the key of what is tried: it stays the choice until it falls, although its
             own fresh windows may make a neighbour that nobody verified look better by a hair.
 
@@ -63,31 +66,49 @@ def verify(
         Why there is no verdict, as a phrase; "" where there is one, or nothing to verify.
     """
     for _ in range(MOST_TRIES):
-        points = estimated_points(problem, search.records, seed=seed, run_dir=run_dir)
+        points = estimated_points(problem, search.records, seed=settings.seed, run_dir=run_dir)
         settled = settle(points, search.records, constraints, prefer=prefer)
         if settled.to_try is None:
             return ""
         prefer = settled.to_try.key
         settle_on(prefer)
-        if why := _try(search, settled.to_try):
+        baseline = baseline_of(search.records)
+        assert baseline is not None  # `settle` found something to try
+        kept = may_stay(points, baseline, constraints)
+        room = _room(search, baseline, settled.to_try)
+        if room < LEAST_PAIRS:
+            return _no_room(search, settings, run_dir.name)
+        if why := _try(search, settled.to_try, baseline, kept, room):
             return why
     return ""
 
 
-def _try(search: Search, tried: Configuration) -> str:
-    """Measure one configuration and the baseline in turn; why there is no verdict, or ""."""
-    baseline = baseline_of(search.records)
-    assert baseline is not None  # `settle` found something to try
+def _room(search: Search, baseline: Configuration, tried: Configuration) -> int:
+    """For how many pairs of launches there is room, with those that were made."""
     group = _launches(search, baseline, tried)
     done = sum(record.request.configurations()[0] == tried for record in group)
-    room = (len(group) + search.room_for([baseline, tried])) // 2
-    pairs = min(MOST_PAIRS, max(room, done))
-    if pairs < LEAST_PAIRS:
-        return (
-            "the limits leave no room for it: two launches each of the choice and of the baseline "
-            "are the least. The same command with the same --name and higher limits goes on from "
-            "here"
-        )
+    return max((len(group) + search.room_for([baseline, tried])) // 2, done)
+
+
+def _no_room(search: Search, settings: SearchSettings, name: str) -> str:
+    """Why nothing was verified, and how to have it verified after all, as a phrase."""
+    why, more = "the limits leave no room for it", "higher limits"
+    if settings.max_probes is not None and settings.max_probes < FEW_PROBES:
+        made = sum(r.failure is None or r.failure.kind != "cancelled" for r in search.records)
+        why = f"with fewer than {FEW_PROBES} probes none is kept for it"
+        more = f"--max-probes {max(FEW_PROBES, made + 2 * LEAST_PAIRS)}"
+    return (
+        f"{why}, and it takes at least {LEAST_PAIRS} launches each of the choice and of the "
+        f"baseline; the same command with --name {name} and {more} goes on from here"
+    )
+
+
+def _try(
+    search: Search, tried: Configuration, baseline: Configuration, kept: bool, room: int
+) -> str:
+    """Measure one configuration and the baseline in turn; why there is no verdict, or ""."""
+    group = _launches(search, baseline, tried)
+    pairs = min(MOST_PAIRS, room)
     if not group:
         search.note(
             f"verifying {' '.join(knobs(tried)) or tried.key} against the baseline: {pairs} fresh "
@@ -112,7 +133,8 @@ def _try(search: Search, tried: Configuration) -> str:
         elif not record.measurements:
             break  # a verdict: it failed
         group = _launches(search, baseline, tried)
-    verdicts = [a for a in attempts_of(search.records, baseline) if a.configuration == tried]
+    attempts = attempts_of(search.records, baseline, kept=kept)
+    verdicts = [attempt for attempt in attempts if attempt.configuration == tried]
     if not verdicts:
         return "the limits were reached before two launches of each were made"
     search.note(verdicts[-1].sentence)

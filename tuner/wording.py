@@ -141,7 +141,8 @@ def change(now: float, before: float, less: str, more: str) -> str:
     if not math.isfinite(share):
         return f"an unknown change: {less}"
     if abs(share) < 0.0005:
-        return f"no change: {less.removeprefix('less ')}"
+        noun = less.removeprefix("less ")
+        return f"the same {noun}" if noun != less else "no difference"
     return f"{percent(abs(share))} {less if share < 0 else more}"
 
 

@@ -50,17 +50,22 @@ def top_part(result: Result, units: Units) -> str:
     )
     estimated = best.meter.estimated
     same = base is not None and base.configuration == best.configuration
-    b = None if same else base
+
+    def against(name: str) -> str:
+        """How one of the choice's figures differs from the baseline's."""
+        if base is None or same:
+            return ""
+        now, before = getattr(best, name), getattr(base, name)
+        return delta(now, before, "less than", "more than") + " the baseline"
+
+    energy, time = best.energy_interval_kJ, best.time_interval_s
     tiles = [
         tile(
             "Energy to solution",
             units.energy_text(best.energy_to_solution_kJ),
             [
-                interval(units.interval_text(best.energy_interval_kJ, units.kJ), units.energy),
-                delta(best.energy_to_solution_kJ, b.energy_to_solution_kJ, "less than", "more than")
-                + " the baseline"
-                if b
-                else "",
+                interval(units.interval_text(energy, units.kJ), units.energy),
+                against("energy_to_solution_kJ"),
             ],
             estimated,
         ),
@@ -68,26 +73,15 @@ def top_part(result: Result, units: Units) -> str:
             "Time to solution",
             units.time_text(best.time_to_solution_s),
             [
-                interval(units.interval_text(best.time_interval_s, units.s), units.time),
-                delta(best.time_to_solution_s, b.time_to_solution_s, "less than", "more than")
-                + " the baseline"
-                if b
-                else "",
+                interval(units.interval_text(time, units.s), units.time),
+                against("time_to_solution_s"),
             ],
         ),
-        tile(
-            "Average power",
-            f"{number(best.power_W)} W",
-            [
-                delta(best.power_W, b.power_W, "less than", "more than") + " the baseline"
-                if b
-                else ""
-            ],
-            estimated,
-        ),
+        tile("Average power", f"{number(best.power_W)} W", [against("power_W")], estimated),
         _spent_tile(result),
     ]
-    saves = comparison(result, units)
+    itself = result.verification is not None and result.verification.status == "baseline"
+    saves = "" if itself else comparison(result, units)  # said by the verification
     today = base.configuration if base else None
     return "\n".join(
         [
@@ -189,7 +183,8 @@ class _Table:
             power += f'<br><span class="interval">peak {number(point.peak_power_W)}</span>'
         peak = point.peak_memory_bytes
         memory = f"{number(peak / 2**30)} GiB" if peak else "unknown"
-        how = f"{point.source}, {point.windows} window{'s' * (point.windows != 1)}"
+        source = "simulated" if point.meter.name == "simulated" else point.source
+        how = f"{source}, {point.windows} window{'s' * (point.windows != 1)}"
         how = point.how_measured if self.meters > 1 else how if point.windows else point.source
         flags = "".join(f"<div>{escape(flag)}</div>" for flag in point.flags)
         if len(point.flags) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.plot_style import (
     BLUE,
@@ -12,7 +12,6 @@ from tuner.plot_style import (
     GREEN,
     MUTED,
     ORANGE,
-    PAPER,
     PURPLE,
     Axis,
     empty_figure,
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 __all__ = ["front_figure"]
+
+#: What is written into the plot.
+_SMALL = {"size": 12, "color": MUTED}
 
 
 def front_figure(result: Result) -> go.Figure | None:
@@ -70,12 +72,8 @@ def front_figure(result: Result) -> go.Figure | None:
         marker = {"color": FAINT, "size": 6, "opacity": 0.55}
         figure.add_trace(points_trace(dominated, "dominated", "Dominated", units, marker, False))
     if predicted:
-        marker = {
-            "color": PAPER,
-            "size": 8,
-            "symbol": "circle-open",
-            "line": {"width": 1.5, "color": PURPLE},
-        }
+        # Of an open symbol the marker's own colour draws the edge.
+        marker = {"color": PURPLE, "size": 8, "symbol": "circle-open", "line": {"width": 1.5}}
         figure.add_trace(points_trace(predicted, "predicted", "Predicted", units, marker, False))
     if len(front) > 1:
         figure.add_trace(
@@ -110,18 +108,24 @@ def front_figure(result: Result) -> go.Figure | None:
         figure.add_trace(points_trace([result.best], "chosen", "Chosen", units, marker, False))
     _add_constraints(figure, result, units, x_axis, y_axis)
     if far := len(every) - len({p.configuration for p in near}):
-        figure.add_annotation(
-            text=f"{far} dominated point{'s' * (far != 1)} outside this view",
-            xref="x domain",
-            x=1,
-            xanchor="right",
-            yref="y domain",
-            y=0.01,
-            yanchor="bottom",
-            showarrow=False,
-            font={"size": 12, "color": MUTED},
-        )
+        said = f"{far} dominated point{'s' * (far != 1)} outside this view"
+        _in_corner(figure, said, "bottom")
     return figure
+
+
+def _in_corner(figure: go.Figure, text: str, corner: str) -> None:
+    """A remark at the right, at the "top" or the "bottom"."""
+    figure.add_annotation(
+        text=text,
+        xref="x domain",
+        x=1,
+        xanchor="right",
+        yref="y domain",
+        y=1 if corner == "top" else 0.01,
+        yanchor=corner,
+        showarrow=False,
+        font=_SMALL,
+    )
 
 
 def _near(shown: Sequence[Point], others: Sequence[Point]) -> list[Point]:
@@ -178,51 +182,41 @@ def _add_constraints(
 ) -> None:
     """Lines of what was asked, each with its label; one outside the view is only said."""
     line = {"color": MUTED, "width": 1.5, "dash": "dash"}
-    small = {"size": 12, "color": MUTED}
     outside = []
-    budget = result.constraints.get("budget_kJ")
-    if budget:
-        value = budget / units.kJ
+
+    def limit(text: str, value: float, axis: Axis, along: str, across: str, **label: Any) -> None:
+        """A line at `value` of the axis `along`, over the whole of the other; its label at its end.
+
+        Args:
+            label: how the label stands there.
+        """
+        if not axis.holds(value):
+            outside.append(text)
+            return
+        whole = {f"{across}ref": f"{across} domain"}
+        figure.add_shape(
+            type="line",
+            line=line,
+            **whole,
+            **{f"{across}0": 0, f"{across}1": 1, f"{along}ref": along},
+            **{f"{along}0": value, f"{along}1": value},
+        )
+        figure.add_annotation(
+            text=text,
+            showarrow=False,
+            font=_SMALL,
+            xanchor="right",
+            **whole,
+            **{across: 1, f"{along}ref": along, along: axis.at(value)},
+            **label,
+        )
+
+    if budget := result.constraints.get("budget_kJ"):
         text = f"budget {units.energy_text(budget)}"
-        if y_axis.holds(value):
-            figure.add_shape(
-                type="line", xref="x domain", x0=0, x1=1, yref="y", y0=value, y1=value, line=line
-            )
-            figure.add_annotation(
-                text=text,
-                xref="x domain",
-                x=1,
-                xanchor="right",
-                yref="y",
-                y=y_axis.at(value),
-                yanchor="bottom",
-                showarrow=False,
-                font=small,
-            )
-        else:
-            outside.append(text)
-    deadline = result.constraints.get("deadline_s")
-    if deadline:
-        value = deadline / units.s
+        limit(text, budget / units.kJ, y_axis, "y", "x", yanchor="bottom")
+    if deadline := result.constraints.get("deadline_s"):
         text = f"deadline {units.time_text(deadline)}"
-        if x_axis.holds(value):
-            figure.add_shape(
-                type="line", yref="y domain", y0=0, y1=1, xref="x", x0=value, x1=value, line=line
-            )
-            figure.add_annotation(
-                text=text,
-                yref="y domain",
-                y=1,
-                yanchor="top",
-                xref="x",
-                x=x_axis.at(value),
-                xanchor="right",
-                textangle=-90,
-                showarrow=False,
-                font=small,
-            )
-        else:
-            outside.append(text)
+        limit(text, deadline / units.s, x_axis, "x", "y", yanchor="top", textangle=-90)
     cap = result.constraints.get("power_cap_W")
     if cap:
         # Average power is energy over time, so a cap is a line through the origin: E = cap x t.
@@ -243,14 +237,4 @@ def _add_constraints(
         else:
             outside.append(f"power cap {number(cap)} W")
     if outside:
-        figure.add_annotation(
-            text="outside this view: " + ", ".join(outside),
-            xref="x domain",
-            x=1,
-            xanchor="right",
-            yref="y domain",
-            y=1,
-            yanchor="top",
-            showarrow=False,
-            font=small,
-        )
+        _in_corner(figure, "outside this view: " + ", ".join(outside), "top")

@@ -56,12 +56,15 @@ def section(title: str, content: str, note: str = "") -> str:
     return f"<section>\n<h2>{title}</h2>\n{text}\n{content}\n</section>"
 
 
-def plot_div(name: str, figure: go.Figure, alt: str, small: bool = False) -> str:
+def plot_div(
+    name: str, figure: go.Figure, alt: str, small: bool = False, height_px: int | None = None
+) -> str:
     data = json_in_html(str(figure.to_json()))
     size = " small" if small else ""
+    height = f' style="height: {height_px}px"' if height_px else ""
     return (
         f'<div class="plot{size}" id="plot-{name}" data-figure="figure-{name}" role="img" '
-        f'aria-label="{escape(alt)}"></div>\n'
+        f'aria-label="{escape(alt)}"{height}></div>\n'
         f'<script type="application/json" id="figure-{name}">{data}</script>'
     )
 

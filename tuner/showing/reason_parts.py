@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from tuner.result import Result
 from tuner.showing.parts_plots import breakdown
-from tuner.showing.pieces import chips, estimated_mark, panels, plot_div, section
+from tuner.showing.pieces import chips, delta, estimated_mark, panels, plot_div, section
 from tuner.showing.power_plots import phase_means, shown_timelines
-from tuner.wording import change, number, percent, prediction
+from tuner.wording import change, is_estimated, number, percent, prediction
 from workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from tuner.compare import Difference
     from tuner.explain import Explanation
     from tuner.guidelines import Guideline
 
@@ -25,31 +26,62 @@ __all__ = ["breakdown_part", "explanation_part", "power_part", "verification_par
 
 
 def verification_part(result: Result) -> str:
-    """What measuring the choice and the baseline again, in turn, showed."""
+    """What was tried against the baseline again, in turn, and what these launches showed.
+
+    The outcome itself stands beside the choice.
+    """
     said = result.verification
     if said is None or not said.attempts:
-        return ""  # the sentence stands beside the choice
-    kind = {"refuted": ' class="warning"', "off": ' class="warning"'}.get(said.status, "")
-    text = f"<p{kind}>{escape(said.sentence)}</p>"
-    rows = []
+        return ""
+    today = result.baseline.configuration if result.baseline else None
+    estimated = estimated_mark(is_estimated(result))
+    tried = []
     for attempt in said.attempts:
-        differences = "".join(
-            f"<li>{escape(part.sentence)}</li>"
-            for part in (attempt.energy, attempt.step_time)
-            if part
-        )
-        mark = '<span class="mark best">survived</span>' if attempt.survived else ""
-        today = result.baseline.configuration if result.baseline else None
-        rows.append(
-            f"<h3>{mark}{chips(attempt.configuration, against=today)}</h3>"
-            f"<p>{escape(attempt.sentence)}</p>"
-            + (f"<ul>{differences}</ul>" if differences else "")
+        mark, word = ("best", "survived") if attempt.survived else ("base", "did not survive")
+        reason = attempt.reason[:1].upper() + attempt.reason[1:]
+        methods = dict.fromkeys(p.method for p in (attempt.energy, attempt.step_time) if p)
+        if methods:
+            reason += f". Test: {' and '.join(methods)}"
+        tried.append(
+            f'<h3><span class="mark {mark}">{word}</span>'
+            f"{chips(attempt.configuration, against=today)}</h3>"
+            f"<p>{escape(reason)}.</p>"
+            + _differences(
+                [("Energy a step" + estimated, attempt.energy), ("Step time", attempt.step_time)]
+            )
         )
     note = (
         "Measured again against the baseline by fresh launches in turn, so that a drift of the "
         f"machine meets both alike; {said.probes} probes, {number(said.energy_kJ)} kJ."
     )
-    return section("Verified before it is recommended", text + "".join(rows), note)
+    return section("Measured again before it is recommended", "".join(tried), note)
+
+
+def _differences(parts: Sequence[tuple[str, Difference | None]]) -> str:
+    """Each quantity's difference from the baseline, with its interval and how sure it is."""
+    rows = []
+    for name, part in parts:
+        if part is None:
+            continue
+        told = '<span class="muted">none shown</span>'
+        if part.shown:
+            told = delta(1 + part.relative, 1.0, "less", "more")
+        known = not math.isnan(part.p_value)
+        rows.append(
+            f'<tr><td data-label="Quantity">{name}</td>'
+            f'<td class="n" data-label="Difference">{told}</td>'
+            f'<td class="n" data-label="95 % interval">'
+            f"{part.interval_text if known else 'unknown'}</td>"
+            f'<td class="n" data-label="p">'
+            f"{escape(part.p_text) if known else 'too few repeats'}</td></tr>"
+        )
+    if not rows:
+        return ""
+    heads = "<th>Quantity</th><th>Difference</th><th>95 % interval</th><th>p</th>"
+    return (
+        f'<table class="cards"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
 
 
 def breakdown_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
@@ -83,8 +115,10 @@ def explanation_part(
         return ""
     text = ""
     if "knobs" in figures:
-        few = len(explanation.knobs) <= 6
-        text += plot_div("knobs", figures["knobs"], "What each knob changes at the choice", few)
+        figure = figures["knobs"]
+        rows = len(figure.layout.yaxis.tickvals)  # two lines of text each
+        what = "What each knob changes at the choice"
+        text += plot_div("knobs", figure, what, height_px=120 + 34 * rows)
     if explanation.knobs:
         items = "".join(f"<li>{escape(effect.sentence)}</li>" for effect in explanation.knobs)
         text += (
