@@ -68,8 +68,8 @@ def test_beyond_the_most_a_sample_and_the_fronts_neighbours_find_the_best_launch
         assert visited
         assert not set(visited) & set(seen)
         seen += visited
-        if sampler._watching is not None:
-            watched.add(len(sampler._watching))
+        if sampler._watch.watching is not None:
+            watched.add(len(sampler._watch.watching))
     # Of 360 launches 40 that are drawn, and the front's, one a speed at most, with 23 neighbours.
     assert max(watched) <= 3 * (40 + 3 * 24)
     fastest = min(figures(c)[0] for c in CANDIDATES)

@@ -291,8 +291,8 @@ def test_many_candidates_are_searched_by_their_most_hopeful_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With little room only some launches are watched; the search must still go on and end."""
-    monkeypatch.setattr("tuner.sampler.WATCHED_ENTRIES", 400)
-    monkeypatch.setattr("tuner.sampler.LEAST_WATCHED", 20)
+    monkeypatch.setattr("tuner.considered.WATCHED_ENTRIES", 400)
+    monkeypatch.setattr("tuner.considered.LEAST_WATCHED", 20)
     sampler = CandidateSampler(CANDIDATES, seed=0)
     study = study_of(sampler)
     while (plan := sampler.plan(study)) is not None:
@@ -300,8 +300,8 @@ def test_many_candidates_are_searched_by_their_most_hopeful_launches(
             tell(study, study.ask(sampler.distributions()), configuration)
         if len(study.trials) > 120:
             break
-    assert sampler._watching is not None
-    assert len(sampler._watching) < len(CANDIDATES)
+    assert sampler._watch.watching is not None
+    assert len(sampler._watch.watching) < len(CANDIDATES)
     measured = {sampler.configuration_of(trial.params) for trial in study.trials}
     assert gap(TRUTH, measured) < 0.05
 

@@ -24,9 +24,8 @@ from optuna.trial import FrozenTrial
 
 from models.features import FeatureMap
 from models.memory_margin import learned_margin
-from models.surrogate import LeaveOneOut, Posterior, Surrogates
+from models.surrogate import LeaveOneOut, Surrogates
 from search_spaces.configuration import Configuration, Settings
-from tuner import considered
 from tuner.acquisition import (
     JOINT_DRAWS,
     LIVE_TRIED,
@@ -35,10 +34,9 @@ from tuner.acquisition import (
     choose_probe,
     farthest,
     normal_draws,
-    search_reference,
 )
+from tuner.considered import Watch
 from tuner.named import NamedCandidates
-from tuner.pareto import improvement, nondominated
 from tuner.settings import SamplerDesign
 from tuner.told import Seen
 from workload.probe import ProbeRecord
@@ -56,13 +54,6 @@ START_LAUNCHES = 6
 #: A launch that is less likely than this to fit in memory is not proposed, and the start takes only
 #: those that are as likely as not, where there are any.
 REFUSED_BELOW, START_FROM = 0.05, 0.5
-#: measurements x candidates that are kept up to date at once (32 MB an output); beyond that only
-#: the launches that look best are.
-WATCHED_ENTRIES = 4_000_000
-#: At least so many candidates are watched, however many measurements there are.
-LEAST_WATCHED = 1000
-#: Measurements that this coarse look is conditioned on.
-COARSE_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -175,8 +166,7 @@ class CandidateSampler(BaseSampler):
             normal_draws(SINGLE_DRAWS, 1, self._seed),
             normal_draws(JOINT_DRAWS, LIVE_TRIED, self._seed + 1),
         )
-        self._watching: np.ndarray | None = None
-        self._codes: considered.LaunchCodes | None = None
+        self._watch = Watch(self.surrogates, candidates, self._members, self._launch_of, self._rng)
 
     @property
     def max_live(self) -> int:
@@ -225,7 +215,7 @@ class CandidateSampler(BaseSampler):
             [t.step_time_rse for t in told],
             [t.power_rse for t in told],
         ):
-            self._watching = None
+            self._watch.renew()
         return self.surrogates
 
     def leave_one_out(self, study: Study) -> LeaveOneOut | None:
@@ -376,12 +366,8 @@ class CandidateSampler(BaseSampler):
     ) -> ProbePlan:
         """The probe that is worth the most; `up` is a launch that can be gone on with."""
         surrogates = self._fit(seen)
-        posterior, watching = self._posterior(seen, closed)
+        posterior, watching = self._watch.posterior(seen, closed)
         still_open = ~closed[watching]
-        if not still_open.any():  # all that looked promising is measured: look anew
-            self._watching = None
-            posterior, watching = self._posterior(seen, closed)
-            still_open = ~closed[watching]
         told = list(dict.fromkeys(t.candidate for t in seen.told))
         best = choose_probe(
             surrogates,
@@ -410,71 +396,6 @@ class CandidateSampler(BaseSampler):
             cost_J=best.cost_J,
             first_J=best.first_J,
         )
-
-    def _posterior(self, seen: Seen, closed: np.ndarray) -> tuple[Posterior, np.ndarray]:
-        """The posterior of what is watched (pending believed), and which candidates those are."""
-        n = max(len(seen.told), 1)
-        room = max(WATCHED_ENTRIES // n, LEAST_WATCHED)
-        if self._watching is None:
-            every = self._considered(seen, closed)
-            few = len(every) <= room
-            self._watching = every if few else self._promising(seen, every, room // 2, closed)
-            self.surrogates.watch([self._configurations[i] for i in self._watching])
-        self.surrogates.believe([self._configurations[i] for i in seen.pending])
-        return self.surrogates.watched(), self._watching
-
-    def _considered(self, seen: Seen, closed: np.ndarray) -> np.ndarray:
-        """The candidates that are looked at (`tuner.considered`), launch by launch."""
-        n = len(self._configurations)
-        if n <= considered.MOST or self.candidates is None:
-            return np.arange(n)
-        if self._codes is None:
-            self._codes = considered.LaunchCodes(self.candidates)
-        told = seen.told
-        energy = np.array([t.step_time_s * t.power_W for t in told])
-        best = nondominated(energy, np.array([t.step_time_s for t in told]))
-        front = {int(self._launch_of[told[i].candidate]) for i in np.flatnonzero(best)}
-        still_open = np.unique(self._launch_of[~closed])
-        near = np.intersect1d(self._codes.neighbours(sorted(front)), still_open)
-        count = max(1, considered.MOST * len(self._members) // n)
-        drawn = considered.one_of_each_stretch(self._codes.in_order(still_open), count, self._rng)
-        return np.concatenate([self._members[i] for i in np.union1d(near, drawn)])
-
-    def _promising(
-        self, seen: Seen, every: np.ndarray, room: int, closed: np.ndarray
-    ) -> np.ndarray:
-        """Of `every`, the launches with the most hopeful open settings, about `room` candidates.
-
-        Hope is the improvement at optimistic figures (two standard deviations) of a posterior that
-        is conditioned on the first `COARSE_ROWS` measurements only; its standard deviations are too
-        large, never too small, so nothing good is lost for being unknown.
-        """
-        told = np.unique([t.candidate for t in seen.told])
-        measured = self.surrogates.predict(
-            [self._configurations[i] for i in told], first=COARSE_ROWS
-        )
-        coarse = self.surrogates.predict(
-            [self._configurations[i] for i in every], first=COARSE_ROWS
-        )
-        front = np.column_stack([measured.log_energy, measured.log_time])
-        hope = np.full(len(self._configurations), -1.0)
-        hope[every] = improvement(
-            front,
-            coarse.log_energy - 2 * coarse.log_energy_std,
-            coarse.log_time - 2 * coarse.log_time_std,
-            search_reference(front, coarse),
-        )
-        hope[closed] = -1.0
-        launches = np.unique(self._launch_of[every])
-        best = np.array([hope[self._members[launch]].max() for launch in launches])
-        chosen: list[np.ndarray] = []
-        count = 0
-        for launch in launches[np.argsort(-best, kind="stable")]:
-            if count and count + len(self._members[launch]) > room:
-                break
-            chosen.append(self._members[launch])
-            count += len(self._members[launch])
-        return np.concatenate(chosen)
 
     def _plan_of(
         self,
