@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from study_tools import measured, record
 
 from models.features import FeatureMap
 from models.surrogate import Surrogates
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import Configuration, Settings
 from search_spaces.space import Candidates
 from tuner.acquisition import (
     ProbeCost,
@@ -20,6 +21,7 @@ from tuner.acquisition import (
     search_reference,
 )
 from tuner.pareto import hypervolume
+from workload.probe import Failure
 
 CANDIDATES = Candidates.from_configurations(
     Configuration.of(micro_batch=b, clock_MHz=c)
@@ -153,3 +155,19 @@ def test_farthest_fills_space() -> None:
 
 def test_a_cost_is_a_plain_frozen_value() -> None:
     assert replace(ProbeCost(), window_s=9.0) == ProbeCost(window_s=9.0)
+
+
+def test_what_a_launch_costs_is_learned_from_probes() -> None:
+    assumed = ProbeCost(launch_s=5.0, launch_power=0.7, settle_s=1.0)
+    live = (Settings(clock_MHz=900), Settings(clock_MHz=1200))
+    windows = tuple(measured(one, time_s=0.5, power_W=100.0) for one in live)  # 5 s, 500 J each
+    spent_J = 40 * 0.5 * 100 + 2 * (1.0 * 100 + 500)
+    whole = record(measurements=windows, wall_s=40 + 2 * (1 + 5), energy_J=spent_J)
+    failed = record(failure=Failure("crash", "it did"), wall_s=900.0)
+    known = assumed.learned([failed, whole, whole])
+    assert known == replace(assumed, launch_s=pytest.approx(40), launch_power=pytest.approx(0.5))
+    assert assumed.learned([failed]) == assumed
+    # A setting that is left as it stands is not settled; a probe without a length tells nothing.
+    plain = record(measurements=(measured(time_s=0.5, power_W=100.0),), wall_s=9, energy_J=700)
+    assert assumed.learned([plain]).launch_s == pytest.approx(4)
+    assert assumed.learned([replace(plain, wall_s=0.0)]) == assumed

@@ -269,6 +269,24 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
     assert together.spent.probes == alone.spent.probes == 14
 
 
+def test_the_search_reckons_with_what_launches_cost_here(table, options):
+    """The launch's length is a guess until a probe has told; a slow cluster's are minutes."""
+    from models.simulated import SimulatedRunner
+    from tuner.driver import simulated_executor
+    from tuner.problem import problem_of_job
+
+    problem = problem_of_job("opt-350m", "a100-8", "default", plan=True)
+    executor = simulated_executor(problem)
+    tuner.optimize(
+        "opt-350m", cluster="a100-8", executor=executor, max_probes=8, verify=False, **options
+    )
+    records = read_trace(options["runs_dir"] / "study" / "trace" / "probes.jsonl").records
+    launches = [r.request.launch for r in records if r.request.purpose == "search"]
+    assert len(set(launches)) == len(launches)  # none is left and come back to at once
+    assert isinstance(executor._runner, SimulatedRunner)
+    assert any(len(r.request.live) > 2 for r in records)
+
+
 # Failures.
 
 

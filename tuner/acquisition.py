@@ -10,8 +10,10 @@ time. Before there is enough to model, a few launches are spread over the space.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import norm, qmc
@@ -20,6 +22,7 @@ from models.surrogate import Posterior, Surrogates
 from search_spaces.configuration import Configuration
 from tuner.pareto import hypervolume, improvement, nondominated, reference_point
 from tuner.sweep import Sweep, grow
+from workload.probe import ProbeRecord
 
 __all__ = ["ProbeCost", "Scored", "choose_probe", "farthest", "normal_draws", "search_reference"]
 
@@ -53,6 +56,30 @@ class ProbeCost:
     window_s: float = 5.0
     launch_power: float = 0.5
     min_steps: int = 0
+
+    def learned(self, records: Sequence[ProbeRecord]) -> ProbeCost:
+        """With a launch's length and power as probes had them: medians over those that measured.
+
+        A launch is all of a probe but its windows and what was settled before them.
+        """
+        lengths, powers = [], []
+        for record in records:
+            windows = record.measurements
+            if not record.ok or not windows:
+                continue
+            settled_s = [self.settle_s if m.live else 0.0 for m in windows]
+            length_s = record.wall_s - math.fsum(m.window_s for m in windows) - sum(settled_s)
+            joules = record.energy_J - math.fsum(
+                m.energy_J + s * m.power_W for m, s in zip(windows, settled_s, strict=True)
+            )
+            if length_s > 0 and joules > 0:
+                lengths.append(length_s)
+                powers.append(joules / (length_s * windows[0].power_W))
+        if not lengths:
+            return self
+        return replace(
+            self, launch_s=statistics.median(lengths), launch_power=statistics.median(powers)
+        )
 
     def launch_J(self, power_W: np.ndarray) -> np.ndarray:
         """Joules of the launch of configurations that draw `power_W`."""

@@ -236,12 +236,8 @@ class CandidateSampler(BaseSampler):
             return None
         with self._lock:
             seen = self._read(study)
-            closed = self._closed(seen)
+            closed, fits = self._closed_and_fits(seen)
             plan = None
-            fits = self._fits(seen)
-            if (closed | (fits < REFUSED_BELOW)).all():
-                fits = np.ones_like(fits)  # what is left is unlikely to fit, but it is all there is
-            closed |= fits < REFUSED_BELOW
             if not closed.all():
                 launched, fresh = self._launches(seen, closed)
                 if self._starting(seen, fresh) or not seen.told:
@@ -263,7 +259,7 @@ class CandidateSampler(BaseSampler):
             return None
         with self._lock:
             seen = self._read(study).with_measured(so_far)
-            closed = self._closed(seen)
+            closed, fits = self._closed_and_fits(seen)
             here = self._names.candidate_named(so_far.request.configurations()[0].key)
             if here is None or not seen.told:
                 return None
@@ -272,7 +268,7 @@ class CandidateSampler(BaseSampler):
                 seen, self._launches(seen, closed)[1]
             ):
                 return None
-            plan = self._improvement_plan(seen, closed, self._fits(seen), up=up)
+            plan = self._improvement_plan(seen, closed, fits, up=up)
             return plan if plan.launch == so_far.request.launch else None
 
     def _launches(self, seen: Seen, closed: np.ndarray) -> tuple[set[int], list[int]]:
@@ -315,6 +311,15 @@ class CandidateSampler(BaseSampler):
         for launch in seen.failed_launches:
             closed[self._members[launch]] = True
         return closed
+
+    def _closed_and_fits(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
+        """Which candidates may not be proposed, those that hardly can fit in memory among them, and
+        the probability that each fits."""
+        closed, fits = self._closed(seen), self._fits(seen)
+        unlikely = fits < REFUSED_BELOW
+        if (closed | unlikely).all():  # what is left is unlikely to fit, but it is all there is
+            return closed, np.ones_like(fits)
+        return closed | unlikely, fits
 
     def _fits(self, seen: Seen) -> np.ndarray:
         """Probability that each candidate fits in a device's memory, by its prediction and by what

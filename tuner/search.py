@@ -101,6 +101,7 @@ class Search:
         self._ratios: list[float] = []  # what probes used over what the sampler predicted
         self._stopped = ""
         executor.go_on = self._go_on
+        sampler.cost = problem.cost.learned(records)
         self._varying = varying_knobs(problem.candidates.configurations)
 
     # -- what is used and what is left -----------------------------------------------------------
@@ -467,6 +468,7 @@ class Search:
         # Of what later phases compare step by step, everything is kept.
         self.records.append(lean(record) if record.request.purpose == "search" else record)
         self._book.tell(record)
+        self._sampler.cost = self._problem.cost.learned(self.records)
         del self._flying[record.request.probe_id]
         if record.ok and flight.planned_kJ > 0:
             self._ratios.append(record.energy_J / 1000 / flight.planned_kJ)
