@@ -77,6 +77,18 @@ def test_groups_are_named_and_chosen(tmp_path):
             table.group(vague)
 
 
+def predicted_by(job: str, cluster: str) -> str:
+    return TOML + f'[predicted_by]\njob = "{job}"\ncluster = "{cluster}"\n'
+
+
+def test_a_table_may_say_which_job_on_which_cluster_it_recorded(tmp_path):
+    assert load_table(write_table(tmp_path / "plain")).predicted_by is None
+    told = load_table(write_table(tmp_path / "told", toml=predicted_by("opt-350m", "a100-8")))
+    assert told.predicted_by is not None
+    assert (told.predicted_by.job.name, told.predicted_by.cluster.name) == ("opt-350m", "a100-8")
+    assert not any("predicted_by" in note for note in told.notes)
+
+
 @pytest.mark.parametrize(
     ("toml", "csv", "told"),
     [
@@ -91,6 +103,10 @@ def test_groups_are_named_and_chosen(tmp_path):
         (TOML.replace("settle_s = 1.0", "settle_s = -1.0"), None, "at least 0"),
         (TOML.replace("[cost]", 'noise = "loud"\n[cost]'), None, "noise"),
         ('baseline = {colour = "red"}\n' + TOML, None, "baseline"),
+        ('predicted_by = "opt-350m"\n' + TOML, None, "a job and a cluster"),
+        (TOML + '[predicted_by]\njob = "opt-350m"\n', None, "a job and a cluster"),
+        (predicted_by("opt-350m", "my-cluster"), None, "cluster 'my-cluster'.*a100-8"),
+        (predicted_by("my-job", "a100-8"), None, "job 'my-job'.*opt-350m"),
         (TOML, "shape,speed,t\n1,1,1\n", "no column 'p'"),
         (TOML, "shape,speed,t,p\n", "no rows"),
         (TOML, "", "no column"),

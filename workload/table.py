@@ -16,11 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from search_spaces.cluster import Cluster, load_cluster
 from search_spaces.configuration import Configuration, Settings
 from search_spaces.errors import InputError, UnknownName
+from search_spaces.job import TrainingJob, load_job
 from workload.probe import Scope
 
-__all__ = ["RecordedTable", "TableCost", "TableGroup", "TableNoise", "TablePoint", "load_table"]
+__all__ = [
+    "PredictedBy",
+    "RecordedTable",
+    "TableCost",
+    "TableGroup",
+    "TableNoise",
+    "TablePoint",
+    "load_table",
+]
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,19 @@ class TableNoise:
 
     time_cv: float = 0.0
     power_cv: float = 0.0
+
+
+@dataclass(frozen=True)
+class PredictedBy:
+    """What was recorded, where the analytic models can predict it (`[predicted_by]` of the toml).
+
+    Attributes:
+        job: what was trained.
+        cluster: what it ran on.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
 
 
 @dataclass(frozen=True)
@@ -120,6 +143,7 @@ class RecordedTable:
         unit_of_work: what one "step" of it is.
         estimated: whether nobody metered the energy (`estimated = true` in the toml).
         baseline: knob values of the setting in use today, where the table says so.
+        predicted_by: the job and the cluster that were recorded, where the table says so.
         notes: what was assumed, one sentence each.
     """
 
@@ -134,6 +158,7 @@ class RecordedTable:
     unit_of_work: str = "step"
     estimated: bool = False
     baseline: Mapping[str, Any] = field(default_factory=dict)
+    predicted_by: PredictedBy | None = None
     notes: tuple[str, ...] = ()
 
     def group(self, name: str | None = None) -> TableGroup:
@@ -160,7 +185,7 @@ _LISTS = ("group_by", "launch_knobs", "live_knobs", "ignore")
 _REPEATS = ("time_repeats_s", "energy_repeats_J", "power_repeats_W")
 _COLUMNS = ("time_s", "power_W", "energy_J", "time_sd_s", "energy_sd_J", "power_sd_W")
 _TEXTS = ("name", "source", "license", "what", "unit_of_work", "energy_scope")
-_TABLES = ("cost", "noise", "baseline")
+_TABLES = ("cost", "noise", "baseline", "predicted_by")
 
 
 @dataclass(frozen=True)
@@ -174,6 +199,7 @@ class _Layout:
     cost: TableCost
     noise: TableNoise
     baseline: Mapping[str, Any]
+    predicted_by: PredictedBy | None
     estimated: bool
     notes: tuple[str, ...]
 
@@ -232,9 +258,21 @@ def _read_layout(path: Path) -> _Layout:
         cost=_figures(TableCost, data.get("cost", {}), f"[cost] in {path}"),
         noise=_figures(TableNoise, data.get("noise", {}), f"[noise] in {path}"),
         baseline=baseline,
+        predicted_by=_predicted_by(data["predicted_by"], path) if "predicted_by" in data else None,
         estimated=estimated,
         notes=tuple(notes),
     )
+
+
+def _predicted_by(data: Any, path: Path) -> PredictedBy:
+    what = f"[predicted_by] in {path}"
+    named = isinstance(data, dict) and set(data) == {"job", "cluster"}
+    if not named or not all(isinstance(name, str) for name in data.values()):
+        raise InputError(f"{what} must name a job and a cluster, and nothing else")
+    try:
+        return PredictedBy(load_job(data["job"]), load_cluster(data["cluster"]))
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from error
 
 
 def _figures(cls: type, data: Any, what: str) -> Any:
@@ -410,5 +448,6 @@ def load_table(folder: str | Path) -> RecordedTable:
         unit_of_work=layout.texts.get("unit_of_work", "step"),
         estimated=layout.estimated,
         baseline=layout.baseline,
+        predicted_by=layout.predicted_by,
         notes=layout.notes,
     )
