@@ -301,8 +301,8 @@ if rank == 0:
     raise RuntimeError("left its children behind")
 """
 _SCRIBBLES = """
-hook._link._socket.sendall(b"fail nonsense\\nstep x y\\nat\\n\\xff\\xfe\\x00\\npeak []\\n")
-hook._link._socket.sendall(b"fail {}\\n")
+hook.state.link._socket.sendall(b"fail nonsense\\nstep x y\\nat\\n\\xff\\xfe\\x00\\npeak []\\n")
+hook.state.link._socket.sendall(b"fail {}\\n")
 open("record.json", "w").write("{}")
 open("ds_config.json", "w").write("not JSON")
 os.close(0)

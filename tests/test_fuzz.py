@@ -141,7 +141,9 @@ def test_a_space_of_any_choice_is_read_or_refused(
 
 @quick
 @given(
-    config=st.dictionaries(st.sampled_from([*hook._BATCH_KEYS, "zero_optimization", "x"]), VALUES)
+    config=st.dictionaries(
+        st.sampled_from([*hook.engine.BATCH_KEYS, "zero_optimization", "x"]), VALUES
+    )
 )
 def test_the_hook_takes_any_deepspeed_configuration(config: dict) -> None:
     hook.micro_batches(config, 2)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import workload.hook as hook
 from workload.command import imported_frameworks
+from workload.hook import NotAsAsked, frames, state, watching
 
 torch = pytest.importorskip("torch")
 
@@ -18,11 +18,11 @@ torch = pytest.importorskip("torch")
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
     plain, finders = torch.nn.Module.__call__, list(sys.meta_path)
-    hook._seen.clear()
-    hook._options.clear()
+    state.seen.clear()
+    state.options.clear()
     yield
-    hook._seen.clear()
-    hook._options.clear()
+    state.seen.clear()
+    state.options.clear()
     torch.nn.Module.__call__ = plain
     sys.meta_path[:] = finders
 
@@ -34,22 +34,22 @@ def train(model: Any, loss: Any, micro_batches: int, size: int) -> None:
 
 def test_the_largest_outermost_module_is_the_model() -> None:
     plain = torch.nn.Module.__call__
-    watched = hook._FirstForwards(torch)
+    watched = watching.FirstForwards(torch)
     model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
     train(model, torch.nn.MSELoss(), micro_batches=3, size=5)
     model.eval()
     model(torch.randn(99, 8))  # a look at validation data is no micro-batch
     watched.end()
     assert torch.nn.Module.__call__ is plain
-    assert (hook._seen["forwards"], hook._seen["batch"]) == (3, [5, 8])
-    assert hook._seen["can_checkpoint"] is False
+    assert (state.seen["forwards"], state.seen["batch"]) == (3, [5, 8])
+    assert state.seen["can_checkpoint"] is False
 
 
 def test_a_first_batch_of_another_size_is_refused() -> None:
-    hook._options["micro_batch"] = 4
-    watched = hook._FirstForwards(torch)
+    state.options["micro_batch"] = 4
+    watched = watching.FirstForwards(torch)
     train(torch.nn.Linear(8, 1), torch.nn.MSELoss(), micro_batches=1, size=5)
-    with pytest.raises(hook.NotAsAsked, match="hold 5 samples where micro_batch is 4"):
+    with pytest.raises(NotAsAsked, match="hold 5 samples where micro_batch is 4"):
         watched.end()
 
 
@@ -74,13 +74,13 @@ class Switched(torch.nn.Module):
 
 
 def test_the_switch_is_found_inside_a_wrapper_and_turned_before_the_first_forward() -> None:
-    hook._options["activation_checkpointing"] = "full"
+    state.options["activation_checkpointing"] = "full"
     model = torch.nn.Sequential(Switched())
-    watched = hook._FirstForwards(torch)
+    watched = watching.FirstForwards(torch)
     train(model, torch.nn.MSELoss(), micro_batches=1, size=2)
     watched.end()
     assert model[0].is_gradient_checkpointing
-    assert (hook._seen["can_checkpoint"], hook._seen["checkpoints"]) == (True, True)
+    assert (state.seen["can_checkpoint"], state.seen["checkpoints"]) == (True, True)
 
 
 def test_a_module_is_turned_when_it_is_imported_and_only_once(
@@ -89,7 +89,9 @@ def test_a_module_is_turned_when_it_is_imported_and_only_once(
     (tmp_path / "late_framework.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     seen: list[tuple[str, Any]] = []
-    hook._WhenImported(["late_framework", "json"], lambda name, module: seen.append((name, module)))
+    frames.WhenImported(
+        ["late_framework", "json"], lambda name, module: seen.append((name, module))
+    )
     assert [name for name, _ in seen] == ["json"]  # it was there already
     import late_framework  # type: ignore[import-not-found]
 
@@ -99,13 +101,13 @@ def test_a_module_is_turned_when_it_is_imported_and_only_once(
 
 
 def test_a_framework_is_told_what_was_asked_and_what_it_was_told_is_known() -> None:
-    assert hook._own(micro_batch=8, gradient_accumulation=2) == {
+    assert frames.own(micro_batch=8, gradient_accumulation=2) == {
         "micro_batch": 8,
         "gradient_accumulation": 2,
     }
-    hook._options["owned"] = {"micro_batch": 4}
-    assert hook._own(micro_batch=4, gradient_accumulation=9)["micro_batch"] == 4
-    assert hook._seen["owned"] == {"micro_batch": 8, "gradient_accumulation": 2}
+    state.options["owned"] = {"micro_batch": 4}
+    assert frames.own(micro_batch=4, gradient_accumulation=9)["micro_batch"] == 4
+    assert state.seen["owned"] == {"micro_batch": 8, "gradient_accumulation": 2}
 
 
 def test_transformers_arguments_are_turned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +122,12 @@ def test_transformers_arguments_are_turned(monkeypatch: pytest.MonkeyPatch) -> N
             self.derived = self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     module = type("module", (), {"TrainingArguments": TrainingArguments})
-    hook._options |= {"owned": {"micro_batch": 2, "gradient_accumulation": 4}, "quiet": True}
-    hook._turn_arguments(module)
+    state.options |= {"owned": {"micro_batch": 2, "gradient_accumulation": 4}, "quiet": True}
+    frames.turn_arguments(module)
     made: Any = TrainingArguments()
     assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (2, 4)
     assert (made.derived, made.report_to, made.push_to_hub) == (8, [], False)
-    assert hook._seen["owned"] == {"micro_batch": 8, "gradient_accumulation": 1}
+    assert state.seen["owned"] == {"micro_batch": 8, "gradient_accumulation": 1}
 
 
 def test_which_frameworks_a_script_imports(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workload import hook
+from workload.hook import link
 from workload.phases import seconds_a_step, within
 
 # Two steps of 1 s, opened in the wait at a boundary and closed in the next.
@@ -90,8 +90,8 @@ def test_on_cuda_a_mark_is_when_the_device_came_there(monkeypatch: pytest.Monkey
     cuda = FakeCuda()
     now_s = 500.0
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(hook.time, "monotonic", lambda: now_s)
-    marks = hook.Marks()
+    monkeypatch.setattr(link.time, "monotonic", lambda: now_s)
+    marks = link.Marks()
     # The first boundary: the device is idle at 500 s, which is 0 s of its own.
     assert times(marks.all_lines(500.0)) == [("boundary", 500.0)]
     # The host queues two phases of 2 s within no time, and the device has done 1 s of it.
@@ -118,8 +118,8 @@ def test_on_cuda_a_mark_is_when_the_device_came_there(monkeypatch: pytest.Monkey
 
 def test_on_a_cpu_a_mark_is_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(hook.time, "monotonic", lambda: 3.0)
-    marks = hook.Marks()
+    monkeypatch.setattr(link.time, "monotonic", lambda: 3.0)
+    marks = link.Marks()
     marks.add("forward.encoder")
     assert times(marks.lines()) == [("forward.encoder", 3.0)]
     assert marks.lines() == ""

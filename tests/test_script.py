@@ -324,7 +324,7 @@ def test_the_hook_needs_the_standard_library_alone(tmp_path: Path) -> None:
         "bad = {'tuner', 'search_spaces', 'workload', 'torch', 'numpy'} & set(sys.modules); "
         "assert not bad, bad"
     )
-    folder = str(Path(hook.__file__).parent)
+    folder = str(Path(hook.__file__).parent.parent)
     subprocess.run([sys.executable, "-P", "-c", code, folder], check=True, cwd=tmp_path)
 
 
@@ -366,14 +366,15 @@ def test_launch_files_start_the_script_as_chosen(tmp_path: Path) -> None:
         2,
     )
     assert "wandb" not in config
-    assert not (tmp_path / "best" / "joulefront_hook.py").exists()
+    assert not (tmp_path / "best" / "joulefront_hook").exists()
 
 
 def test_the_hook_goes_along_only_where_it_is_needed(tmp_path: Path) -> None:
     made = job("train.py", tmp_path, replace(FRAME, reads=("activation_offload",)))
     write_launch_files((made.baseline, made, GPU), tmp_path / "best")
     argv, _ = dry_run(tmp_path / "best")
-    assert argv[-3:] == [str((tmp_path / "best/joulefront_hook.py").resolve()), "run", "train.py"]
+    started = (tmp_path / "best/joulefront_hook/__main__.py").resolve()
+    assert argv[-3:] == [str(started), "run", "train.py"]
     options = json.loads((tmp_path / "best" / "options.json").read_text())
     assert options["quiet"] is False
     assert "micro_batch" not in options

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +198,44 @@ def test_launch_files_train_as_chosen(bench: Bench, repo: Path, tmp_path: Path) 
     assert printed_config(done.stdout)["zero_optimization"] == {"stage": 1}
     assert "loss" in done.stdout
     assert (repo / "checkpoint.pt").exists()  # a real run saves
+
+
+@pytest.mark.slow
+def test_under_the_hook_a_script_has_modules_of_its_own(tmp_path: Path) -> None:
+    """Started by its path, as `launch.sh` does; they may be named as the hook's own."""
+    (tmp_path / "train.py").touch()
+    blank = blank_job(Script("train.py", cwd=tmp_path), CLUSTER)
+    job = replace(blank, frame=replace(blank.frame, reads=("zero_stage",)))
+    write_launch_files((job.baseline, job, CLUSTER), tmp_path / "best")
+    hook = tmp_path / "best" / "joulefront_hook"
+    names = [path.stem for path in hook.glob("[a-z]*.py")]
+    assert len(names) > 3
+    for name in [*names, "hook", "workload"]:
+        (tmp_path / f"{name}.py").write_text(f"mine = {name!r}\n")
+    (tmp_path / "train.py").write_text(
+        "import importlib, sys\nimport joulefront_hook\n"
+        f"for name in {[*names, 'hook', 'workload']!r}:\n"
+        "    assert importlib.import_module(name).mine == name\n"
+        f"assert {str(hook)!r} not in sys.path\n"
+        "print('stage', joulefront_hook.configuration()['zero_stage'])\n"
+    )
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "best").symlink_to(tmp_path / "best")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "other/best/joulefront_hook/__main__.py", "run", "train.py"],
+        env={
+            **os.environ,
+            **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
+            "JOULEFRONT_OPTIONS": str(tmp_path / "best" / "options.json"),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "stage 0" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def write_launch_files(
 
     Writes ds_config.json, job.json, launch.sh (torchrun), launch_deepspeed.sh, job.sbatch (Slurm),
     clocks.sh and clocks.toml (the live settings) and README.txt; for a job that is a user's script,
-    and where it needs them, joulefront_hook.py and options.json.
+    and where it needs them, the folder joulefront_hook and options.json.
 
     Args:
         what: a result, or a configuration with its job and cluster.
@@ -98,6 +98,8 @@ def write_launch_files(
     job = job.at(configuration)  # at its own global batch, for the steps it takes there
     launch = configuration, job, cluster
     expected_s = what.point(point).time_interval_s[1] if isinstance(what, Result) else None
+    if expected_s is not None and not math.isfinite(expected_s):
+        expected_s = None  # nothing that could be asked of Slurm
     folder = Path(out_dir)
     if isinstance(job, ScriptJob):
         program, files = _program_of_script(configuration, job, cluster, folder)
@@ -206,11 +208,14 @@ def _program_of_script(
     about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
     if job.needs_hook or (on_cpu and job.frame.on_deepspeed):
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(workload.hook.__file__, folder / "joulefront_hook.py")
+        hook = folder / "joulefront_hook"
+        caches = shutil.ignore_patterns("__pycache__")
+        package = Path(workload.hook.__file__).parent
+        shutil.copytree(package, hook, ignore=caches, dirs_exist_ok=True)
         files["options.json"] = json.dumps(start.options, indent=2) + "\n"
-        words = [str((folder / "joulefront_hook.py").resolve()), "run", *words]
+        words = [str((hook / "__main__.py").resolve()), "run", *words]
         exports = ["JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))]
-        about.append("# joulefront_hook.py lays options.json over what it passes to DeepSpeed.")
+        about.append("# joulefront_hook lays options.json over what it passes to DeepSpeed.")
     return _Program(words, about, folder=start.cwd, exports=exports), files
 
 

@@ -2,8 +2,8 @@
 
 A node agent starts it by path (`fork_server.py FD`) and speaks JSON lines over the socket:
 "prepare" imports modules and loads DeepSpeed ops, "spawn" forks the ranks of a probe, and the end
-of a rank is told as it happens. What a rank then runs is `hook.py` beside this file, loaded by path
-too: of joulefront's packages nothing is imported, here or in a rank. The closing socket says that
+of a rank is told as it happens. What a rank then runs is the package `hook` beside this file, by
+path too: nothing else of joulefront is imported, here or in a rank. The closing socket says that
 the agent is gone; then nothing of the server is left.
 """
 
@@ -22,12 +22,13 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook.py")
+HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 
 
 def _load_hook() -> Any:
     """The hook, under the name by which a user's program may import it."""
-    spec = importlib.util.spec_from_file_location("joulefront_hook", HOOK)
+    path = os.path.join(HOOK, "__init__.py")
+    spec = importlib.util.spec_from_file_location("joulefront_hook", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -71,7 +72,7 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
     if spec.get("fresh"):
         os.execve(
             sys.executable,
-            [sys.executable, "-P", HOOK, "rank", json.dumps(spec)],
+            [sys.executable, "-P", os.path.join(HOOK, "__main__.py"), "rank", json.dumps(spec)],
             dict(spec["env"]),
         )
     hook.run_rank(spec)

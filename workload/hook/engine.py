@@ -1,0 +1,205 @@
+"""A DeepSpeed configuration, and the engine that is made from it.
+
+What a program passes to `deepspeed.initialize` is read wherever it stands, and the settings of this
+launch are laid over it table by table; all that no setting names stays the program's. The engine
+then reports its steps, at accumulation boundaries only, and what it is called for. The functions on
+dictionaries serve outside a rank too, where the same is planned.
+"""
+
+import base64
+import copy
+import functools
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from . import state, watching
+
+
+def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `overlay` laid over it, table by table; None takes a key away."""
+    merged = dict(base)
+    for key, value in overlay.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            below = merged.get(key)
+            merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def micro_batches(config: Mapping[str, Any], replicas: int) -> tuple[int, int]:
+    """(micro-batch, accumulation) that a DeepSpeed configuration means on `replicas` replicas.
+
+    (0, 0) where it does not say: transformers fills "auto" in from its own arguments.
+    """
+    whole, micro, times = (config.get(name) for name in BATCH_KEYS)
+    if any(value is not None and type(value) is not int for value in (whole, micro, times)):
+        return 0, 0
+    if micro is None:
+        times = times or 1
+        micro = (whole or 0) // (times * replicas)
+    return (micro, times or (max(1, (whole or 0) // (micro * replicas)))) if micro else (0, 0)
+
+
+def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any]:
+    """Settings that keep the global batch in other micro-batches; empty where there are none.
+
+    A program whose batches then change in size takes it from DeepSpeed, and any other does not.
+    """
+    micro, times = micro_batches(config, replicas)
+    if micro and micro % 2 == 0:
+        parts = (None, micro // 2, times * 2)
+    elif micro and times % 2 == 0:
+        parts = (None, micro * 2, times // 2)
+    else:
+        return {}
+    return dict(zip(BATCH_KEYS, parts, strict=True))
+
+
+def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What the program passes to `deepspeed.initialize` as its configuration."""
+    given = told.get("config")
+    given = told.get("config_params") if given is None else given
+    if given is None:
+        given = getattr(told.get("args"), "deepspeed_config", None)
+    if isinstance(given, Mapping):
+        return copy.deepcopy(dict(given))
+    if given is None:
+        return {}
+    if os.path.exists(given):
+        with open(given, encoding="utf-8") as file:
+            return dict(json.load(file))
+    return dict(json.loads(base64.urlsafe_b64decode(given)))
+
+
+def _wrap_initialize(plain: Any) -> Any:
+    """`deepspeed.initialize` that lays the settings of this launch over what it is given."""
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        told = signature.bind(*args, **kwargs).arguments
+        config, model = _read_config(told), told.get("model")
+        state.seen["engines"] = state.seen.get("engines", 0) + 1
+        if not config or state.seen["engines"] > 1:
+            return plain(*args, **kwargs)  # a second engine (a teacher, a critic) stays as it is
+        _see_model(model, told, config)
+        overlay = dict(state.options.get("deepspeed", {}))
+        if state.options.get("alter") and not state.seen["owner"]:
+            overlay |= split_differently(config, int(os.environ.get("WORLD_SIZE", "1")))
+        switch = watching.with_switch(model)
+        watching.set_checkpointing(switch, state.options.get("activation_checkpointing"))
+        told = {**told, "config": merge(config, overlay)}
+        told.pop("config_params", None)
+        holder = told.get("args")
+        path = getattr(holder, "deepspeed_config", None)
+        if path is not None:  # DeepSpeed takes one of the two
+            holder.deepspeed_config = None  # type: ignore[union-attr]
+        try:
+            made = plain(**told)
+        finally:
+            if path is not None:
+                holder.deepspeed_config = path  # type: ignore[union-attr]
+        engine = made[0]
+        state.seen["micro_batch"] = engine.train_micro_batch_size_per_gpu()
+        state.seen["accumulation"] = engine.gradient_accumulation_steps()
+        state.seen["global_batch"] = engine.train_batch_size()
+        state.seen["pipeline"] = hasattr(engine, "num_stages")
+        state.seen["stages"] = getattr(engine, "num_stages", 1)
+        return made
+
+    return initialize
+
+
+def _see_model(model: Any, told: Mapping[str, Any], config: dict[str, Any]) -> None:
+    optimizer = told.get("optimizer")
+    state.seen["config"], state.seen["owner"] = config, watching.owner()
+    state.seen["client_optimizer"] = type(optimizer).__name__ if optimizer is not None else ""
+    state.seen["training_data"] = told.get("training_data") is not None
+    watching.see_switch(model)
+
+
+def patch_deepspeed(deepspeed: Any) -> None:
+    """Lay settings over what the program gives, and count steps at accumulation boundaries only."""
+    engine = deepspeed.DeepSpeedEngine
+    if getattr(engine, "_joulefront", False):
+        return
+    engine._joulefront = True
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        # Building DeepSpeed's shared-memory collective for a CPU needs a compiler and half a
+        # minute at the first start; gloo, which it falls back to, serves as well.
+        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.initialize = _wrap_initialize(deepspeed.initialize)
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+
+    def stepping(owner: Any, name: str, ends_step: Any) -> None:
+        plain = getattr(owner, name)
+
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            counts = ends_step(self) and state.seen.setdefault("engine", id(self)) == id(self)
+            # The torch optimizer inside would report the same step.
+            state.seen["inside_engine"] = True
+            if counts and name == "step":
+                state.mark_seen("optimizer")
+            result = plain(self, *args, **kwargs)
+            state.seen["inside_engine"] = False
+            if counts:
+                watching.count("engine")
+            if name == "step":
+                state.mark_seen("data")
+            return result
+
+        setattr(owner, name, run)
+
+    stepping(engine, "step", lambda self: self.is_gradient_accumulation_boundary())
+    stepping(PipelineEngine, "train_batch", lambda self: True)
+    plain_forward = engine.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "batch" not in state.seen:
+            watching.see_batch((kwargs, args))
+        state.mark_seen("forward")
+        return plain_forward(self, *args, **kwargs)
+
+    engine.forward = forward
+    plain_backward = engine.backward
+
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state.mark_seen("backward")
+        return plain_backward(self, *args, **kwargs)
+
+    engine.backward = functools.wraps(plain_backward)(backward)
+    zero = state.options.get("deepspeed", {}).get("zero_optimization", {})
+    if zero.get("stage", 3) != 3:
+        plain_init = deepspeed.zero.Init.__init__
+
+        def without_partition(self: Any, *args: Any, **kwargs: Any) -> None:
+            plain_init(self, *args, **{**kwargs, "enabled": False})
+
+        deepspeed.zero.Init.__init__ = without_partition
+    else:
+        deepspeed.zero.Init.__init__ = _after_group(deepspeed, deepspeed.zero.Init.__init__)
+
+
+def _after_group(deepspeed: Any, plain_init: Any) -> Any:
+    """`deepspeed.zero.Init` that sees all ranks.
+
+    It reads the batch sizes before it joins the process group, as if it were alone; transformers on
+    a CPU has not joined DeepSpeed to the group by then, and the sizes are refused.
+    """
+
+    def with_group(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "WORLD_SIZE" in os.environ and not deepspeed.comm.is_initialized():
+            deepspeed.init_distributed()
+        plain_init(self, *args, **kwargs)
+
+    return with_group

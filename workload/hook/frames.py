@@ -1,0 +1,198 @@
+"""The frameworks that own a training loop: told what this launch turns, and kept from writing.
+
+transformers, Lightning, Fabric and Accelerate are patched when the program imports them, so that
+none is imported for nothing. Each is told the micro-batch and the accumulation that it takes by
+itself, and what the program had told it is noted. In a probe what writes checkpoints and logs does
+nothing: it would cost time that a step does not, and disk.
+"""
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import state, watching
+
+
+class WhenImported:
+    """Calls `then(name, module)` for each of some modules: at once, or when it is imported."""
+
+    def __init__(self, names: Iterable[str], then: Callable[[str, Any], None]) -> None:
+        self._names, self._then = set(names), then
+        for name in sorted(self._names & set(sys.modules)):
+            self._names.discard(name)
+            then(name, sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self._names:
+            return None
+        self._names.discard(name)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            plain = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                plain(module)
+                self._then(name, module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def own(**said: int) -> dict[str, int]:
+    """Note what a framework is told of its batches, and give what it is to be told instead.
+
+    `micro_batch` or `gradient_accumulation`, as far as this framework takes them by itself.
+    """
+    first = state.seen.setdefault("owned", dict(said))
+    owned = state.options.get("owned") or {}
+    return {name: owned.get(name, value) for name, value in first.items()}
+
+
+def turn_arguments(transformers: Any) -> None:
+    """transformers' Trainer takes micro-batch and accumulation from its arguments."""
+    plain = transformers.TrainingArguments.__post_init__
+
+    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        told = own(
+            micro_batch=self.per_device_train_batch_size,
+            gradient_accumulation=self.gradient_accumulation_steps,
+        )
+        self.per_device_train_batch_size = told["micro_batch"]
+        self.gradient_accumulation_steps = told["gradient_accumulation"]
+        if state.options.get("quiet"):
+            self.report_to, self.push_to_hub = [], False
+        plain(self, *args, **kwargs)
+
+    transformers.TrainingArguments.__post_init__ = post_init
+
+
+def _turn_trainer(lightning: Any) -> None:
+    """Lightning's Trainer takes the accumulation, and trains on the ranks that were started."""
+    plain = lightning.Trainer.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        told = own(gradient_accumulation=kwargs.get("accumulate_grad_batches", 1))
+        kwargs["accumulate_grad_batches"] = told["gradient_accumulation"]
+        if state.options.get("quiet") and kwargs.get("logger") is not False:
+            package = lightning.__name__.removesuffix(".trainer.trainer")
+            kwargs["logger"] = importlib.import_module(f"{package}.loggers.logger").DummyLogger()
+        plain(self, *args, **(kwargs | _ranks_started()))
+
+    lightning.Trainer.__init__ = init
+
+
+def _turn_fabric(fabric: Any) -> None:
+    plain = fabric.Fabric.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **(kwargs | _ranks_started()))
+
+    fabric.Fabric.__init__ = init
+    check = fabric.Fabric._validate_launched
+
+    def launched(self: Any) -> None:
+        if not self._launched:  # a script for `fabric run`, which is no part of a probe
+            self.launch()
+        check(self)
+
+    fabric.Fabric._validate_launched = launched
+
+
+def _ranks_started() -> dict[str, Any]:
+    """Lightning's words for the ranks that torchrun or the agent started."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return {"devices": local, "num_nodes": int(os.environ.get("WORLD_SIZE", "1")) // local}
+
+
+def _turn_accelerator(accelerate: Any) -> None:
+    """Accelerate's accumulation is the script's own, where it trains under `accumulate`."""
+    owner = accelerate.Accelerator
+    plain_init, plain_accumulate = owner.__init__, owner.accumulate
+    signature = inspect.signature(plain_init)
+
+    @functools.wraps(plain_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        told = signature.bind(self, *args, **kwargs).arguments
+        told.pop("self")
+        # transformers' Trainer brings its own accumulation, which is turned there.
+        if watching.owner() != "transformers" and told.get("gradient_accumulation_plugin") is None:
+            said = told.get("gradient_accumulation_steps", 1)
+            told |= {"gradient_accumulation_steps": _own_accelerate(said)}
+        keywords = told.pop("kwargs", {})
+        plain_init(self, **told, **keywords)
+
+    def accumulate(self: Any, *models: Any) -> Any:
+        if "accelerates" in state.seen:
+            state.seen.setdefault("owned", {"gradient_accumulation": state.seen["accelerates"]})
+        return plain_accumulate(self, *models)
+
+    owner.__init__, owner.accumulate = init, accumulate
+
+
+def _own_accelerate(said: int) -> int:
+    """What is in force instead of `said`; it is Accelerate's only once `accumulate` is called."""
+    state.seen.setdefault("accelerates", said)
+    return int((state.options.get("owned") or {}).get("gradient_accumulation", said))
+
+
+TURNED: dict[str, Callable[[Any], None]] = {
+    "transformers.training_args": turn_arguments,
+    "lightning.pytorch.trainer.trainer": _turn_trainer,
+    "pytorch_lightning.trainer.trainer": _turn_trainer,
+    "lightning.fabric.fabric": _turn_fabric,
+    "accelerate.accelerator": _turn_accelerator,
+}
+
+
+def _nothing(*args: Any, **kwargs: Any) -> bool:
+    """Stands for what a probe leaves out."""
+    return True
+
+
+def silence(torch: Any) -> None:
+    """A probe writes no checkpoints: they cost time that a step does not, and disk."""
+    plain_save = torch.save
+
+    def save(value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(file, str | os.PathLike):  # in memory: part of the program
+            plain_save(value, file, *args, **kwargs)
+
+    torch.save = save
+    deepspeed = sys.modules.get("deepspeed")
+    for name in ("save_checkpoint", "save_16bit_model", "save_fp16_model"):
+        if deepspeed is not None and hasattr(deepspeed.DeepSpeedEngine, name):
+            setattr(deepspeed.DeepSpeedEngine, name, _nothing)
+
+
+WRITERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "transformers.trainer": {"Trainer": ("_save_checkpoint", "save_model", "save_state")},
+    "transformers.modeling_utils": {"PreTrainedModel": ("save_pretrained",)},
+    "accelerate.accelerator": {"Accelerator": ("save_state", "save_model", "init_trackers", "log")},
+    "lightning.pytorch.trainer.trainer": {"Trainer": ("save_checkpoint",)},
+    "pytorch_lightning.trainer.trainer": {"Trainer": ("save_checkpoint",)},
+    "lightning.fabric.fabric": {"Fabric": ("save",)},
+}
+
+
+def _silence_module(name: str, module: Any) -> None:
+    """The same for a framework."""
+    for owner, methods in WRITERS.get(name, {}).items():
+        for method in methods:
+            if hasattr(getattr(module, owner, None), method):
+                setattr(getattr(module, owner), method, _nothing)
+
+
+def stand_around(name: str, module: Any) -> None:
+    """A framework was imported: turn what it owns, and silence it in a probe."""
+    if name in TURNED:
+        TURNED[name](module)
+    if state.options.get("quiet"):
+        _silence_module(name, module)

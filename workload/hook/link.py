@@ -1,0 +1,184 @@
+"""The rank's line to its agent: its steps, its phase marks, its end, and the waits between.
+
+One `Link` counts the optimizer steps of its rank, tells each, and at the boundaries that the agent
+names it finishes the device's work, says so and waits to be told to go on. `Marks` holds the phase
+marks until the device has come to them. What the lines say is in the docstring of the package.
+"""
+
+import json
+import os
+import resource
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from typing import Any, NoReturn
+
+from . import state
+
+# Ordinary exceptions that mean "no memory left", by name: torch cannot be imported here.
+_OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
+_PEER_WORDS = ("gloo", "nccl", "closed by peer", "connection reset", "broken pipe")
+_OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+class Marks:
+    """When the phases of steps began, on CLOCK_MONOTONIC, by the clock of what runs them.
+
+    On a CUDA device the host runs ahead, so a mark is an event on the stream. Events are read once
+    they lie behind, against one that was recorded at the last boundary, where the device had
+    nothing to do and both clocks could be read at once: nothing waits for the device in a step.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[str, Any]] = deque()
+        self._reference: tuple[Any, float] | None = None  # an event, and when it was
+        self.used = False  # a program that marks nothing is told of no waits either
+
+    def add(self, name: str) -> None:
+        self.used = True
+        self._waiting.append((name, _device_event() or time.monotonic()))
+
+    def lines(self) -> str:
+        """A line for the agent of each mark that is known by now."""
+        lines = []
+        while self._waiting:
+            name, at = self._waiting[0]
+            if not isinstance(at, float):
+                if self._reference is None or not at.query():
+                    break
+                event, then_s = self._reference
+                at = then_s + event.elapsed_time(at) / 1000
+            self._waiting.popleft()
+            lines.append(f"phase {name} {at:.7f}\n")
+        return "".join(lines)
+
+    def all_lines(self, at_s: float) -> str:
+        """The same at a boundary, where the device is idle; what follows is a wait."""
+        event = _device_event()
+        if event is not None:
+            event.synchronize()
+            now_s = time.monotonic()
+            # The first boundary ends the first step: there is no earlier reference to read by.
+            self._reference = self._reference or (event, now_s)
+            told = self.lines()
+            self._reference = event, now_s
+        else:
+            told = self.lines()
+        return f"{told}phase boundary {at_s:.7f}\n"
+
+
+class Link:
+    """A rank's line to its agent, and the count of its optimizer steps."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(address)
+        self._buffer = b""
+        self.steps = 0
+        # The first step is free: only after it is there anything to wait for.
+        self._until = 1
+        self.starting = True
+        self.marks = Marks() if rank == 0 else None  # the agent keeps one rank's
+        self.send(f"hello {rank} {os.getpid()}")
+
+    def send(self, line: str) -> None:
+        self._socket.sendall(line.encode() + b"\n")
+
+    def _receive(self) -> str:
+        while b"\n" not in self._buffer:
+            chunk = self._socket.recv(4096)
+            if not chunk:
+                os._exit(3)  # the agent is gone; so is the reason to train
+            self._buffer += chunk
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line.decode()
+
+    def step_done(self) -> None:
+        """One optimizer step is done on this rank; waits here if the agent named this boundary."""
+        self.steps += 1
+        self.starting = False
+        if self.steps == 1 and state.options.get("inspect"):
+            self.send("facts " + json.dumps(state.facts(), default=str))
+        if self.steps < self._until:
+            told = self.marks.lines() if self.marks and self.marks.used else ""
+            self.send(f"{told}step {self.steps} {time.monotonic():.7f}")
+            return
+        _finish_device_work()
+        at_s = time.monotonic()
+        told = self.marks.all_lines(at_s) if self.marks and self.marks.used else ""
+        self.send(f"{told}at {self.steps} {at_s:.7f}")
+        words = self._receive().split()
+        if words[0] == "quit":
+            self.leave()
+        self._until = int(words[1])
+
+    def leave(self) -> None:
+        """Say what was used and end at once: interpreters with live collectives may abort."""
+        self.send("peak " + json.dumps(_peaks()))
+        self.send("end")
+        end_process(0)
+
+    def fail(self, error: BaseException) -> None:
+        kind = "crash"
+        text = str(error)
+        names = {cls.__name__ for cls in type(error).__mro__}
+        if names & _OOM_TYPES or any(word in text.lower() for word in _OOM_WORDS):
+            kind = "out_of_memory"
+        elif isinstance(error, state.NotAsAsked) or (self.starting and _raised_by_framework(error)):
+            kind = "refused"
+        lines = text.strip().splitlines() or [""]
+        told = " ".join(lines[:3]) if lines[0].endswith(":") else lines[0]  # a list follows
+        message = f"{type(error).__name__}: {told}"
+        # A rank whose peer died fails in a collective: an effect, not the cause.
+        effect = any(word in text.lower() for word in _PEER_WORDS)
+        self.send("fail " + json.dumps({"kind": kind, "message": message[:2000], "effect": effect}))
+
+
+def _raised_by_framework(error: BaseException) -> bool:
+    """True where DeepSpeed itself refused, rather than the program having failed."""
+    if type(error).__name__ not in (
+        "AssertionError",
+        "ValueError",
+        "NotImplementedError",
+        "DeepSpeedConfigError",
+        "ValidationError",
+    ):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(f"{os.sep}deepspeed{os.sep}" in frame.filename for frame in frames)
+
+
+def _device_event() -> Any:
+    """An event recorded on the CUDA stream now; None where no device is in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _finish_device_work() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _peaks() -> dict[str, int]:
+    """Peak memory of this rank, bytes: on the device where there is one, and on the host."""
+    peaks = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        peaks["device_bytes"] = torch.cuda.max_memory_reserved()
+    return peaks
+
+
+def end_process(code: int) -> NoReturn:
+    """End at once, with what was printed written out."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

@@ -1,0 +1,89 @@
+"""The training program, started as `__main__` with the hook around it.
+
+A rank of a probe gets its line to the agent first, and its end, however it comes, is told there.
+Under `launch.sh` the same settings are laid over the program and nothing is told. Nothing of the
+hook imports torch or DeepSpeed before it is here.
+"""
+
+import contextlib
+import json
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from . import engine, frames, state, watching
+from .link import Link, end_process
+
+
+def _prepare_program(options: Mapping[str, Any]) -> None:
+    """Stand around the program that is about to start, as `options` say."""
+    state.options.clear()
+    state.options.update(options)
+    state.seen.clear()
+    import torch
+
+    watching.patch_torch(torch)
+    if state.link is not None or options.get("activation_checkpointing"):
+        state.seen["watched"] = watching.FirstForwards(torch)
+    frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
+    # A plain torch program may live without DeepSpeed.
+    with contextlib.suppress(ModuleNotFoundError):
+        import deepspeed
+
+        engine.patch_deepspeed(deepspeed)
+    if options.get("quiet"):
+        frames.silence(torch)
+
+
+def _run_program(argv: list[str]) -> None:
+    """The program as `__main__`, as `python SCRIPT ...` or `python -m MODULE ...` would run it."""
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = argv
+    path = os.path.abspath(argv[0])
+    sys.path.insert(0, os.path.dirname(path))
+    runpy.run_path(path, run_name="__main__")
+
+
+def run_rank(spec: dict[str, Any]) -> NoReturn:
+    """Become a rank: environment, link, then the training program as `__main__`."""
+    state.link = link = Link(spec["address"], int(spec["env"]["RANK"]))
+    try:
+        torch = sys.modules.get("torch")
+        if torch is not None and "OMP_NUM_THREADS" in spec["env"]:
+            # A forked rank read OMP_NUM_THREADS before it was set for it.
+            torch.set_num_threads(int(spec["env"]["OMP_NUM_THREADS"]))
+        _prepare_program(spec.get("options") or {})
+        _run_program(list(spec["argv"]))
+        link.send("end")
+    except SystemExit as stop:
+        link.send("end")
+        end_process(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
+    except BaseException as error:
+        traceback.print_exc()
+        link.fail(error)
+        end_process(1)
+    end_process(0)
+
+
+def main(arguments: list[str]) -> None:
+    """What stands on the command line after the hook's path."""
+    if arguments[:1] == ["rank"]:
+        run_rank(json.loads(arguments[1]))
+    elif arguments[:1] == ["run"] and len(arguments) > 1:
+        with open(os.environ["JOULEFRONT_OPTIONS"], encoding="utf-8") as file:
+            _prepare_program(json.load(file))
+        mine = {name: os.environ[name.upper()] for name in ("rank", "local_rank", "world_size")}
+        words = arguments[1:]
+        for name, value in mine.items():
+            words = [word.replace(f"{{{name}}}", value) for word in words]
+        _run_program(words)
+    else:
+        print("joulefront_hook rank SPEC | run SCRIPT ...", file=sys.stderr)
+        sys.exit(2)

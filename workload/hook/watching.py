@@ -1,0 +1,197 @@
+"""What is watched while the program trains: its steps, its first batch, its model.
+
+Whatever reports an optimizer step first (the DeepSpeed engine, a torch optimizer, the program)
+is the one that is counted. Until the first step the calls of modules are watched too, because they
+show the micro-batches and the model, and the model's own switch for activation checkpointing. What
+does not train as asked raises `NotAsAsked`.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import state
+
+
+def step() -> None:
+    """One optimizer step is done. Only for programs whose steps the hook cannot see by itself."""
+    count("program")
+
+
+def count(source: str) -> None:
+    """Count a step. The first source that reports one is the one that counts: the DeepSpeed engine,
+    the first torch optimizer, or the program itself, which may all report the same step."""
+    if state.seen.setdefault("counts", source) != source:
+        return
+    watched = state.seen.pop("watched", None)
+    if watched is not None:
+        watched.end()
+    if state.link is not None:
+        if state.link.steps == 0 and source != "program":
+            _check_ranks()
+        state.link.step_done()
+
+
+def _check_ranks() -> None:
+    """Make sure that all ranks train one model."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    together = 1
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        together = distributed.get_world_size()
+    if together != world and "horovod" not in sys.modules:
+        raise state.NotAsAsked(
+            f"of {world} ranks each trains {'alone' if together == 1 else f'with {together}'}: the "
+            "script makes no process group of all ranks that were started"
+        )
+
+
+def patch_torch(torch: Any) -> None:
+    """Count the steps of the first torch optimizer, where no DeepSpeed engine counts them."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if state.seen.get("inside_engine") or state.seen.get("engines"):
+            return
+        if state.seen.setdefault("optimizer", id(optimizer)) == id(optimizer):
+            if "owner" not in state.seen:
+                state.seen["owner"] = owner()
+            count("optimizer")
+
+    register_optimizer_step_post_hook(stepped)
+
+
+#: Modules that hold a training loop or stand between it and the optimizer, the outermost first.
+_OWNERS = {
+    "transformers.trainer": "transformers",
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "accelerate": "accelerate",
+}
+
+
+def owner() -> str:
+    """The framework that calls, where it is not the program itself: it owns the batches then."""
+    found = set()
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        found |= {owner for owner in _OWNERS if name == owner or name.startswith(f"{owner}.")}
+        frame = frame.f_back
+    return next((name for owner, name in _OWNERS.items() if owner in found), "")
+
+
+class FirstForwards:
+    """Watches the calls of modules until the first optimizer step, where DeepSpeed is not there to.
+
+    Of the outermost modules that are called in training, the one with the most parameters is the
+    model (a loss may be a module too): its calls are the micro-batches of a step.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._module = owner = torch.nn.Module
+        self._plain = plain = owner.__call__
+        self._over = False
+        self._models: dict[int, tuple[int, Any]] = {}  # by identity: parameters, module
+        self._calls: dict[int, list[tuple[list[int], bool]]] = {}
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or state.seen.get("engines"):
+                return plain(module, *args, **kwargs)
+            if not module.training or not torch.is_grad_enabled():
+                return plain(module, *args, **kwargs)
+            owner.__call__ = plain  # what is called inside is not the outermost
+            try:
+                self._called(module, (kwargs, args))
+                return plain(module, *args, **kwargs)
+            finally:
+                if not self._over:
+                    owner.__call__ = call
+
+        owner.__call__ = call
+
+    def _called(self, module: Any, inputs: Any) -> None:
+        if id(module) not in self._models:
+            size = sum(parameter.numel() for parameter in module.parameters())
+            self._models[id(module)] = size, module
+            set_checkpointing(with_switch(module), state.options.get("activation_checkpointing"))
+        self._calls.setdefault(id(module), []).append(_shape_of(inputs))
+
+    def end(self) -> None:
+        """The first step is done: tell what was seen, and be gone."""
+        self._over, self._module.__call__ = True, self._plain
+        if not self._models or state.seen.get("engines"):
+            return
+        name = max(self._models, key=lambda key: self._models[key][0])
+        model, calls = self._models[name][1], self._calls[name]
+        see_switch(model)
+        state.seen["forwards"] = len(calls)
+        if "batch" not in state.seen:
+            state.seen["batch"], state.seen["tokens"] = calls[0]
+        _check_batch()
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Every tensor in nested inputs, token ids first."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        yield value
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=lambda name: name != "input_ids"):
+            yield from _tensors(value[key])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def see_batch(inputs: Any) -> None:
+    """Note the shape of the first batch, and refuse one of another size than was asked for."""
+    state.seen["batch"], state.seen["tokens"] = _shape_of(inputs)
+    _check_batch()
+
+
+def _check_batch() -> None:
+    wanted, batch = state.options.get("micro_batch"), state.seen["batch"]
+    if wanted and batch and batch[0] != wanted:
+        raise state.NotAsAsked(
+            f"the program's batches hold {batch[0]} samples where micro_batch is {wanted}"
+        )
+
+
+def _shape_of(inputs: Any) -> tuple[list[int], bool]:
+    """The shape of the first tensor in nested inputs, and whether it holds token ids."""
+    first = next((t for t in _tensors(inputs) if len(t.shape) > 0), None)
+    if first is None:
+        return [], False
+    return list(first.shape), str(first.dtype) in ("torch.int64", "torch.int32")
+
+
+def with_switch(module: Any) -> Any:
+    """The outermost part of a model that has transformers' switch for checkpointing; or None."""
+    for part in module.modules() if hasattr(module, "modules") else ():
+        if getattr(part, "supports_gradient_checkpointing", False) and hasattr(
+            part, "gradient_checkpointing_enable"
+        ):
+            return part
+    return None
+
+
+def see_switch(module: Any) -> None:
+    """Note the model's own configuration, and its switch for checkpointing."""
+    part = with_switch(module)
+    state.seen["can_checkpoint"] = part is not None
+    state.seen["checkpoints"] = bool(getattr(part, "is_gradient_checkpointing", False))
+    carrier = module if hasattr(getattr(module, "config", None), "to_dict") else part
+    if hasattr(getattr(carrier, "config", None), "to_dict"):
+        state.seen["model"] = carrier.config.to_dict()
+
+
+def set_checkpointing(model: Any, mode: str | None) -> None:
+    """Turn a transformers model's own activation checkpointing on or off."""
+    if model is None:
+        return
+    if mode == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif mode == "none" and getattr(model, "is_gradient_checkpointing", False):
+        model.gradient_checkpointing_disable()
