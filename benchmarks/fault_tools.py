@@ -16,13 +16,22 @@ import time
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import benchmarks.fakes  # noqa: F401 - puts the tests' fakes on the path
+from search_spaces.configuration import Settings
 from tuner.runs import RunFolder
-from workload.probe import ProbeRecord, ProbeRequest, Runner, WindowPolicy
+from workload.probe import (
+    GoOn,
+    Measurement,
+    OpenRunner,
+    ProbeRecord,
+    ProbeRequest,
+    Runner,
+    WindowPolicy,
+)
 from workload.trace import read_trace
 
 __all__ = [
@@ -36,6 +45,7 @@ __all__ = [
     "fork",
     "in_child",
     "joined",
+    "living",
     "marked",
     "phrases",
     "sentence",
@@ -113,11 +123,33 @@ class LedgerRunner:
         self.meter = runner.meter
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
+        return self.run_open(request, lambda asked, measurements: ())
+
+    def run_open(self, request: ProbeRequest, go_on: GoOn) -> ProbeRecord:
+        """Every window is written down as soon as anybody could know of it."""
         self._before(request)
-        record = self._runner.run(request)
-        with self._ledger.open("a") as file:
-            for measurement in record.measurements:
-                file.write(f"{request.probe_id} {measurement.live.key}\n")
+        written = 0
+
+        def note(measurements: Sequence[Measurement]) -> None:
+            nonlocal written
+            with self._ledger.open("a") as file:
+                for measurement in measurements[written:]:
+                    file.write(f"{request.probe_id} {measurement.live.key}\n")
+            written = len(measurements)
+
+        def asked(longer: ProbeRequest, measurements: Sequence[Measurement]) -> Sequence[Settings]:
+            note(measurements)
+            return go_on(longer, measurements)
+
+        if isinstance(self._runner, OpenRunner):
+            record = self._runner.run_open(request, asked)
+        else:
+            record = self._runner.run(request)
+            longer = record.request
+            while longer.open and record.ok and (more := asked(longer, record.measurements)):
+                longer = replace(longer, live=(*longer.live, *more))
+                record = self._runner.run(longer)
+        note(record.measurements)
         return record
 
     def close(self) -> None:

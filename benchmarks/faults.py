@@ -16,7 +16,14 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import faults_device, faults_driver, faults_probe, faults_ray, faults_storage
+from benchmarks import (
+    faults_asked,
+    faults_device,
+    faults_driver,
+    faults_probe,
+    faults_ray,
+    faults_storage,
+)
 from benchmarks.fault_tools import Fault, Outcome
 from benchmarks.figures import Figure, arguments, publish
 
@@ -27,6 +34,7 @@ def all_faults() -> Sequence[Fault]:
     """Every fault, in the table's order."""
     return (
         *faults_driver.FAULTS,
+        *faults_asked.FAULTS,
         *faults_storage.FAULTS,
         *faults_probe.FAULTS,
         *faults_device.FAULTS,

@@ -19,9 +19,10 @@ import pynvml
 from benchmarks.fault_tools import QUICK, Fault, Outcome, count_losses, phrases, wait_gone
 from benchmarks.faults_probe import keep_server, real_runner, recorded, server_mark, study
 from tuner.runs import RunFolder
+from workload.agent import LocalRunner
 from workload.probe import ProbeRequest, WindowPolicy
 
-__all__ = ["FAULTS"]
+__all__ = ["FAULTS", "clocked", "stands"]
 
 CLOCKS = (900, 1410)
 SPACE = """what = "of the fault tests"
@@ -37,10 +38,30 @@ STRIKES_S = 1.0
 Strike = Callable[[Any], None]
 
 
-def _stands(fake: Any) -> list[tuple[object, ...]]:
+def stands(fake: Any) -> list[tuple[object, ...]]:
+    """What every GPU's clocks and limit stand at."""
     return [
         (fake.locked_MHz(gpu), fake.memory_locked_MHz(gpu), fake.limit_W(gpu)) for gpu in (0, 1)
     ]
+
+
+def clocked(folder: Path, fake: Any, clocks: tuple[int, ...]) -> LocalRunner:
+    """The real runner on this machine's cores, metered and clocked as two GPUs by the fake."""
+    from workload.governor import NvmlGovernor
+    from workload.machine import detect_cluster
+    from workload.meters.nvml import NvmlMeter
+
+    here = detect_cluster()
+    device = replace(here.device, clocks_MHz=clocks, default_clock_MHz=clocks[-1])
+    runner = real_runner(
+        folder,
+        cluster=replace(here, device=device, clock_control=True, devices_per_node=2),
+        meter=NvmlMeter(nvml=fake, environ={}),
+        governor=NvmlGovernor(nvml=fake, environ={}, guard_nvml=""),
+    )
+    # A meter that lost joules is opened anew, as one that the runner opened itself.
+    runner._open_meter = lambda: NvmlMeter(nvml=fake, environ={})
+    return runner
 
 
 def _device(
@@ -74,15 +95,8 @@ def _device(
     """
     from fake_nvml import FakeGpu, FakeNVML
 
-    from workload.governor import NvmlGovernor
-    from workload.machine import detect_cluster
-    from workload.meters.nvml import NvmlMeter
-
     fake = FakeNVML([FakeGpu(**(gpu or {})), FakeGpu(**(gpu or {}))])
-    before = _stands(fake)
-    here = detect_cluster()
-    device = replace(here.device, clocks_MHz=CLOCKS, default_clock_MHz=CLOCKS[-1])
-    cluster = replace(here, device=device, clock_control=True, devices_per_node=2)
+    before = stands(fake)
     timers: list[threading.Timer] = []
 
     def cause(request: ProbeRequest) -> None:
@@ -95,14 +109,7 @@ def _device(
             strike(fake)
 
     def session() -> None:
-        runner = real_runner(
-            folder,
-            cluster=cluster,
-            meter=NvmlMeter(nvml=fake, environ={}),
-            governor=NvmlGovernor(nvml=fake, environ={}, guard_nvml=""),
-        )
-        # A meter that lost joules is opened anew, as one that the runner opened itself.
-        runner._open_meter = lambda: NvmlMeter(nvml=fake, environ={})
+        runner = clocked(folder, fake, CLOCKS)
         with keep_server():
             study(folder, runner, space=SPACE, before=cause, probes=probes, window=window)
 
@@ -127,7 +134,7 @@ def _device(
         said=said or "nothing: the probe was measured",
         lost=lost,
         told_twice=twice,
-        clocks_wrong=sum(a != b for a, b in zip(before, _stands(fake), strict=True)),
+        clocks_wrong=sum(a != b for a, b in zip(before, stands(fake), strict=True)),
         processes_left=wait_gone(*server_mark()),
         wrong=phrases(
             ((failure.kind if failure else None) == kind, f"it is a {failure}"),

@@ -34,7 +34,7 @@ from tuner.runs import RunFolder
 from workload.probe import ProbeRequest
 from workload.trace import read_trace
 
-__all__ = ["FAULTS", "PROBES", "mended", "optimize", "run_of", "verdict"]
+__all__ = ["FAULTS", "PROBES", "killed_at", "mended", "optimize", "run_of", "verdict"]
 
 #: Probes of a study; the fault strikes at the third.
 PROBES, AT = 5, 2
@@ -57,6 +57,8 @@ def optimize(
     runs_dir: Path | None = None,
     probes: int = PROBES,
     patience_s: float = 2.0,
+    cluster: str = "cpu-2",
+    space: str = "default",
 ) -> int:
     """One session of the study, as the command runs it; its exit code. Notes go to stdout."""
     from study_tools import ModelRunner
@@ -66,11 +68,12 @@ def optimize(
     from tuner.driver import Interrupted
 
     runs_dir = runs_dir or folder / "runs"
-    runner = LedgerRunner(ModelRunner(), folder / "ledger", before)
+    runner = LedgerRunner(ModelRunner(cluster=cluster), folder / "ledger", before)
     tuner.study.STORAGE_PATIENCE_S = patience_s
     try:
         result = tuner.optimize(
-            cluster="cpu-2",
+            cluster=cluster,
+            space=space,
             executor=InlineExecutor(runner, keep_in=runs_dir / "study"),
             runs_dir=runs_dir,
             name="study",
@@ -143,7 +146,7 @@ def _half_line(fd: int, data: Any) -> int:
 real_write = os.write
 
 
-def _killed_at(owner: type, name: str, when: str, *, at: int = AT) -> Callable[[], None]:
+def killed_at(owner: type, name: str, when: str, *, at: int = AT) -> Callable[[], None]:
     """Make the process die before, inside or after the call number `at` of a method."""
 
     def arm() -> None:
@@ -232,7 +235,7 @@ POINTS: tuple[tuple[str, Callable[[], type], str, str], ...] = (
 def _at_point(owner: Callable[[], type], name: str, when: str, folder: Path) -> Outcome:
     # study.toml is written at the start and at the end only, the journal many times a probe.
     at = {"write_asked": 1, "release": 40}.get(name, AT)
-    return _killed(lambda: _killed_at(owner(), name, when, at=at), folder)
+    return _killed(lambda: killed_at(owner(), name, when, at=at), folder)
 
 
 def _killed_while_probing(folder: Path) -> Outcome:
@@ -251,7 +254,7 @@ def _killed_again_and_again(folder: Path) -> Outcome:
     for _ in range(PROBES):
 
         def first() -> int:
-            _killed_at(_writer(), "append", "after", at=0)()
+            killed_at(_writer(), "append", "after", at=0)()
             return optimize(folder)
 
         child = in_child(first, folder)

@@ -1,4 +1,4 @@
-"""Faults of a Ray cluster: the agent of a node is killed, and a whole node, while each measures.
+"""Faults of a Ray cluster: an agent is killed, and a whole node, while it measures or waits.
 
 Two nodes of one machine, the real executor and its agents; only the training is replaced, by the
 analytic model after a moment in which its agent can be killed. The study has to go on with what is
@@ -55,7 +55,7 @@ def runner(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
             file.write(f"{request.probe_id} {os.getpid()} {time.monotonic()}\n")
         time.sleep(PROBE_S)
 
-    return LedgerRunner(ModelRunner(), folder / "ledger", before)
+    return LedgerRunner(ModelRunner(cluster=cluster.name), folder / "ledger", before)
 
 
 def _started(folder: Path) -> list[tuple[str, int, float]]:
@@ -64,8 +64,11 @@ def _started(folder: Path) -> list[tuple[str, int, float]]:
     return [(probe, int(pid), float(at_s)) for probe, pid, at_s in lines]
 
 
-def _study(folder: Path, strike: Strike) -> int:
-    """A study on a cluster of its own; each probe that begins is offered to `strike`, once."""
+def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
+    """A study on a cluster of its own; each probe that begins is offered to `strike`, until it has.
+
+    With `asked` it is each that waits for what else to visit, in a study that goes on.
+    """
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own spelling
     from dataclasses import replace
 
@@ -73,13 +76,17 @@ def _study(folder: Path, strike: Strike) -> int:
     from ray.cluster_utils import Cluster as RayCluster
 
     import tuner
+    from benchmarks import faults_asked
     from search_spaces.cluster import load_cluster
     from search_spaces.job import load_job
     from tuner.ray_executor import RayExecutor
+    from tuner.search import Search
 
     nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    second = nodes.add_node(num_cpus=2)
-    cluster = replace(load_cluster("cpu-2"), nodes=1)  # of which there are two: two in flight
+    # With GPUs, which nobody looks for, the second is the only one that is used.
+    second = nodes.add_node(num_cpus=2, num_gpus=8 * asked)
+    # Of which there are two: two in flight.
+    cluster = replace(load_cluster(faults_asked.CLUSTER if asked else "cpu-2"), nodes=1)
     executor = RayExecutor(
         load_job(),
         cluster,
@@ -89,18 +96,29 @@ def _study(folder: Path, strike: Strike) -> int:
         say=print,
     )
 
+    def offered(probe: str) -> bool:
+        pid = next(pid for name, pid, _ in reversed(_started(folder)) if name == probe)
+        if not strike(nodes, second, probe, pid):
+            return False
+        (folder / "struck").write_text(str(time.monotonic()))
+        return True
+
     def watch() -> None:
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            for probe, pid, _ in _started(folder):
-                if strike(nodes, second, probe, pid):
-                    (folder / "struck").write_text(str(time.monotonic()))
-                    return
+            if any(offered(probe) for probe, _, _ in _started(folder)):
+                return
             time.sleep(0.02)
 
-    threading.Thread(target=watch, daemon=True).start()
+    space = folder / "space.toml"
+    space.write_text(faults_asked.SPACE)
+    if asked:
+        Search._go_on = faults_asked.struck_when_asked(offered)  # type: ignore[method-assign]
+    else:
+        threading.Thread(target=watch, daemon=True).start()
     result = tuner.optimize(
         cluster=cluster,
+        space=str(space) if asked else "default",
         executor=executor,
         runs_dir=folder / "runs",
         name="study",
@@ -114,13 +132,14 @@ def _study(folder: Path, strike: Strike) -> int:
     return 0
 
 
-def _struck(strike: Strike, words: str, folder: Path) -> Outcome:
+def _struck(strike: Strike, words: str, folder: Path, *, asked: bool = False) -> Outcome:
     with marked() as mark:
-        child = in_child(partial(_study, folder, strike), folder)
+        child = in_child(partial(_study, folder, strike, asked=asked), folder)
     run = RunFolder(folder / "runs" / "study")
     lost, twice, running = count_losses(run, folder / "ledger")
     records = read_trace(run.trace).records
     failures = [record.failure.message for record in records if record.failure]
+    kept = [record for record in records if record.failure and record.measurements]
     struck = folder / "struck"
     struck_s = float(struck.read_text()) if struck.exists() else math.inf
     later = [at_s for _, _, at_s in _started(folder) if at_s > struck_s]
@@ -136,6 +155,7 @@ def _struck(strike: Strike, words: str, folder: Path) -> Outcome:
             (len(records) == PROBES, f"{len(records)} probes were made"),
             (sum(record.ok for record in records) >= PROBES - 2, f"others failed: {failures}"),
             (running == 0, f"{running} trials were left running"),
+            (bool(kept) or not asked, "what the probe had measured was not kept"),
         ),
         # Of a node's death Ray itself is told by silence, after some ten seconds.
         recovery_s=min(later) - struck_s if later and strike is _kill_agent else None,
@@ -163,6 +183,14 @@ def _kill_node(nodes: Any, second: Any, probe: str, pid: int) -> bool:
     return True
 
 
+def _replace_node(nodes: Any, second: Any, probe: str, pid: int) -> bool:
+    """The only node that probes run on is gone, and another comes."""
+    struck = _kill_node(nodes, second, probe, pid)
+    if struck:
+        nodes.add_node(num_cpus=2, num_gpus=8)
+    return struck
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "Ray agent killed while it measures",
@@ -172,6 +200,16 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "Ray node killed while it measures",
         partial(_struck, _kill_node, "node lost"),
+        fast=False,
+    ),
+    Fault(
+        "Ray agent killed while its probe waits to go on",
+        partial(_struck, _kill_agent, "the node agent died", asked=True),
+        fast=False,
+    ),
+    Fault(
+        "Ray node killed while its probe waits to go on",
+        partial(_struck, _replace_node, "node lost", asked=True),
         fast=False,
     ),
 )

@@ -50,6 +50,11 @@ def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _numbers(level: object) -> bool:
+    """Whether it is one number a stage."""
+    return isinstance(level, tuple) and bool(level) and all(map(_number, level))
+
+
 def _mean(level: Value) -> float:
     return float(np.mean(np.asarray(level, dtype=float)))
 
@@ -98,7 +103,7 @@ def _columns_of(name: str, values: Sequence[Value | None]) -> list[_Column]:
     """How one knob is read, from the values that it takes over the candidates."""
     levels = list(dict.fromkeys(value for value in values if value is not None))
     missing = len(levels) < len(set(values))
-    numeric = all(_number(level) or isinstance(level, tuple) for level in levels)
+    numeric = all(_number(level) or _numbers(level) for level in levels)
     scale = KNOBS[name].scale if name in KNOBS else None
     columns: list[_Column] = []
     if scale == "category" or not numeric:

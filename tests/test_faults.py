@@ -12,6 +12,7 @@ from benchmarks.faults import all_faults, try_fault
 EVERYDAY = (
     "driver killed before the trace line",
     "driver killed in the middle of the tell",
+    "driver killed after the further trials are asked",
     "Ctrl-C twice",
     "full disk",
     "second driver on the same study",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,7 @@ class Visited(Probe):
     def __init__(self, request: ProbeRequest) -> None:
         self._runner = Checked()  # type: ignore[assignment]
         self._request, self._measurements = request, []
+        self._began_s = time.monotonic()
         self.visits: list[Settings] = []
 
     def _visit(self, live: Settings, *_: object) -> float:

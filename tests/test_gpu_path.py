@@ -23,7 +23,7 @@ from workload.governor import NvmlGovernor
 from workload.machine import detect_cluster
 from workload.meters.nvml import NvmlMeter
 from workload.probe import Measurement, ProbeRequest, WindowPolicy
-from workload.trace import read_phases, read_power_samples
+from workload.trace import kept_records, read_phases, read_power_samples
 
 pytestmark = pytest.mark.real
 
@@ -71,7 +71,9 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> Non
     cluster = replace(here, device=device, clock_control=True)
     meter = NvmlMeter(nvml=nvml, environ={})
     governor = NvmlGovernor(nvml=nvml, environ={}, guard_nvml="")
-    runner = LocalRunner(load_job(), cluster, run_dir=tmp_path, meter=meter, governor=governor)
+    runner = LocalRunner(
+        load_job(), cluster, run_dir=tmp_path, meter=meter, governor=governor, keep=True
+    )
     live = tuple(Settings(clock_MHz=clock) for clock in CLOCKS)
     window = WindowPolicy(min_s=1.0, max_s=1.5, settle_s=0.2)
     launch = Configuration.of(data_parallel=1, micro_batch=4).launch
@@ -83,6 +85,9 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> Non
     assert record.meter.scope == "gpu"
     assert not record.meter.estimated
     assert {m.live for m in record.measurements} == set(live)
+    # Each window was put by as it ended: a driver that dies in the middle finds it.
+    (so_far,) = kept_records(tmp_path)
+    assert [m.energy_J for m in so_far.measurements] == [m.energy_J for m in record.measurements]
     by_clock: dict[int, float] = {}
     for m in record.measurements:
         asked = m.live["clock_MHz"]

@@ -235,6 +235,9 @@ def test_slurm_is_asked_for_the_measured_time_and_more(tmp_path: Path) -> None:
     asked = next(line for line in text.splitlines() if "--time=" in line).partition("=")[2]
     hours, minutes, _ = (int(part) for part in asked.split(":"))
     assert 1.25 * upper_s < 3600 * hours + 60 * minutes < 1.25 * upper_s + 1000
+    unknown = replace(best, time_interval_s=(float("nan"), float("nan")))
+    write_launch_files(replace(result, best=unknown, points=(unknown,)), tmp_path)
+    assert "--time=" not in (tmp_path / "job.sbatch").read_text()
 
 
 def test_another_point_can_be_written(tmp_path: Path) -> None:

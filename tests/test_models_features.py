@@ -99,3 +99,11 @@ def test_a_prior_adds_its_two_logs() -> None:
 def test_varying_knobs_lists_launch_knobs_first() -> None:
     both = [Configuration.of(zero_stage=z, clock_MHz=c) for z in (0, 1) for c in (900, 1000)]
     assert varying_knobs(both) == ["zero_stage", "clock_MHz"]
+
+
+@pytest.mark.parametrize("odd", [(), ("a", 1), (None, 2)])
+def test_a_list_that_is_not_one_number_a_stage_is_one_hot(odd: tuple[object, ...]) -> None:
+    """A trace is a file, and may say so of a knob."""
+    levels = (odd, 1000, (1000, 1400))
+    features = features_of(*(Configuration(Settings(clock_MHz=level)) for level in levels))
+    assert sorted(map(tuple, features.matrix)) == sorted(map(tuple, np.eye(3)))

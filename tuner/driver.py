@@ -145,7 +145,7 @@ def real_executor(
     from workload.agent import LocalRunner
     from workload.ranks import ServerError
 
-    runner = LocalRunner(problem.job, problem.cluster, run_dir=run.path, say=say)
+    runner = LocalRunner(problem.job, problem.cluster, run_dir=run.path, say=say, keep=True)
     try:
         runner.prepare(ops)
     except BaseException as error:

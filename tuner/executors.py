@@ -8,27 +8,29 @@ probe that fails: whatever goes wrong with one probe comes back as that probe's 
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import math
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from search_spaces.configuration import Settings
 from search_spaces.errors import InputError
 from workload.probe import (
     Failure,
     GoOn,
+    Measurement,
     MeterInfo,
     OpenRunner,
     ProbeRecord,
     ProbeRequest,
     Runner,
 )
-from workload.trace import keep_record
+from workload.trace import put_by, unfinished
 
 __all__ = ["Executor", "InlineExecutor", "SimulatedExecutor", "run_safely"]
 
@@ -83,27 +85,34 @@ def run_safely(
         runner: answers.
         request: what is asked.
         keep_in: the run's folder: the record is kept there until it is in the trace, so that a
-            driver that dies before it has written it down loses nothing (`keep_record`).
+            driver that dies before it has written it down loses nothing (`keep_record`). Of an open
+            request, what was measured is kept each time that it is asked what else to visit.
         go_on: says what an open request visits besides.
     """
+    so_far = ProbeRecord(request, (), runner.meter)
+
+    def asked(longer: ProbeRequest, measurements: Sequence[Measurement]) -> Sequence[Settings]:
+        nonlocal so_far
+        so_far = unfinished(longer, measurements, runner.meter)
+        put_by(keep_in, so_far)
+        return go_on(longer, measurements) if go_on is not None else ()
+
     try:
         if go_on is None or not request.open:
             record = runner.run(request)
         elif isinstance(runner, OpenRunner):
-            record = runner.run_open(request, go_on)
+            record = runner.run_open(request, asked)
         else:
             record = runner.run(request)
-            while (longer := _longer(record, go_on)) is not None:
+            while (longer := _longer(record, asked)) is not None:
                 record = runner.run(longer)
     except InputError as error:
-        record = ProbeRecord(request, (), runner.meter, Failure("refused", str(error)))
+        record = replace(so_far, failure=Failure("refused", str(error)))
     except Exception as error:
         kind = type(error).__name__
         failure = Failure("crash", f"the runner raised {kind}: {error}", traceback.format_exc())
-        record = ProbeRecord(request, (), runner.meter, failure)
-    if keep_in is not None:
-        with contextlib.suppress(OSError):  # it is handed over all the same
-            keep_record(keep_in, record)
+        record = replace(so_far, failure=failure)
+    put_by(keep_in, record)
     return record
 
 

@@ -98,7 +98,7 @@ class NodeAgent:
         from workload.peers import Share
 
         try:
-            runner = LocalRunner(job, cluster, run_dir=self._run_dir)
+            runner = LocalRunner(job, cluster, run_dir=self._run_dir, keep=True)
         except InputError as error:
             return Entered(facts, (f"node {facts.host} is not used: {error}",))
         self._runner, self._share, self._measures = runner, Share(runner), True

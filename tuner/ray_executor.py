@@ -10,7 +10,6 @@ answer is killed, and everything it started dies with it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from workload.probe import (
     ProbeRecord,
     ProbeRequest,
 )
+from workload.trace import put_by, unfinished
 
 __all__ = ["RayExecutor"]
 
@@ -45,6 +45,9 @@ _CANCEL_S = 10.0
 _LEASE_S, _ASIDE_S = 60.0, 30.0
 #: A probe for which no node was free so long fails; the study goes on with the next.
 _NO_NODE_S = 600.0
+#: One that needs more nodes than the cluster has left fails after this; what fits goes before it
+#: meanwhile. With more than so many of them no further probe is asked for.
+_SHORT_S, _SHORT_MOST = 60.0, 1
 #: How often it is asked which nodes are there.
 _NODES_S = 5.0
 #: A node that others keep busy is asked again after this.
@@ -124,7 +127,11 @@ class RayExecutor:
     def capacity(self) -> int:
         """Probes in flight, and how many more there is room for."""
         now_s = time.monotonic()
-        room = 0 if self._queue else sum(slot.free(now_s) for slot in self._slots)
+        there = len(self._there())
+        short = sum(self._need(queued.request) > there for queued in self._queue)
+        room = sum(slot.free(now_s) for slot in self._slots)
+        if short < len(self._queue) or short > _SHORT_MOST:
+            room = 0
         return max(1, self.in_flight + room)
 
     @property
@@ -334,30 +341,47 @@ class RayExecutor:
     # ---- leases and flights
 
     def _dispatch(self) -> None:
-        """Lease nodes for what is queued, in order."""
-        while self._queue:
-            queued, now_s = self._queue[0], time.monotonic()
-            world = Configuration(queued.request.launch).world_size
-            need = max(1, -(-world // self._cluster.devices_per_node))
+        """Lease nodes for what is queued, in order, past what too few nodes are left for."""
+        for queued in tuple(self._queue):
+            now_s, need, there = time.monotonic(), self._need(queued.request), len(self._there())
+            queued.short_s = (queued.short_s or now_s) if need > there else 0.0
             have: dict[str, Slot] = {}
             for slot in self._slots:
                 if slot.free(now_s) and slot.node not in have:
                     have[slot.node] = slot
-            if len(have) < need:
-                there = len({slot.node for slot in self._slots})
-                waited_s = now_s - queued.since_s
-                if there and need > there and self._cluster.nodes < need:
-                    sentence = f"it needs {need} nodes, and {there} are in use"
-                    self._fail(self._queue.popleft().request, "refused", sentence)
-                    continue
-                if waited_s > _NO_NODE_S:
-                    sentence = f"no node came free within {_NO_NODE_S:.0f} s"
-                    if need > 1:
-                        sentence = f"{need} nodes were not free together within {_NO_NODE_S:.0f} s"
-                    self._fail(self._queue.popleft().request, "node", sentence)
-                    continue
-                return
-            self._lease(self._queue.popleft().request, list(have.values())[:need])
+            if len(have) >= need:
+                self._queue.remove(queued)
+                self._lease(queued.request, list(have.values())[:need])
+            elif hopeless := self._hopeless(queued, need, there):
+                self._queue.remove(queued)
+                self._fail(queued.request, *hopeless)
+            elif not queued.short_s:
+                return  # what comes free next is its own
+
+    def _need(self, request: ProbeRequest) -> int:
+        """How many nodes a probe takes."""
+        return max(
+            1, -(-Configuration(request.launch).world_size // self._cluster.devices_per_node)
+        )
+
+    def _there(self) -> set[str]:
+        """The nodes that are in use, and those that are being looked at."""
+        return {slot.node for slot in (*self._slots, *self._entering.values())}
+
+    def _hopeless(self, queued: Queued, need: int, there: int) -> tuple[FailureKind, str] | None:
+        """How a probe fails that is not to be waited for any longer; None where it is."""
+        now_s = time.monotonic()
+        are = "is" if there == 1 else "are"
+        if there and queued.short_s and self._cluster.nodes < need:
+            return "refused", f"it needs {need} nodes, and {there} {are} in use"
+        if there and queued.short_s and now_s - queued.short_s > _SHORT_S:
+            left = f"for {_SHORT_S:.0f} s no more than {there} {are} left in the Ray cluster"
+            return "node", f"it needs {need} nodes, and {left}"
+        if now_s - queued.since_s <= _NO_NODE_S:
+            return None
+        if need == 1:
+            return "node", f"no node came free within {_NO_NODE_S:.0f} s"
+        return "node", f"{need} nodes were not free together within {_NO_NODE_S:.0f} s"
 
     def _lease(self, request: ProbeRequest, slots: list[Slot]) -> None:
         """A placement group over the slots' devices, on exactly these nodes."""
@@ -459,6 +483,8 @@ class RayExecutor:
         """Ask what else an open probe visits, and tell its agent."""
         request = so_far.request
         flight.measured = so_far.measurements
+        # The agent's node may have no folder in common with this one.
+        put_by(self._run_dir, unfinished(request, flight.measured, self.meter))
         more = self.go_on(request, flight.measured) if self.go_on is not None else ()
         flight.request = replace(request, live=(*request.live, *more))
         lead = flight.slots[0].agent
@@ -510,6 +536,5 @@ class RayExecutor:
         log: str = "",
         measured: tuple[Measurement, ...] = (),
     ) -> None:
-        spent_J = math.fsum(m.energy_J for m in measured)  # the least that it has cost
         failure = Failure(kind, sentence, log)
-        self._done.append(ProbeRecord(request, measured, self.meter, failure, energy_J=spent_J))
+        self._done.append(unfinished(request, measured, self.meter, failure))

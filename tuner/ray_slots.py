@@ -71,7 +71,14 @@ class Flight:
 
 @dataclass
 class Queued:
-    """A probe that waits for room, and since when."""
+    """A probe that waits for room.
+
+    Attributes:
+        request: what is asked.
+        since_s: since when it waits.
+        short_s: since when the cluster has fewer nodes than it needs; 0 while it has enough.
+    """
 
     request: ProbeRequest
     since_s: float = field(default_factory=time.monotonic)
+    short_s: float = 0.0

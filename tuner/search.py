@@ -25,6 +25,7 @@ from tuner.progress import Progress
 from tuner.result import Point
 from tuner.sampler import CandidateSampler, ProbePlan
 from tuner.settings import SearchSettings
+from tuner.storage import StorageError
 from tuner.study import StudyBook
 from tuner.told import NO_BLAME
 from tuner.wording import label, number, percent, varying_knobs
@@ -437,8 +438,16 @@ class Search:
             return ()
         so_far = ProbeRecord(request, tuple(measurements), self._executor.meter)
         so_far = in_job_steps(so_far, self._problem.job)
+        try:
+            return self._planned_on(flight, so_far)
+        except StorageError as error:  # the launch is not kept up until it answers
+            self.note(f"{request.probe_id} is not gone on with: {error}")
+            return ()
+
+    def _planned_on(self, flight: _Flight, so_far: ProbeRecord) -> tuple[Settings, ...]:
+        request, measurements = so_far.request, so_far.measurements
         sampler, study = self._sampler, self._book.study
-        plan = self._book.patiently(lambda: sampler.plan_on(study, so_far))
+        plan = self._book.at_once(lambda: sampler.plan_on(study, so_far))
         if plan is None:
             return ()
         ratio = statistics.median(self._ratios) if self._ratios else 1.0
@@ -448,13 +457,13 @@ class Search:
             return ()
         if self._limit(max(0.0, used_kJ - flight.cost_kJ) + cost_kJ, keep=KEPT, count=0):
             return ()
+        self._book.ask_more(request, plan.live)
         self._flying[request.probe_id] = replace(
             flight,
             request=replace(request, live=(*request.live, *plan.live)),
             cost_kJ=max(flight.cost_kJ, used_kJ) + cost_kJ,
             planned_kJ=flight.planned_kJ + plan.cost_J / 1000,
         )
-        self._book.ask_more(request, plan.live)
         settings = ", ".join(live.key for live in plan.live)
         self.note(f"{request.probe_id} goes on with {settings} ({_why(plan)})")
         return plan.live

@@ -57,7 +57,7 @@ class SamplerDesign:
     split_kernel: bool = True
     own_level: bool = True
     go_on: bool = True
-    in_flight_share: float = 0.5
+    in_flight_share: float = 0.4
     learn_memory: bool = True
 
 

@@ -113,7 +113,10 @@ def chosen_before(chosen: Mapping[str, Any], constraints: Constraints) -> str:
 
 def _limits_of(settings: Mapping[str, Any]) -> dict[str, float]:
     names = ("probe_budget_kJ", "max_probes", "search_s")
-    return {name: settings[name] for name in names if settings.get(name) is not None}
+    limits = {name: settings[name] for name in names if settings.get(name) is not None}
+    for name in limits:
+        _figure(limits, name, 0.0)  # refuses what is none
+    return limits
 
 
 def _why_unverified(known: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -36,7 +36,7 @@ STORAGE_PATIENCE_S, STORAGE_RETRY_S = 120.0, 1.0
 STORAGE_TRIES = 5
 #: `failure` of a trial whose driver died or was stopped: it says nothing of the configuration, and
 #: the sampler may propose it again.
-INTERRUPTED = "cancelled"
+INTERRUPTED: Final = "cancelled"
 
 Opened = TypeVar("Opened")
 
@@ -199,20 +199,33 @@ class StudyBook:
                 return
         raise error
 
+    def at_once(self, call: Callable[[], Opened]) -> Opened:
+        """The result of `call`, which reads or writes the study, while a launch is kept up for it.
+
+        Raises:
+            StorageError: the storage does not answer; it is not waited for.
+        """
+        with storage_trouble(self._where):
+            return call()
+
     def ask(self, request: ProbeRequest) -> None:
         """Make one running trial a configuration of the probe; the sampler sees them as pending."""
         self._open[request.probe_id] = {}
-        self.ask_more(request, request.live)
+        self.patiently(lambda: self._ask_each(request, request.live))
 
     def ask_more(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
-        """Make one running trial a further live setting of a probe that goes on."""
-        trials = self.patiently(
-            lambda: {
-                configuration: self._ask(request, configuration)
-                for configuration in (Configuration(request.launch, one) for one in live)
-            }
-        )
-        self._open[request.probe_id] |= trials
+        """Make one running trial a further live setting of a probe that goes on.
+
+        Raises:
+            StorageError: the storage does not answer; it is not waited for.
+        """
+        self.at_once(lambda: self._ask_each(request, live))
+
+    def _ask_each(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
+        trials = self._open[request.probe_id]
+        for configuration in (Configuration(request.launch, one) for one in live):
+            if configuration not in trials:  # else a call that failed half-way is made again
+                trials[configuration] = self._ask(request, configuration)
 
     def go_on(self, so_far: ProbeRecord) -> tuple[Settings, ...]:
         """What else the sampler would visit in a launch that is up, asked for at once.
@@ -276,15 +289,13 @@ class StudyBook:
         trial: Trial,
     ) -> None:
         if measurement is None:
-            failure = record.failure
+            failure = record.failure or Failure("crash", "the probe ended without this measurement")
+            if configuration.live not in record.request.live:  # asked for, and never due
+                failure = Failure(INTERRUPTED, "the launch ended before it heard of this setting")
             for missed in record.missed:
                 if missed.live.key == trial.user_attrs.get("configuration", "").partition(" | ")[2]:
                     failure = Failure("not_taken", missed.message)
-            self._fail(
-                trial,
-                failure.kind if failure else "crash",
-                failure.message if failure else "the probe ended without this measurement",
-            )
+            self._fail(trial, failure.kind, failure.message)
             return
         for name, value in _measured_attrs(record, measurement).items():
             trial.set_user_attr(name, value)
@@ -327,13 +338,15 @@ class StudyBook:
         """
         told = failed = 0
         with storage_trouble(self._where):
+            held = {t._trial_id for trials in self._open.values() for t in trials.values()}
             trials = self._newest()
             for record in records:
                 for configuration in record.request.configurations():
                     place = (record.request.probe_id, configuration.key)
                     told += self._tell_again(record, configuration, trials.pop(place, None))
-            for (probe_id, _), trial in trials.items():
-                if trial.state == TrialState.RUNNING and probe_id not in self._open:
+            # Of one configuration there may be two: a call that failed may have made its trial.
+            for trial in self._mine():
+                if trial.state == TrialState.RUNNING and trial._trial_id not in held:
                     failed += 1
                     self._fail(
                         Trial(self.study, trial._trial_id),

@@ -37,7 +37,7 @@ from workload.meters.timeline import Timeline
 from workload.probe import Failure, GoOn, Measurement, MeterInfo, Missed, ProbeRecord, ProbeRequest
 from workload.ranks import PRELOAD, Ranks, RankServer, RankSpec, ServerError, control_socket
 from workload.script import ScriptJob, Start, imported_frameworks
-from workload.trace import write_power_samples
+from workload.trace import put_by, unfinished, write_power_samples
 from workload.window import Conductor, ProbeFailed
 
 __all__ = [
@@ -75,6 +75,8 @@ class LocalRunner:
         fresh: start a new interpreter for each rank instead of forking one that has imported.
         step_limit_s: a step longer than this is a hang.
         program: the training script; the built-in one by default.
+        keep: put by what was measured after every window, in the run folder, until whoever asked
+            has the whole record (`workload.trace.keep_record`).
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class LocalRunner:
         fresh: bool = False,
         step_limit_s: float = STEP_LIMIT_S,
         program: Path | None = None,
+        keep: bool = False,
     ) -> None:
+        self.keep = keep
         self._job, self._cluster = job, cluster
         self._run_dir = Path(run_dir).resolve()
         # A meter that was handed in is not ours to open again.
@@ -443,7 +447,7 @@ class Probe:
     def _further(self) -> list[Settings]:
         """What else to visit while the launch is up; the ranks wait for the answer."""
         request = self._request
-        if self.go_on is None or not request.open:
+        if self.go_on is None or not request.open or not self._time_for_one_more():
             return []
         more = self.go_on(request, tuple(self._measurements))
         if more:
@@ -507,6 +511,9 @@ class Probe:
             self._missed.append(told)
         else:
             self._measurements.append(told)
+            if self._runner.keep:
+                so_far = unfinished(self._request, self._measurements, self._meter.info)
+                put_by(self._runner._run_dir, so_far)
         return window.length_s / len(window.step_times_s)
 
     def _neighbours(self) -> Neighbours | None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from search_spaces.errors import InputError
 from workload.meters.base import PowerSample
-from workload.probe import ProbeRecord
+from workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 __all__ = [
     "TraceContents",
@@ -33,11 +33,13 @@ __all__ = [
     "keep_record",
     "kept_records",
     "lean",
+    "put_by",
     "read_phases",
     "read_power_samples",
     "read_trace",
     "repair_torn_tail",
     "strict_json",
+    "unfinished",
     "write_power_samples",
 ]
 
@@ -294,6 +296,38 @@ def keep_record(run_dir: str | Path, record: ProbeRecord) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+#: Of a probe whose session ended first: nobody is to blame.
+_ENDED_FIRST = Failure("cancelled", "the session ended before the probe did")
+
+
+def unfinished(
+    request: ProbeRequest,
+    measurements: Iterable[Measurement],
+    meter: MeterInfo,
+    failure: Failure = _ENDED_FIRST,
+) -> ProbeRecord:
+    """The record of a probe that did not come to its end, with what is known to be measured.
+
+    Its energy is that of the windows: the least that it has cost.
+
+    Args:
+        request: what was asked.
+        measurements: what was measured.
+        meter: by what.
+        failure: how it ended; by default the session did.
+    """
+    windows = tuple(measurements)
+    spent_J = math.fsum(window.energy_J for window in windows)
+    return ProbeRecord(request, windows, meter, failure, energy_J=spent_J)
+
+
+def put_by(run_dir: str | Path | None, record: ProbeRecord) -> None:
+    """`keep_record` where there is a folder and room in it: a probe does not fail for its copy."""
+    if run_dir is not None:
+        with contextlib.suppress(OSError):
+            keep_record(run_dir, record)
 
 
 def drop_kept(run_dir: str | Path, record: ProbeRecord) -> None:
