@@ -9,12 +9,19 @@ tells (`phase`) goes straight to them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from .link import Link
 
-link: Link | None = None
+class Line(Protocol):
+    """What the other modules need of the line to the agent (`link.Link`)."""
+
+    marks: Any
+    steps: int
+
+    def step_done(self) -> None: ...
+
+
+link: Line | None = None
 #: What the agent wants of this launch: see `workload.script.Start.options`.
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
