@@ -346,6 +346,19 @@ def test_a_probe_goes_on_only_with_what_the_budget_still_holds(
     assert result.spent.energy_kJ <= budget_kJ
 
 
+def test_a_probe_that_may_go_on_has_time_for_it(runner: TableRunner, tmp_path: Path) -> None:
+    """After short probes the limit is a minute; a sweep of eight windows takes longer."""
+    tuner.replay(runner.table.folder, runs_dir=tmp_path, name="study", report=False, max_probes=6)
+    records = read_trace(tmp_path / "study" / "trace" / "probes.jsonl").records
+    later = [r.request for r in records if r.request.purpose == "search"][2:]
+    window = later[0].window
+    assert {r.open for r in later} >= {True}
+    for asked in later:
+        room_s = 8 * (window.settle_s + window.max_s) if asked.open else 0.0
+        assert asked.time_limit_s >= 60.0 + room_s
+        assert asked.time_limit_s <= 300.0
+
+
 # -- several in flight -----------------------------------------------------------------------------
 
 

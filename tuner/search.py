@@ -210,12 +210,15 @@ class Search:
         visits = cost.visit_J(said.power_W, said.step_time_s)
         return float(cost.launch_J(said.power_W)[0] + visits.sum()) / 1000
 
-    def _time_limit_s(self) -> float:
-        """Five times the longest good probe, at least a minute, at most what the settings say."""
+    def _time_limit_s(self, open: bool) -> float:
+        """Five times the longest good probe, at least a minute, at most what the settings say; and
+        room for a sweep where the probe may go on."""
         walls = [record.wall_s for record in self.records if record.ok]
         if len(walls) < 2:
             return self._settings.time_limit_s
-        return min(self._settings.time_limit_s, max(60.0, 5 * max(walls)))
+        window = self._settings.window
+        sweep_s = open * self._sampler.max_live * (window.settle_s + window.max_s)
+        return min(self._settings.time_limit_s, max(60.0, 5 * max(walls)) + sweep_s)
 
     # -- what to run next ------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class Search:
         if not self._stopped:
             plan = self._planned()
             if plan is not None:
-                request = replace(self._request(plan.configurations, "search"), open=plan.open)
+                request = self._request(plan.configurations, "search", open=plan.open)
                 return request, plan.first_J / 1000, _why(plan)
         if self._flying or not self._stopped or self._node_trouble():
             return None  # what is in flight may change the front
@@ -238,14 +241,17 @@ class Search:
             return self._request(again, "remeasure"), math.nan, "the front, measured again"
         return None
 
-    def _request(self, configurations: Sequence[Configuration], purpose: str) -> ProbeRequest:
+    def _request(
+        self, configurations: Sequence[Configuration], purpose: str, *, open: bool = False
+    ) -> ProbeRequest:
         return ProbeRequest(
             probe_id=f"p{self._number:04d}",
             launch=configurations[0].launch,
             live=tuple(configuration.live for configuration in configurations),
             window=self._settings.window,
-            time_limit_s=self._time_limit_s(),
+            time_limit_s=self._time_limit_s(open),
             purpose=purpose,
+            open=open,
         )
 
     def _baseline_due(self) -> bool:
