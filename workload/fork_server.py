@@ -11,9 +11,9 @@ import contextlib
 import ctypes
 import fcntl
 import importlib
-import importlib.util
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -23,21 +23,7 @@ import traceback
 from typing import Any, NoReturn
 
 HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
-
-
-def _load_hook() -> Any:
-    """The hook, under the name by which a user's program may import it."""
-    path = os.path.join(HOOK, "__init__.py")
-    spec = importlib.util.spec_from_file_location("joulefront_hook", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-hook = _load_hook()
+hook: Any = runpy.run_path(os.path.join(HOOK, "__main__.py"))["load"]()
 
 
 def _die_with_parent() -> None:
