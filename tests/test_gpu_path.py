@@ -31,14 +31,27 @@ CLOCKS = (900, 1200, 1410)
 PHASES = {"data", "forward", "backward", "communication", "optimizer", "boundary"}
 
 
-def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(tmp_path: Path) -> None:
-    nvml = FakeNVML([FakeGpu(), FakeGpu()])
+def runner_on(nvml: FakeNVML, run_dir: Path, *, keep: bool = False, **changes: int) -> LocalRunner:
+    """Ranks on this machine's cores, under the clocks and counters of these GPUs.
+
+    Args:
+        changes: to the cluster that this machine is.
+    """
     here = detect_cluster()
     device = replace(here.device, clocks_MHz=CLOCKS, default_clock_MHz=1410)
-    cluster = replace(here, device=device, clock_control=True)
-    meter = NvmlMeter(nvml=nvml, environ={})
-    governor = NvmlGovernor(nvml=nvml, environ={}, guard_nvml="")
-    runner = LocalRunner(load_job(), cluster, run_dir=tmp_path, meter=meter, governor=governor)
+    return LocalRunner(
+        load_job(),
+        replace(here, device=device, clock_control=True, **changes),
+        run_dir=run_dir,
+        meter=NvmlMeter(nvml=nvml, environ={}),
+        governor=NvmlGovernor(nvml=nvml, environ={}, guard_nvml=""),
+        keep=keep,
+    )
+
+
+def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(tmp_path: Path) -> None:
+    nvml = FakeNVML([FakeGpu(), FakeGpu()])
+    runner = runner_on(nvml, tmp_path)
     low, middle, high = (Settings(clock_MHz=clock) for clock in CLOCKS)
     locked: list[object] = []
 
@@ -66,14 +79,7 @@ def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(tmp_path: Path) -> 
 
 def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> None:
     nvml = FakeNVML([FakeGpu(), FakeGpu()])
-    here = detect_cluster()
-    device = replace(here.device, clocks_MHz=CLOCKS, default_clock_MHz=1410)
-    cluster = replace(here, device=device, clock_control=True)
-    meter = NvmlMeter(nvml=nvml, environ={})
-    governor = NvmlGovernor(nvml=nvml, environ={}, guard_nvml="")
-    runner = LocalRunner(
-        load_job(), cluster, run_dir=tmp_path, meter=meter, governor=governor, keep=True
-    )
+    runner = runner_on(nvml, tmp_path, keep=True)
     live = tuple(Settings(clock_MHz=clock) for clock in CLOCKS)
     window = WindowPolicy(min_s=1.0, max_s=1.5, settle_s=0.2)
     launch = Configuration.of(data_parallel=1, micro_batch=4).launch
@@ -106,7 +112,7 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> Non
     assert record.drift.apart_s > 3.0
     # The fake's load does not follow the ranks: idle or not, both GPUs draw 380 W.
     assert record.idle_W == pytest.approx(760.0, rel=0.02)
-    assert record.waiting_devices == cluster.devices_per_node - 1
+    assert record.waiting_devices == detect_cluster().devices_per_node - 1
     for m in record.measurements:
         assert m.sampled_energy_J == pytest.approx(m.energy_J, rel=0.03)
         assert not any("differ" in flag for flag in m.flags)
@@ -122,12 +128,7 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> Non
 
 def test_a_clock_that_is_not_delivered_is_no_data_point(tmp_path: Path) -> None:
     nvml = FakeNVML([FakeGpu(ignores_lock=True)])
-    here = detect_cluster()
-    device = replace(here.device, clocks_MHz=CLOCKS, default_clock_MHz=1410)
-    cluster = replace(here, device=device, devices_per_node=1, clock_control=True)
-    meter = NvmlMeter(nvml=nvml, environ={})
-    governor = NvmlGovernor(nvml=nvml, environ={}, guard_nvml="")
-    runner = LocalRunner(load_job(), cluster, run_dir=tmp_path, meter=meter, governor=governor)
+    runner = runner_on(nvml, tmp_path, devices_per_node=1)
     live = (Settings(clock_MHz=900), Settings(clock_MHz=1410))
     window = WindowPolicy(min_s=0.6, max_s=0.8, settle_s=0.1)
     launch = Configuration.of(data_parallel=1, micro_batch=4).launch

@@ -102,8 +102,8 @@ class _Windows:
     @property
     def relative_errors(self) -> tuple[np.ndarray, np.ndarray]:
         """Stated relative standard errors of step time and power; NaN where unknown."""
-        time = [m.step_time_se_s / m.step_time_s for m in self.measurements]
-        power = [m.power_se_W / m.power_W for m in self.measurements]
+        time = [m.step_time_rse for m in self.measurements]
+        power = [m.power_rse for m in self.measurements]
         # A file may state any number; a thousandfold error says as little, and its square is one.
         return tuple(np.clip(np.array(rse, dtype=float), 0.0, 1e3) for rse in (time, power))
 

@@ -208,8 +208,8 @@ def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
         [Configuration(c.launch, window.as_delivered) for c, window in windows],
         [window.step_time_s for _, window in windows],
         [window.power_W for _, window in windows],
-        [window.step_time_se_s / window.step_time_s for _, window in windows],
-        [window.power_se_W / window.power_W for _, window in windows],
+        [window.step_time_rse for _, window in windows],
+        [window.power_rse for _, window in windows],
     )
     drawn = [point.configuration, *(other for _, _, other in neighbours)]
     normals = np.random.default_rng(0).standard_normal((DRAWS, 2, len(drawn)))

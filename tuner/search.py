@@ -195,7 +195,7 @@ class Search:
         ]
         known = same or [record for record in self.records if record.measurements]
         if not same and math.isfinite(planned_kJ):
-            return planned_kJ * (statistics.median(self._ratios) if self._ratios else 1.0)
+            return planned_kJ * self._used_over_planned
         if known:
             each = [
                 (record.energy_J - sum(m.energy_J for m in record.measurements))
@@ -209,6 +209,11 @@ class Search:
         cost = self._problem.cost
         visits = cost.visit_J(said.power_W, said.step_time_s)
         return float(cost.launch_J(said.power_W)[0] + visits.sum()) / 1000
+
+    @property
+    def _used_over_planned(self) -> float:
+        """What probes used over what the sampler predicted, so far."""
+        return statistics.median(self._ratios) if self._ratios else 1.0
 
     def _time_limit_s(self, open: bool) -> float:
         """Five times the longest good probe, at least a minute, at most what the settings say; and
@@ -456,9 +461,8 @@ class Search:
         plan = self._book.at_once(lambda: sampler.plan_on(study, so_far))
         if plan is None:
             return ()
-        ratio = statistics.median(self._ratios) if self._ratios else 1.0
         used_kJ = math.fsum(m.energy_J for m in measurements) / 1000
-        cost_kJ = ratio * plan.cost_J / 1000
+        cost_kJ = self._used_over_planned * plan.cost_J / 1000
         if self._enough_launches and self._not_worth(plan, cost_kJ):
             return ()
         if self._limit(max(0.0, used_kJ - flight.cost_kJ) + cost_kJ, keep=KEPT, count=0):

@@ -57,14 +57,11 @@ def _set_constraints(trial: Trial, values: Mapping[str, float]) -> None:
 
 def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, Any]:
     """A measurement as flat attributes: numbers become sortable columns of the dashboard."""
-    relative = {
-        "step_time_rse": measurement.step_time_se_s / measurement.step_time_s,
-        "power_rse": measurement.power_se_W / measurement.power_W,
-    }
     attrs: dict[str, Any] = {
         "step_time_s": measurement.step_time_s,
         "power_W": measurement.power_W,
-        **relative,
+        "step_time_rse": measurement.step_time_rse,
+        "power_rse": measurement.power_rse,
         "steps": measurement.steps,
         "window_s": measurement.window_s,
         "window_J": measurement.energy_J,

@@ -232,7 +232,7 @@ def record_lines(record: ProbeRecord) -> list[str]:
     estimated = label(record.meter.estimated)
     lines = [f"probe {record.request.launch.key}"]
     for m in record.measurements:
-        error = m.step_time_se_s / m.step_time_s
+        error = m.step_time_rse
         lines += [
             f"  live            {m.live.key if m.live else 'left to the device'}",
             f"  step time       {number(m.step_time_s)} s"

@@ -107,8 +107,8 @@ class Seen:
                     Configuration(so_far.request.launch, m.as_delivered),
                     m.step_time_s,
                     m.power_W,
-                    m.step_time_se_s / m.step_time_s,
-                    m.power_se_W / m.power_W,
+                    m.step_time_rse,
+                    m.power_rse,
                 )
                 for candidate, m in asked.items()
                 if m is not None

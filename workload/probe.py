@@ -215,6 +215,16 @@ class Measurement:
         return self.power_W * self.step_time_s
 
     @property
+    def step_time_rse(self) -> float:
+        """The step time's relative standard error; NaN where it is not known."""
+        return self.step_time_se_s / self.step_time_s
+
+    @property
+    def power_rse(self) -> float:
+        """The power's relative standard error; NaN where it is not known."""
+        return self.power_se_W / self.power_W
+
+    @property
     def as_delivered(self) -> Settings:
         """The live setting as the devices delivered it: what a model is to learn from.
 

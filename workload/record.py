@@ -228,6 +228,6 @@ window_s = {window_s:.4g}
 def _spread(measured: Sequence[ProbeRecord]) -> tuple[float, float]:
     """Median relative standard errors of time and power; NaN-free."""
     windows = [m for record in measured for m in record.measurements]
-    times = [m.step_time_se_s / m.step_time_s for m in windows if m.step_time_se_s >= 0]
-    powers = [m.power_se_W / m.power_W for m in windows if m.power_se_W >= 0]
+    times = [m.step_time_rse for m in windows if m.step_time_se_s >= 0]
+    powers = [m.power_rse for m in windows if m.power_se_W >= 0]
     return (statistics.median(times or [0.0]), statistics.median(powers or [0.0]))

@@ -102,7 +102,7 @@ def _simulated(job_name: str, cluster_name: str, *, launches: int, seed: int) ->
         for m in record.measurements:
             configurations.append(Configuration(launch, m.live))
             logs.append([np.log(m.step_time_s), np.log(m.power_W)])
-            errors.append([m.step_time_se_s / m.step_time_s, m.power_se_W / m.power_W])
+            errors.append([m.step_time_rse, m.power_rse])
             number.append(int(row))
     return Seen(
         f"simulated: {job_name} on {cluster_name}",
