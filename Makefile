@@ -4,17 +4,33 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test check slow docs install clean
+# CI installs only files whose sha256 is in .ci/requirements.txt, and builds with the setuptools that
+# is pinned there; DeepSpeed is an archive of sources, so setuptools must come first.
+HASHED := .ci/requirements.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: run test check slow docs install hashes clean
 
 run: install
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/tuner optimize
 
 install: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(if $(CI),$(HASHED))
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+ifdef CI
+	sed -n '/^setuptools==/,/[^\\]$$/p' $(HASHED) > $(VENV)/setuptools.txt
+	$(PIP) --require-hashes -r $(VENV)/setuptools.txt
+	$(PIP) --require-hashes --no-build-isolation -r $(HASHED)
+	$(PIP) --no-deps --no-build-isolation -e .
+else
+	$(PIP) -c constraints.txt -e '.[all,dev]'
+endif
 	touch $(READY)
+
+# After a change of constraints.txt.
+hashes: install
+	$(BIN)/python .ci/hashes.py
 
 check: install
 	$(BIN)/ruff check .
@@ -28,6 +44,7 @@ slow: install
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q -m slow
 
 docs: install
+	$(BIN)/python -m tuner.cli.reference > docs/cli.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:

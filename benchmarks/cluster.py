@@ -1,10 +1,10 @@
-"""What a large cluster costs the driver: its memory, its processor time, probes a second.
+"""The driver's cost on a large cluster: memory, processor time, probes per second.
 
-Sixty-four nodes are stood for by a few raylets of this machine that each claim the devices of many:
-the leases, the actors' calls and the records are Ray's own, and only the answers are simulated, at
-once, so that the driver is what is timed. First the executor and the trace alone, to 10,000
-measurements, then a whole study, whose driver keeps something of each: its memory is told at 100,
-1,000 and 10,000 measurements, and what a measurement adds to it.
+Sixty-four nodes are represented by a few raylets on this machine that each claim the devices of
+many. Leases, actor calls and records are Ray's own; only the answers are simulated and immediate,
+so the driver is what is timed. First the executor and the trace alone, up to 10,000 measurements;
+then a whole study, whose memory is printed at 100, 1,000 and 10,000 measurements and per added
+measurement.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import Any
 import optuna
 
 from benchmarks.figures import Figure, arguments, publish
-from search_spaces.cluster import Cluster, load_cluster
-from search_spaces.job import TrainingJob, load_job
-from search_spaces.space import load_space
-from tuner.problem import Problem
-from tuner.sampler import CandidateSampler, ProbePlan
-from workload.probe import ProbeRequest, Runner
-from workload.trace import TraceWriter
+from tuner.problem.problem import Problem
+from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.space import load_space
+from tuner.workload.probe import ProbeRequest
+from tuner.workload.runners import Runner
+from tuner.workload.trace import TraceWriter
 
 MIB = 2**20
 
@@ -41,7 +42,7 @@ def rss_MiB() -> float:
 
 def simulated(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
     """The runner of every node."""
-    from models.simulated import SimulatedRunner
+    from tuner.models.simulated import SimulatedRunner
 
     return SimulatedRunner(job, cluster)
 
@@ -56,25 +57,22 @@ def requests(job: TrainingJob, cluster: Cluster, count: int, live: int) -> Itera
         yield ProbeRequest(f"p{number:05d}", launch, visits, time_limit_s=3600.0)
 
 
-class Sweep(CandidateSampler):
-    """Launch after launch at all of its live settings, round and round, as one who wants many
-    launches of each would: planning costs the driver next to nothing.
+class Sweep(ProbePlanner):
+    """Planner that visits launch after launch at all of its live settings, round and round.
+
+    Planning costs the driver next to nothing.
 
     Args:
         problem: whose candidates are swept.
     """
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.candidates, steps=problem.steps, cost=problem.cost)
+        super().__init__(problem.candidates, cost=problem.cost)
         self._rounds = cycle(self._members)
 
     def plan(self, study: optuna.Study) -> ProbePlan | None:
         """The next launch."""
         return self._plan_of(next(self._rounds).tolist(), "swept")
-
-    def better_to_wait(self, study: optuna.Study) -> bool:
-        """Never."""
-        return False
 
 
 def executor_alone(
@@ -124,13 +122,13 @@ def growth_KiB(memory: dict[int, float], last_MiB: float, measured: int) -> floa
 
 def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> list[Figure]:
     """The driver as a user's: sampler, study, trace, what it keeps of every record."""
-    from tuner import driver
-    from tuner.decide import Constraints
-    from tuner.problem import problem_of_job
-    from tuner.progress import Progress
-    from tuner.ray_executor import RayExecutor
-    from tuner.runs import RunFolder
-    from tuner.settings import SearchSettings
+    from tuner.executors.ray_executor import RayExecutor
+    from tuner.problem.constraints import Constraints
+    from tuner.problem.from_job import problem_of_job
+    from tuner.problem.run_folder import RunFolder
+    from tuner.problem.settings import SearchSettings
+    from tuner.study.callbacks import Progress
+    from tuner.study.session import Session
 
     # Jobs of one node, many at a time.
     problem = problem_of_job(load_job(options.job), replace(cluster, nodes=1), plan=True)
@@ -148,7 +146,7 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
             memory[0] = rss_MiB()  # the last; what the answer and its plots take comes after
 
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    driver.run_study(
+    Session(
         problem,
         lambda run, say: RayExecutor(
             problem.job,
@@ -158,13 +156,11 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
             make_runner=simulated,
         ),
         constraints=Constraints(None, None, None),
-        settings=SearchSettings(max_probes=options.study_probes, time_limit_s=3600.0),
-        storage=None,
+        settings=SearchSettings(max_probes=options.study_probes, time_limit_s=3600.0, verify=False),
         run=RunFolder.named(folder, "study"),
-        report=False,
         notify=notice,
         sampler=Sweep(problem) if options.sampler == "sweep" else options.sampler,
-    )
+    ).run()
     wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
     measured, last_MiB = counted["measurements"], memory.pop(0)
     print(f"study: {measured} measurements, driver {last_MiB:.1f} MiB, {wall_s:.1f} s", flush=True)
@@ -190,7 +186,7 @@ def main() -> None:
     options = parser.parse_args()
     from ray.cluster_utils import Cluster as RayCluster
 
-    from tuner.ray_executor import RayExecutor
+    from tuner.executors.ray_executor import RayExecutor
 
     job = load_job(options.job)
     cluster = replace(load_cluster("h200-8"), nodes=options.nodes)

@@ -1,11 +1,11 @@
-"""What the driver itself costs a probe: plan, ask, record, tell, with nothing but its own work.
+"""The driver's own time per probe: plan, record and update the study, without any training.
 
-A study of a real job over 10,000 valid configurations goes through the driver's own loop, trace and
-journal; only the training is replaced, by the analytic model bent at random, which answers at once.
-The clock runs whenever the driver, not the runner, has the word. Each size of study (10, 100, 1,000
-measurements) is a trace that stands and is gone on with: the first probe is the cold one (the
-surrogates are fitted anew, every candidate is predicted), as it also comes whenever the data have
-grown by a fifth; the later ones are warm. Aim: 0.5 s a probe at 1,000 measurements.
+A study of a real job over 10,000 valid configurations runs through the driver's own loop, trace and
+journal; only the training is replaced, by the analytic model with random errors, which answers at
+once. The clock runs while the driver, not the runner, is working. Each size of study (10, 100,
+1,000 measurements) is an existing trace that is continued: the first probe is cold (the surrogates
+are refitted and every candidate is predicted, as whenever the data have grown by a fifth); the
+later ones are warm. Target: 0.5 s per probe at 1,000 measurements.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ import numpy as np
 from optuna.study import Study
 
 from benchmarks.figures import Figure, arguments, publish
-from models.analytic import AnalyticModel
-from search_spaces.cluster import load_cluster
-from search_spaces.configuration import Configuration
-from search_spaces.job import load_job
-from search_spaces.space import Candidates, load_space
-from tuner.decide import Constraints
-from tuner.executors import InlineExecutor
-from tuner.problem import Problem, problem_of_job
-from tuner.sampler import CandidateSampler, ProbePlan
-from tuner.search import Search
-from tuner.settings import SearchSettings
+from tuner.executors.local import InlineExecutor
+from tuner.models.analytic.model import AnalyticModel
+from tuner.problem.constraints import Constraints
+from tuner.problem.from_job import problem_of_job
+from tuner.problem.problem import Problem
+from tuner.problem.settings import SearchSettings
+from tuner.problem.study_spec import StudySpec
+from tuner.search.planner import ProbePlan
+from tuner.search.sampler import CandidateSampler
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import load_job
+from tuner.search_spaces.space import Candidates, load_space
 from tuner.storage import open_storage
-from tuner.study import StudyBook
-from workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from workload.trace import TraceWriter, read_trace
+from tuner.study.callbacks import StudyCallback, TraceCallback
+from tuner.study.loop import SearchLoop
+from tuner.study.recorder import StudyRecorder
+from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.trace import TraceWriter, read_trace
 
 #: What is tuned: every kind of knob varies, so a row of features is as wide as it gets.
 JOB, CLUSTER, SPACE = "opt-350m", "h100-32", "full"
@@ -109,9 +113,7 @@ class TimedSampler(CandidateSampler):
     """The sampler, noting how long each plan (fit included) took."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(
-            problem.candidates, prior=problem.prior, steps=problem.steps, cost=problem.cost
-        )
+        super().__init__(problem.candidates, prior=problem.prior, cost=problem.cost)
         self.plan_s: list[float] = []
 
     def plan(self, study: Study) -> ProbePlan | None:
@@ -178,7 +180,7 @@ def session(problem: Problem, folder: Path, measurements: int, probes: int) -> T
         storage = open_storage(None, folder / "study.journal")
         began = time.perf_counter()
         sampler = TimedSampler(problem)
-        book = StudyBook(
+        book = StudyRecorder(
             name="driver",
             storage=storage,
             sampler=sampler,
@@ -190,16 +192,16 @@ def session(problem: Problem, folder: Path, measurements: int, probes: int) -> T
         book.reconcile(records)
         told_s = time.perf_counter() - began
         executor = TimedExecutor(runner)
-        search = Search(
-            problem=problem,
+        settings = SearchSettings(
+            max_probes=len(records) + probes, remeasure_share=0.0, least_gain=1e-12, verify=False
+        )
+        spec = StudySpec("driver", folder, problem, settings=settings)
+        search = SearchLoop(
+            spec=spec,
             executor=executor,
             sampler=sampler,
-            book=book,
-            writer=writer,
-            settings=SearchSettings(
-                max_probes=len(records) + probes, remeasure_share=0.0, least_gain=1e-12
-            ),
-            constraints=Constraints(),
+            recorder=book,
+            callbacks=(TraceCallback(writer), StudyCallback(book)),
             records=records,
             first_number=len(records),
         )

@@ -1,57 +1,27 @@
-"""Every fault of the table, caused for real: what was kept, what was left, what the user was told.
+"""Injected faults: measurements lost, clocks that stay wrong, processes left, recovery time.
 
-Each one runs in an empty folder: the driver killed at each point of its cycle and resumed, disks
-that fill, storages that go away, ranks that die, hang or misbehave, GPUs whose driver fails. What
-counts is seen from outside (`benchmarks.fault_tools`): measurements lost or told twice, clocks left
-wrong, processes left, and how long after a rank's death the next probe starts. Aims: 0, 0, 0, 0 and
-3 s.
+Each fault runs in an empty folder: the driver is killed at each point of its cycle and resumed,
+disks fill, storages become unavailable, ranks die, hang or misbehave, GPU drivers fail. Outcomes
+are observed from outside (`tests.faults.harness`): measurements lost or recorded twice, clocks that
+stay wrong, processes left running, and the time from a rank's death to the start of the next probe.
+Targets: 0, 0, 0, 0 and 3 s.
 """
 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks import (
-    faults_asked,
-    faults_device,
-    faults_driver,
-    faults_probe,
-    faults_ray,
-    faults_storage,
-)
-from benchmarks.fault_tools import Fault, Outcome
 from benchmarks.figures import Figure, arguments, publish
+from tests.faults.harness import Outcome
+from tests.faults.table import all_faults, try_fault
 
-__all__ = ["all_faults", "try_fault"]
-
-
-def all_faults() -> Sequence[Fault]:
-    """Every fault, in the table's order."""
-    return (
-        *faults_driver.FAULTS,
-        *faults_asked.FAULTS,
-        *faults_storage.FAULTS,
-        *faults_probe.FAULTS,
-        *faults_device.FAULTS,
-        *faults_ray.FAULTS,
-    )
-
-
-def try_fault(fault: Fault) -> Outcome:
-    """Cause one fault in a folder of its own. An error of the harness is an outcome, too."""
-    with tempfile.TemporaryDirectory(prefix="joulefront-fault-") as folder:
-        try:
-            return fault.cause(Path(folder))
-        except Exception:
-            return Outcome(wrong=(traceback.format_exc(),))
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Cause every fault, print its outcome, and publish the figures."""
     parser = arguments("faults tried, survived, and what they left")
     parser.add_argument("--only", default="", metavar="WORDS", help="faults whose name has these")
     options = parser.parse_args(argv)

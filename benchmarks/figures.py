@@ -1,4 +1,4 @@
-"""How every benchmark prints its figures: for people, then for scripts, in one form."""
+"""The figures of every benchmark, printed in one form for people and for scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["Figure", "arguments", "publish"]
+__all__ = ["ROOT", "Figure", "arguments", "publish"]
+
+#: The repository.
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Figure:
 
 
 def arguments(what: str) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
+    """Return a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     return parser

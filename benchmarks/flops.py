@@ -1,17 +1,17 @@
-"""Our FLOPs and parameters against DeepSpeed's flops profiler, torch's own counter, and models.
+"""FLOPs and parameter counts against DeepSpeed's profiler, torch's counter, and built models.
 
 Each job's model is built by the training program and run forward once on the job's own samples,
-under both counters; a full-size model is built without weights (torch's meta device). Ours counts
-matrix products, as torch's does; DeepSpeed's adds norms, activations and softmax, which are under
-0.4 % even of the twins.
+under both counters; a full-size model is built without weights (torch's meta device). The count of
+joulefront covers matrix products, as torch's does; DeepSpeed's adds norms, activations and softmax,
+which are under 0.4 % even of the small test models.
 
-Where one of the two is wrong, and what was done about it (DeepSpeed 0.19.8, torch 2.13):
+Known errors of the two counters, and the remedies here (DeepSpeed 0.19.8, torch 2.13):
 - DeepSpeed replaces functions of torch.nn.functional by counting ones. transformers runs a layer's
   experts by one grouped product (`torch.nn.functional.grouped_mm`), which is not among them: of
-  OLMoE's twin it misses all of the experts, 19 % of the pass. Looped over (transformers' "eager"
-  experts, the same products one by one) it sees them; `as_it_comes` tells the difference.
-- torch's counter knows no formula for the fused attention of a CPU and skips it, 6 to 13 % of the
-  twins' pass; told to use the plain products (`SDPBackend.MATH`) it sees them.
+  OLMoE's test model it misses all experts, 19 % of the pass. With transformers' "eager" experts
+  (the same products one by one) it counts them; `as_it_comes` is the difference.
+- torch's counter has no formula for the fused attention of a CPU and skips it, 6 to 13 % of the
+  test models' pass; with the plain products (`SDPBackend.MATH`) it counts them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, arguments, publish
-from search_spaces.job import TrainingJob, job_names, load_job
-from search_spaces.model_facts import facts_of
+from tuner.search_spaces.job import TrainingJob, job_names, load_job
+from tuner.search_spaces.model_facts import facts_of
 
 #: Samples of one forward pass.
 SAMPLES = 2
@@ -56,7 +56,7 @@ class Count:
     as_it_comes: float
 
     def off(self, name: str) -> float:
-        """How far ours is from another count, as a share of it."""
+        """Our distance from another count, as a share of it."""
         mine = 3 * self.ours if name == "torch_step" else self.ours
         return float(mine / getattr(self, name) - 1)
 

@@ -1,11 +1,11 @@
-"""Are clocks ever left wrong? Faults tried on the governor, the dead counted for real.
+"""Faults injected into the governor: clocks that stay wrong after its death.
 
 Agents in processes of their own set clocks, memory clocks and power limits on fake GPUs that live
 in a file, one setting after the other, and are ended at a random moment: by SIGKILL, SIGTERM or
 SIGINT to the whole process group (with the driver that started them), by SIGKILL to the agent
-alone while a child holds its pipe, by an exception, by `_exit`. Others see a setter fail half-way,
-a putting-back that fails at first, or their guard killed. After each, every GPU must stand as it
-stood before, within ten seconds. Aim: none left wrong.
+alone while a child holds its pipe, by an exception, by `_exit`. In other cases a setter fails
+half-way, a restore fails at first, or the guard is killed. Afterwards every GPU must have its
+earlier settings within ten seconds. Target: none left wrong.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.fakes import ROOT, TESTS
-from benchmarks.figures import Figure, arguments, publish
+from benchmarks.figures import ROOT, Figure, arguments, publish
 
 FAULTS = (
     "kill_group",
@@ -41,12 +40,13 @@ LIMIT_S = 10.0
 AGENT = """
 import os, random, signal, sys, time
 import pynvml
-from fake_nvml import from_environment
-from search_spaces.configuration import Settings
-from workload.governor import GovernorError, NvmlGovernor
+from tuner.testing.fake_nvml import from_environment
+from tuner.search_spaces.configuration import Settings
+from tuner.workload.clocks.governor import GovernorError, NvmlGovernor
 fault, seed = sys.argv[1], int(sys.argv[2])
 fake = from_environment()
-governor = NvmlGovernor(nvml=fake, environ={}, guard_nvml="fake_nvml:from_environment")
+guard_nvml = "tuner.testing.fake_nvml:from_environment"
+governor = NvmlGovernor(nvml=fake, environ={}, guard_nvml=guard_nvml)
 draw = random.Random(seed)
 def some():
     live = {}
@@ -110,15 +110,14 @@ def stands(fake: object) -> list[tuple[object, ...]]:
 
 def try_fault(fault: str, seed: int, folder: Path) -> str:
     """Try one fault; what was left wrong, or empty."""
-    from fake_nvml import STATE_FILE, FakeGpu, FakeNVML
+    from tuner.testing.fake_nvml import STATE_FILE, FakeGpu, FakeNVML
 
     draw = random.Random(seed)
     state = folder / f"{fault}-{seed}.json"
     gpus = [FakeGpu(limit_W=limit, slow_memory_MHz=(405,)) for limit in (350.0, 375.0)]
     fake = FakeNVML(gpus, state_file=state)
     before = stands(fake)
-    paths = f"{ROOT}{os.pathsep}{TESTS}"
-    environ = os.environ | {STATE_FILE: str(state), "PYTHONPATH": paths}
+    environ = os.environ | {STATE_FILE: str(state), "PYTHONPATH": str(ROOT)}
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, "-c", AGENT, fault, str(seed)],

@@ -1,10 +1,10 @@
-"""Which knobs are offered, which are really run on a CPU, and which need CUDA.
+"""The knobs on offer: those that run on a CPU, and those that need CUDA.
 
-Each value of each launch knob is turned in a real probe of two ranks, and the first five steps'
-loss and gradient norm are compared with plain data parallelism from the same seed: a knob that
-trains another job is no knob. What needs CUDA, or what this machine lacks, is told with the reason
-and with how its code is tested all the same. With `--all`, every
-configuration that the space `cpu-all` offers at two ranks is run (about three seconds each).
+Each value of each launch knob is set in a real probe of two ranks, and loss and gradient norm of
+the first five steps are compared with plain data parallelism from the same seed: a knob must not
+change what is trained. Values that need CUDA, or something that this machine lacks, are listed with
+the reason and with the tests of their code. With `--all`, every configuration that the space
+`cpu-all` offers at two ranks is run (about three seconds each).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, arguments, publish
-from search_spaces.cluster import Cluster, load_cluster
-from search_spaces.configuration import Configuration
-from search_spaces.job import TrainingJob, load_job
-from search_spaces.knobs import KNOBS, Value
-from search_spaces.rules import broken_rules, unrunnable
-from search_spaces.space import load_space
-from workload.agent import LocalRunner
-from workload.machine import detect_cluster
-from workload.probe import ProbeRequest, WindowPolicy
-from workload.ranks import cannot_build
+from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.space import load_space
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.rank_server import cannot_build
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRequest, WindowPolicy
 
 #: Long enough for five steps to be logged.
 QUICK = WindowPolicy(min_s=0.1, min_steps=5, max_s=0.5)
@@ -112,7 +112,7 @@ class Trainer:
         Raises:
             RuntimeError: the probe failed; the message says why.
         """
-        self._runner._job = job  # the server imports the frameworks once, for all jobs
+        self._runner.turn_to(job)  # the server imports the frameworks once, for all jobs
         name, self._count = f"probe{self._count}", self._count + 1
         record = self._runner.run(ProbeRequest(name, configuration.launch, window=QUICK))
         if record.failure is not None:

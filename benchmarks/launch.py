@@ -1,9 +1,9 @@
-"""What a probe's launch costs: from the request to the first measured step.
+"""Launch time of a probe: from the request to the first measured step.
 
 The first probe pays for interpreter, imports and op builds; later ones fork from a process that has
-paid already. The same probes with a fresh interpreter a rank, in the same run, give the ratio. The
-launch includes the model's making, `deepspeed.initialize`, the first step and the warm-up steps.
-Aim: 2 s for the second and later probes.
+paid already. The same probes with a fresh interpreter per rank, in the same run, give the ratio.
+The launch includes building the model, `deepspeed.initialize`, the first step and the warm-up
+steps. Target: 2 s for the second and later probes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import tempfile
 import time
 
 from benchmarks.figures import Figure, arguments, publish
-from search_spaces.configuration import Configuration
-from search_spaces.job import load_job
-from workload.agent import LocalRunner
-from workload.machine import detect_cluster
-from workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import load_job
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
 
 QUICK = WindowPolicy(min_s=0.5, min_steps=3, max_s=1.0)
 

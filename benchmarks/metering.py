@@ -1,12 +1,12 @@
-"""How much metering costs, what it loses, and how far its energy is from the truth.
+"""Metering: its overhead, its lost samples, and the error of its energy.
 
-Three parts. The reported energy of 1,000 random windows on fake GPUs whose draw is known exactly:
+Three parts. (1) The reported energy of 1,000 random windows on fake GPUs of exactly known power:
 steps with phases, idle gaps, constant power, counters updated every 20 to 100 ms, with and without
-wrap-around, and GPUs without a counter; beside it the error of the usual way, the bare difference
-of the counter (the fake's power sensor is exact; a real one adds its own error). The power timeline
-at 100 ms for ten minutes while every core is loaded: samples lost. Real training steps with and
-without metering in turn: the overhead, with its interval, and the processor time that sampling
-takes. Aims: under 0.1 % overhead, no sample lost.
+wrap-around, and GPUs without a counter; for comparison the error of the plain difference of the
+counter (the fake's power sensor is exact; a real one adds its own error). (2) The power timeline at
+100 ms for ten minutes while every core is loaded: samples lost. (3) Real training steps with and
+without metering alternately: the overhead with its interval, and the processor time of sampling.
+Targets: under 0.1 % overhead, no sample lost.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.fakes import TESTS
 from benchmarks.figures import Figure, arguments, publish
-from workload.meters.nvml import NvmlMeter
+from tuner.workload.meters.nvml import NvmlMeter
 
 #: Keeps one core busy until it is ended, or its parent is gone.
 BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))\n"
@@ -61,8 +60,7 @@ def one_window(seed: int) -> _Window:
 
     As in a probe the GPUs are idle while the ranks wait at a boundary.
     """
-    sys.path.insert(0, str(TESTS))
-    from fake_nvml import FakeClock, FakeGpu, FakeNVML
+    from tuner.testing.fake_nvml import FakeClock, FakeGpu, FakeNVML
 
     draw = random.Random(seed)
     kind = draw.choice(("steps", "gaps", "constant"))
@@ -153,9 +151,9 @@ def accuracy(windows: int) -> list[Figure]:
 
 def lost_samples(seconds: float, niceness: int) -> list[Figure]:
     """The real timeline of this machine's meter at 100 ms while every core is busy."""
-    from workload.machine import detect_cluster
-    from workload.meters import open_meter
-    from workload.meters.timeline import Timeline
+    from tuner.workload.meters import open_meter
+    from tuner.workload.meters.timeline import Timeline
+    from tuner.workload.node.machine import detect_cluster
 
     cores = len(os.sched_getaffinity(0))
     burners = [
@@ -189,7 +187,7 @@ def lost_samples(seconds: float, niceness: int) -> list[Figure]:
 
 
 def overhead(pairs: int, block_s: float) -> list[Figure]:
-    from tuner.calibrate import calibrate
+    from tuner.results.calibration import calibrate
 
     with tempfile.TemporaryDirectory() as folder:
         found = calibrate(runs_dir=folder, pairs=pairs, block_s=block_s, say=print)

@@ -1,10 +1,10 @@
-"""Zeus and joulefront on the same GPUs: do both report the same energy for the same window?
+"""Agreement with Zeus: the energy of the same windows of the same GPUs.
 
-Zeus (PyPI `zeus`) is the peer whose figures people know. It cannot share an environment with Ray
-(its `amdsmi` breaks `import ray`), so it is installed in a throw-away one, where both meters read
-one fake NVML on one clock. A window's energy by the bare counter must be the same to the
-millijoule; the meter's own boundaries, which are finer than the counter's steps, are held against
-the fake's exact truth beside it.
+Zeus (PyPI `zeus`) is the established tool for this measurement. It cannot share an environment with
+Ray (its `amdsmi` breaks `import ray`), so it is installed in a temporary one, where both meters
+read one fake NVML on one clock. A window's energy by the bare counter must agree to the millijoule;
+the meter's own boundaries, which are finer than the counter's steps, are compared with the exact
+truth of the fake.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.fakes import ROOT, TESTS
-from benchmarks.figures import Figure, arguments, publish
+from benchmarks.figures import ROOT, Figure, arguments, publish
 
 #: Runs inside the other environment: prints a JSON list of windows.
 SCRIPT = """
 import json, random, sys
 import pynvml as real
-from fake_nvml import FakeClock, FakeGpu, FakeNVML
+from tuner.testing.fake_nvml import FakeClock, FakeGpu, FakeNVML
 draw = random.Random(0)
 clock = FakeClock()
 gpus = [FakeGpu(load=((0.0, 0.4), (0.3, 1.0), (0.9, 0.0)), load_period_s=1.3),
@@ -36,7 +35,7 @@ fake._nvmlGetFunctionPointer = None  # by this Zeus knows the official binding
 sys.modules["pynvml"] = fake
 import zeus
 from zeus.monitor import ZeusMonitor
-from workload.meters.nvml import NvmlMeter
+from tuner.workload.meters.nvml import NvmlMeter
 peer = ZeusMonitor(gpu_indices=[0, 1], cpu_indices=[])
 ours = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ={})
 rows = []
@@ -73,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         python = options.python or python_with_zeus(Path(folder) / "zeus")
-        paths = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
+        paths = os.environ | {"PYTHONPATH": str(ROOT)}
         paths.pop("CUDA_VISIBLE_DEVICES", None)
         done = subprocess.run(
             [str(python), "-c", SCRIPT, str(options.windows)],

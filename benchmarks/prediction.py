@@ -1,10 +1,10 @@
-"""How fast, how sure and how careful the predictions are, wherever that can be told without a GPU.
+"""Predictions: their speed, the coverage of their intervals, and avoided out-of-memory failures.
 
-Speed: 100,000 configurations on one core, reading them included (aim: a second), a plan of the
-72B model on JUPITER and a study over 1,024 GPUs with 16 probes in flight on simulated time (aim: a
-minute each). Sureness: do 90 % intervals hold nine of ten held-out figures (aim: 85 to 95 %), on
-recorded tables, on simulated clusters, and from 8 GPUs to 64 and 512. Care: how many probes run out
-of memory with what the study learns of memory, and without.
+Speed: 100,000 configurations on one core, including reading them (target: 1 s), a plan of the 72B
+model on JUPITER and a study over 1,024 GPUs with 16 probes in flight on simulated time (target: one
+minute each). Coverage: the share of held-out figures inside 90 % intervals (target: 85 to 95 %), on
+recorded tables, on simulated clusters, and from 8 GPUs to 64 and 512. Memory: the number of probes
+that run out of memory, with and without what the study learns about memory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.against import coverage, out_of_memory, scale_out
 from benchmarks.figures import Figure, arguments, publish
-from models.analytic import AnalyticModel
-from search_spaces.cluster import load_cluster
-from search_spaces.configuration import Configuration, Settings
-from search_spaces.job import load_job
-from search_spaces.space import load_space
+from benchmarks.validation import coverage, out_of_memory, scale_out
+from tuner.models.analytic.model import AnalyticModel
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.job import load_job
+from tuner.search_spaces.space import load_space
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 COUNT = 100_000

@@ -1,9 +1,10 @@
-"""The analytic models held against what others published: how wrong are they, and where.
+"""The analytic models compared with published measurements.
 
 Five comparisons, a table and a plot each: Sailor's measured plans on GH200, the study of multimodal
 training on JUPITER, the study of parallelism and clock on A100, and recorded tables over power
-limits and over plans. Each prints where it falls short, and why. What is not on this machine
-(`../shared`) is skipped and named; the table of the JUPITER study comes with the repository.
+limits and over plans. Each prints its shortcomings and their causes. Data that is not on this
+machine (`../shared`) is skipped and named; the table of the JUPITER study comes with the
+repository.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.against.clock_study import compare as compare_clock_study
-from benchmarks.against.comparison import Comparison
-from benchmarks.against.jupiter import compare as compare_jupiter
-from benchmarks.against.recorded import compare_perseus, compare_zeus
-from benchmarks.against.sailor import compare as compare_sailor
 from benchmarks.figures import arguments, publish
+from benchmarks.validation.clock_study import compare as compare_clock_study
+from benchmarks.validation.comparison import Comparison
+from benchmarks.validation.jupiter import compare as compare_jupiter
+from benchmarks.validation.recorded import compare_perseus, compare_zeus
+from benchmarks.validation.sailor import compare as compare_sailor
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GH200_TABLE = REPOSITORY / "benchmarks" / "data" / "gh200_multimodal.csv"

@@ -1,10 +1,10 @@
-"""Training scripts, unmodified, in every frame: what was varied on them, and what a launch costs.
+"""Unmodified training scripts of every framework: the knobs that were varied, and launch times.
 
-Each script is looked at once and then probed: as it is, and once for each knob that is in play, on
-two ranks of this machine. Those shipped are small ones of our own, written in the ordinary style of
-their frame (tests/scripts); any other is named by `--script`, as for `tuner optimize`. The launch
-is from the request to the first measured step; of each script the first probe and the later ones
-are told apart, for the fork server imports what a script's frame needs only where DeepSpeed does.
+Each script is inspected once and then probed on two ranks of this machine: unchanged, and once for
+each knob that can be searched. The included scripts are small and written in the ordinary style of
+their framework (tests/scripts); `--script` adds another one, as for `tuner optimize`. The launch
+time is from the request to the first measured step. The first probe of each script is reported
+separately, because the fork server imports a framework other than DeepSpeed only when needed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, arguments, publish
-from search_spaces.cluster import Cluster
-from search_spaces.configuration import Configuration
-from search_spaces.errors import InputError
-from search_spaces.knobs import Value
-from search_spaces.rules import broken_rules
-from workload.agent import LocalRunner
-from workload.command import LAUNCH, Script
-from workload.inspection import blank_job, inspect_script
-from workload.machine import detect_cluster
-from workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
-from workload.script import ScriptJob
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.rules import broken_rules
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.scripts.command import LAUNCH, Script
+from tuner.workload.scripts.inspection import blank_job, inspect_script
+from tuner.workload.scripts.script_job import ScriptJob
 
 SCRIPTS = Path(__file__).parents[1] / "tests" / "scripts"
 QUICK = WindowPolicy(min_s=0.2, min_steps=3, max_s=0.5)

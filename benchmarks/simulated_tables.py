@@ -1,12 +1,12 @@
 """Record simulated clusters as tables, so that `benchmarks.search` can search them.
 
-Every valid configuration of a job on a cluster is asked of the simulated runner without noise; what
-does not fit in memory is left out. The cluster is not the one that the analytic models describe:
-each of their constants is drawn off what they believe, each value of each launch knob does what no
-constant says, and each launch departs by a few per cent of its own, all drawn once a table. So a
-search that is given the models (the table's `[predicted_by]`) is given a prior that is wrong, and
-how wrong is printed beside how wrong they were where they could be checked. A table with so many
-launches that a search's figures would take hours keeps a share of them, drawn at random.
+The simulated runner answers every valid configuration of a job on a cluster without noise;
+configurations that do not fit in memory are left out. The cluster departs from the analytic models:
+each of their constants has a random error, each value of each launch knob has an effect that no
+constant describes, and each launch departs by a few per cent, all drawn once per table. A search
+that uses the models (the table's `[predicted_by]`) therefore has a wrong prior; its error is
+printed beside the known error of the models. Of a table with too many launches for a search of
+reasonable length, a random share is kept.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure, arguments, publish
-from models.analytic import AnalyticModel, Prediction
-from models.constants import Constants, constants_of
-from models.known_error import known_error_lines
-from models.simulated import Conditions, SimulatedRunner
-from search_spaces.cluster import Cluster, load_cluster
-from search_spaces.configuration import Configuration
-from search_spaces.job import TrainingJob, load_job
-from search_spaces.knobs import KNOBS
-from search_spaces.space import load_space
-from workload.probe import ProbeRequest, WindowPolicy
+from tuner.models.analytic.constants import Constants, constants_of
+from tuner.models.analytic.known_error import known_error_lines
+from tuner.models.analytic.model import AnalyticModel, Prediction
+from tuner.models.simulated import Conditions, SimulatedRunner
+from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.space import load_space
+from tuner.workload.probe import ProbeRequest, WindowPolicy
 
 #: Job, cluster, space.
 PROBLEMS = (("lmm-7b", "gh200-32", "default"), ("opt-350m", "a100-8", "parallelism"))
@@ -87,8 +87,9 @@ class PriorError:
 def departed(cluster: Cluster, spread: float, seed: int) -> tuple[Cluster, Constants]:
     """A cluster like this one whose true constants are not those that the models believe.
 
-    Every constant of `models.constants` but those of memory, the device's idle power, and what the
-    node and its supply draw are multiplied by a log-normal factor each, of median 1.
+    Every constant of `tuner.models.analytic.constants` but those of memory, the device's idle
+    power, and what the node and its supply draw are multiplied by a log-normal factor each, of
+    median 1.
 
     Args:
         cluster: as it is described.

@@ -1,9 +1,10 @@
-"""How often a verdict is right: verifying a choice, and saying that a job has drifted.
+"""Error rates of verification and of drift detection.
 
-Both are run many times on drawn launches and drawn blocks whose truth is known. A choice that is no
-better than the baseline should not survive (the search found it by luck), and one that is better by
-so many per cent should. A job that keeps its promise should be left alone for as long as it lasts,
-and one that is off should be told of soon. Nothing is timed, so a busy machine does not matter.
+Both are run many times on random launches and blocks whose truth is known. A choice that is no
+better than the baseline should be rejected (the search found it by luck), and one that is better by
+a given percentage should be confirmed. A job that runs as measured should raise no alarm for as
+long as it lasts, and one that drifts should raise one soon. Nothing is timed, so a busy machine
+does not matter.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import math
 import numpy as np
 
 from benchmarks.figures import Figure, arguments, publish
-from search_spaces.configuration import Configuration
-from tuner.promise import Promise, Watch
-from tuner.verdict import attempts_of, next_in_turn
-from workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.deploy.drift import DriftMonitor, Expectation
+from tuner.results.verification import attempts_of, next_is_baseline
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 METER = MeterInfo("drawn", "node", "a benchmark's draws", estimated=True)
 BASELINE = Configuration.of(data_parallel=2, micro_batch=1)
@@ -67,7 +68,7 @@ def survived(
         ]
     group: list[ProbeRecord] = []
     while len(group) < 2 * pairs:
-        tried = not next_in_turn(group, BASELINE)
+        tried = not next_is_baseline(group, BASELINE)
         seconds = (1 - saving if tried else 1.0) * math.exp(rng.normal(0, spread))
         power_W = 20.0 * math.exp(rng.normal(0, 2 * spread))
         group.append(_launch(2 + len(group), tried, seconds, power_W))
@@ -77,11 +78,11 @@ def survived(
 
 def drift_at(rng: np.random.Generator, off: float, blocks: int) -> int | None:
     """The block at which a drift of the step time is told; None where none is."""
-    promise = Promise("drawn", 0.5, 100.0, (0.495, 0.505), (98.0, 102.0), 1000, METER)
-    watch = Watch(promise)
+    expected = Expectation("drawn", 0.5, 100.0, (0.495, 0.505), (98.0, 102.0), 1000, METER)
+    monitor = DriftMonitor(expected)
     for number in range(blocks):
         seconds = 0.5 * (1 + off) * math.exp(rng.normal(0, 0.01))
-        if watch.block(10, 10 * seconds, 1000 * seconds):
+        if monitor.add_block(10, 10 * seconds, 1000 * seconds):
             return number + 1
     return None
 

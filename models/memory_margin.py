@@ -1,35 +1,64 @@
-"""How far predicted peak memory is off, learned from probes: peaks, and failures as evidence.
+"""Error of predicted peak memory, learned from the peaks and failures of probes.
 
 The true peak is taken as the prediction times exp(b + e): b the same for every configuration of a
 study (the framework's own share, the allocator), e its own, normal with `spread`. A measured peak
-tells b + e; a probe that ran out of memory tells only that its peak was above the capacity, and one
-that ran without telling its peak that it was below. The posterior of b is kept on a grid.
+gives b + e; a probe that ran out of memory shows only that its peak was above the capacity, and one
+that ran without a recorded peak that it was below. The posterior of b is kept on a grid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-__all__ = ["MEMORY_BIAS", "MEMORY_SPREAD", "MemoryMargin", "learned_margin"]
+__all__ = [
+    "MEMORY_BIAS",
+    "MEMORY_POLICY",
+    "MEMORY_SPREAD",
+    "MemoryMargin",
+    "MemoryPolicy",
+    "learned_margin",
+]
 
 #: Standard deviations of log(true / predicted) before any probe: common to a study, and a
 #: configuration's own. Held out, Sailor's plans are within 9 % and half of them within 2 %
 #: (`benchmarks.published`); another framework's own share may be off by more.
 MEMORY_BIAS, MEMORY_SPREAD = 0.15, 0.05
-#: Share of out-of-memory failures that say nothing of the device's predicted peak: an estimate. It
-#: keeps one failure that nothing explains from condemning every configuration.
+#: Share of out-of-memory failures that do not depend on the device's predicted peak: an estimate.
+#: It keeps one unexplained failure from excluding every configuration.
 OTHER_CAUSE = 0.02
 
 
+@dataclass(frozen=True)
+class MemoryPolicy:
+    """Limits at which predicted memory leaves a configuration out.
+
+    Attributes:
+        candidate_factor: a candidate's predicted peak is at most this factor times the device's
+            memory; the largest error of predicted memory in `benchmarks.published` is below it.
+        refused_below: a launch with a lower probability of fitting is not proposed.
+        likely_from: the first launches of a search, and predictions for more GPUs, take only
+            configurations that fit with at least this probability, if there are any.
+    """
+
+    candidate_factor: float = 1.15
+    refused_below: float = 0.05
+    likely_from: float = 0.5
+
+
+#: The limits of problems, samplers and predictions for more GPUs.
+MEMORY_POLICY = MemoryPolicy()
+
+
 class MemoryMargin:
-    """What probes said of predicted memory.
+    """Posterior of the error of predicted memory.
 
     Args:
-        capacity_bytes: of one device.
-        bias: standard deviation of what is common, before any probe.
+        capacity_bytes: memory of one device.
+        bias: standard deviation of the common share, before any probe.
         spread: standard deviation of a configuration's own share.
 
     Raises:
@@ -46,22 +75,22 @@ class MemoryMargin:
         self._log_density = -0.5 * (self._grid / bias) ** 2
 
     def _above(self, predicted_bytes: float) -> np.ndarray:
-        """How many spreads the capacity lies above the prediction, by b."""
+        """Return the distance from prediction to capacity in spreads, for each b."""
         room = np.log(self.capacity_bytes / predicted_bytes)
         return np.asarray((room - self._grid) / self.spread)
 
     def measured(self, predicted_bytes: float, peak_bytes: float) -> None:
-        """A probe told its peak."""
+        """Update with a measured peak."""
         off = np.log(peak_bytes / predicted_bytes)
         self._log_density -= 0.5 * ((off - self._grid) / self.spread) ** 2
 
     def ran_out(self, predicted_bytes: float) -> None:
-        """A probe ran out of memory: its peak was above the capacity."""
+        """Update with an out-of-memory failure: the peak was above the capacity."""
         explained = log_ndtr(-self._above(predicted_bytes))
         self._log_density += np.logaddexp(np.log(OTHER_CAUSE), np.log1p(-OTHER_CAUSE) + explained)
 
     def fitted(self, predicted_bytes: float) -> None:
-        """A probe ran and told no peak: it was below the capacity."""
+        """Update with a probe that ran without a recorded peak: it was below the capacity."""
         self._log_density += log_ndtr(self._above(predicted_bytes))
 
     def _weights(self) -> np.ndarray:
@@ -70,15 +99,15 @@ class MemoryMargin:
 
     @property
     def factor(self) -> tuple[float, float]:
-        """Median of true over predicted, and the relative standard deviation of the common part."""
+        """Median of true over predicted, and relative standard deviation of the common part."""
         weights = self._weights()
         mean = float(weights @ self._grid)
         return float(np.exp(mean)), float(np.sqrt(weights @ (self._grid - mean) ** 2))
 
     def probability_of_fitting(self, predicted_bytes: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Probability that each prediction's true peak is within the capacity, shape (n,)."""
+        """Return the probability that each true peak is within the capacity, shape (n,)."""
         room = np.log(self.capacity_bytes / np.asarray(predicted_bytes, dtype=float))
-        # One smooth rising function of the room: worked out on a grid, so that 100,000 cost little.
+        # A smooth function of the room, interpolated from a grid, so that 100,000 cost little.
         edge = float(-self._grid[0]) + 6 * self.spread
         at = np.linspace(-edge, edge, 801)
         chance = ndtr((at[:, None] - self._grid) / self.spread) @ self._weights()
@@ -88,13 +117,13 @@ class MemoryMargin:
 def learned_margin(
     capacity_bytes: float, predicted_bytes: np.ndarray, peaks: Mapping[int, float]
 ) -> MemoryMargin:
-    """The margin that a study's probes tell.
+    """Return the margin given the probes of a study.
 
     Args:
-        capacity_bytes: of one device.
-        predicted_bytes: of every configuration (or launch).
-        peaks: what was seen, by the number of the configuration: its measured peak in bytes,
-            infinite where it ran out of memory, NaN where it ran and told no peak.
+        capacity_bytes: memory of one device.
+        predicted_bytes: prediction of every configuration (or launch).
+        peaks: measured peak in bytes by the number of the configuration; infinite if it ran out of
+            memory, NaN if it ran without a recorded peak.
     """
     margin = MemoryMargin(capacity_bytes)
     for number, peak in peaks.items():

@@ -1,11 +1,11 @@
-"""From the few GPUs at hand to the many: the models' constants corrected by probes, with intervals.
+"""Predictions for more GPUs than were probed: the models' constants corrected, with intervals.
 
-Every constant of the analytic models is known only so well (`UNCERTAIN`). Probes tell those that
-they exercise; the others keep their doubt, and so a prediction over a network that no probe crossed
-is as uncertain as what is known of the network. The constants are fitted by Gauss-Newton to log
+Every constant of the analytic models has an uncertainty (`UNCERTAIN`). Probes correct those that
+they exercise; the others keep it, so a prediction over a network that no probe crossed is as
+uncertain as the network's constants. The constants are fitted by Gauss-Newton to log
 step time and log power, and their posterior is carried to any other size by the same derivatives.
-What no constant explains comes on top: a level, a share more per doubling of the GPUs beyond what
-was probed, and each launch's own.
+Deviations that no constant explains are added: a level, a share per doubling of the GPUs beyond the
+probed sizes, and one of each launch.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from models.analytic import AnalyticModel
-from models.constants import Constants, constants_of
-from search_spaces.cluster import Cluster
-from search_spaces.configuration import Configuration, Settings
-from search_spaces.job import TrainingJob
-from workload.spread import Z90
+from tuner.models.analytic.constants import Constants, constants_of
+from tuner.models.analytic.model import AnalyticModel
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.measure.statistics import Z90
 
 __all__ = ["UNCERTAIN", "Corrected", "ScaleOut", "Scaled", "predictor"]
 
 #: Standard deviations of the constants' logs before any probe. The efficiencies of arithmetic and
-#: memory lie within a fifth between programs on one GPU kind; what Sailor's plans on GH200 fit to
-#: departs from the defaults by a factor of 1.5 in the links, of 4 in the reduction, of 5 in
+#: memory vary by a fifth between programs on one GPU kind; constants fitted to Sailor's plans on
+#: GH200 differ from the defaults by a factor of 1.5 in the links, of 4 in the reduction, of 5 in
 #: dispatch (`models/data/constants`); shares of power are estimates.
 UNCERTAIN = {
     "matrix_efficiency": 0.2,
@@ -44,8 +44,8 @@ UNCERTAIN = {
     "lowest_voltage": 0.07,
     "voltage_knee": 0.07,
 }
-#: Standard deviations of what no constant explains, in log: of all figures alike, per doubling of
-#: the GPUs away from what was probed, a launch's own, and a window's within its launch. Sailor's
+#: Standard deviations of the unexplained deviations, in log: of all figures together, per doubling
+#: of the GPUs away from the probed sizes, of a launch, and of a window within its launch. Sailor's
 #: plans, each predicted without itself, are off by 3 % in the median and 6 % at worst.
 LEVEL, PER_DOUBLING, OWN, WITHIN = 0.05, 0.02, 0.035, 0.01
 #: Step of the derivatives by a constant's log, and rounds of the fit.
@@ -65,6 +65,7 @@ class Corrected:
 
     @classmethod
     def of(cls, log: np.ndarray, spread: np.ndarray) -> Corrected:
+        """Return the figure of a normal log with this standard deviation."""
         return cls(np.exp(log), np.exp(log - Z90 * spread), np.exp(log + Z90 * spread))
 
 
@@ -74,7 +75,7 @@ class Scaled:
 
     Attributes:
         log: (n, outputs): log step time, log power.
-        rows: (n, outputs, parameters): their derivatives by what is uncertain.
+        rows: (n, outputs, parameters): their derivatives by the uncertain parameters.
         root: (parameters, parameters): a square root of the parameters' posterior covariance.
     """
 
@@ -87,19 +88,21 @@ class Scaled:
 
     @property
     def step_time_s(self) -> Corrected:
+        """Seconds of one step."""
         return Corrected.of(self.log[:, 0], self._spread(self.rows[:, 0], 1))
 
     @property
     def power_W(self) -> Corrected:
+        """Average power of the job."""
         return Corrected.of(self.log[:, 1], self._spread(self.rows[:, 1], 1))
 
     @property
     def energy_J(self) -> Corrected:
-        """Joules of one step: time and power move together, as their derivatives say."""
+        """Joules of one step, from the joint posterior of time and power."""
         return Corrected.of(self.log.sum(axis=1), self._spread(self.rows.sum(axis=1), 2))
 
     def draws(self, count: int, seed: int) -> np.ndarray:
-        """Joint draws of the logs, shape (count, n, outputs)."""
+        """Return joint draws of the logs, shape (count, n, outputs)."""
         rng = np.random.default_rng(seed)
         normals = rng.standard_normal((count, self.root.shape[1]))
         common = np.einsum("nop,sp->sno", self.rows @ self.root, normals)
@@ -110,23 +113,23 @@ class Scaled:
 def predictor(
     job: TrainingJob, cluster: Cluster, configurations: Sequence[Configuration]
 ) -> Predict:
-    """Log step time and log power of configurations, as a function of the constants, (n, 2)."""
+    """Return a function of the constants: log step time and log power, shape (n, 2)."""
 
     def predict(constants: Constants) -> np.ndarray:
-        said = AnalyticModel(job, cluster, constants=constants).predict(configurations)
-        return np.log(np.column_stack([said.step_time_s, said.power_W]))
+        figures = AnalyticModel(job, cluster, constants=constants).predict(configurations)
+        return np.log(np.column_stack([figures.step_time_s, figures.power_W]))
 
     return predict
 
 
 class ScaleOut:
-    """The models corrected by probes.
+    """Analytic models corrected by probes.
 
     Args:
-        constants: where the correction starts.
-        predict: what the models say of the probes' windows.
-        gpus: of each window, shape (n,).
-        launches: which launch each window belongs to; windows of one share its own level.
+        constants: the constants before the correction.
+        predict: prediction of the probes' windows.
+        gpus: number of GPUs of each window, shape (n,).
+        launches: launch of each window; the windows of a launch share its deviation.
         measured: logs of the figures, shape (n, outputs).
 
     Raises:
@@ -149,7 +152,7 @@ class ScaleOut:
             raise ValueError("measured figures must be finite")
         self._base, self._outputs = constants, measured.shape[1]
         self._names = [n for n in UNCERTAIN if getattr(constants, n) > 0]
-        # Growth counts from the middle of what was probed, where the level is known best.
+        # Growth counts from the mean of the probed sizes, where the level is most certain.
         doublings = np.log2(np.asarray(gpus, dtype=float))
         self.centre = float(doublings.mean()) if len(doublings) else 0.0
         k = self._outputs
@@ -172,7 +175,7 @@ class ScaleOut:
                     precision += weighed @ rows[:, output]
                     pull += weighed @ off[:, output]
                 covariance = np.linalg.inv(precision)
-                # A step of more than a prior deviation leaves what the derivatives tell.
+                # The derivatives do not hold for a step of more than a prior deviation.
                 step = covariance @ pull - self._mean
                 self._mean = self._mean + step / max(1.0, float(np.abs(step / self._prior).max()))
         self._root = np.linalg.cholesky(covariance + 1e-14 * np.eye(len(covariance)))
@@ -189,11 +192,11 @@ class ScaleOut:
 
     @property
     def constants(self) -> Constants:
-        """The constants as the probes correct them."""
+        """Constants corrected by the probes."""
         return self._constants(self._mean)
 
     def _linear(self, predict: Predict, gpus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Logs at the present mean, and their derivatives by every parameter."""
+        """Return logs at the present mean, and their derivatives by every parameter."""
         theta, count, k = self._mean, len(self._names), self._outputs
         here = predict(self._constants(theta))[:, :k]
         n = len(here)
@@ -210,17 +213,17 @@ class ScaleOut:
         return log, rows
 
     def correct(self, predict: Predict, gpus: Sequence[int]) -> Scaled:
-        """The figures of other configurations, at any size.
+        """Return the figures of other configurations, at any size.
 
         Args:
-            predict: what the models say of them.
-            gpus: of each.
+            predict: prediction of these configurations.
+            gpus: number of GPUs of each.
         """
         log, rows = self._linear(predict, gpus)
         return Scaled(log, rows, self._root)
 
     def medians(self, predict: Predict, gpus: Sequence[int]) -> np.ndarray:
-        """The corrected logs alone, (n, outputs): one prediction, for many configurations."""
+        """Return the corrected logs alone, (n, outputs), for many configurations."""
         count, k = len(self._names), self._outputs
         growth = np.log2(np.asarray(gpus, dtype=float)) - self.centre
         level, slope = self._mean[count : count + k], self._mean[count + k :]
@@ -233,7 +236,7 @@ class ScaleOut:
         cluster: Cluster,
         windows: Sequence[tuple[Settings, Settings, float, float]],
     ) -> ScaleOut:
-        """From windows: (launch, live settings as delivered, step time s, power W) each."""
+        """Fit to windows: (launch, delivered live settings, step time s, power W) each."""
         configurations = [Configuration(launch, live) for launch, live, _, _ in windows]
         return cls(
             constants_of(cluster.device),

@@ -1,11 +1,11 @@
-"""A cluster that is not there: probes answered by the analytic models, on simulated time.
+"""Simulated cluster: records of probes made by the analytic models, on simulated time.
 
-A record comes back as a cluster would give it: launch and warm-up cost time and energy, windows
-read with noise, the first one of a process low, devices that warm up drift, what does not fit runs
-out of memory, and now and then a launch crashes. Nothing is measured: the meter is named
-"simulated", marked estimated, and its source says so, so that every page that shows a figure shows
-that too. A visit's draws depend only on the seed, the configuration and the probe's name, so a
-resumed study sees what an uninterrupted one would have seen.
+A record is as a cluster would give it: launch and warm-up cost time and energy, windows have noise,
+the first one of a process reads low, devices drift as they warm up, a configuration that does not
+fit runs out of memory, and some launches crash. The meter is named "simulated" and marked
+estimated, so that every page that shows a figure shows that too. The random draws of a window
+depend only on the seed, the configuration and the probe's name, so a resumed study gets the same
+records as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from models.analytic import AnalyticModel, Prior
-from search_spaces.cluster import Cluster
-from search_spaces.configuration import Configuration, Settings
-from search_spaces.errors import InvalidValue, UnknownName
-from search_spaces.job import TrainingJob
-from search_spaces.knobs import KNOBS
-from search_spaces.rules import broken_rules
-from workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest, Scope
+from tuner.models.analytic.model import AnalyticModel, Prior
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InvalidValue, UnknownName
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.rules import broken_rules
+from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest, Scope
 
 if TYPE_CHECKING:
-    from models.analytic import Prediction
+    from tuner.models.analytic.model import Prediction
 
 __all__ = ["Conditions", "SimulatedRunner"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """How the simulated cluster departs from the models; all zero is the models themselves.
+    """Differences between the simulated cluster and the models; all zero for the models themselves.
 
     Attributes:
         time_noise, power_noise: relative standard deviation of one window (time 0.02 to 0.2 %,
             power 1 to 3 %: three repeats on two A100, 1,000 repeats of one product on an A4000).
-        step_noise: of one step within a window (Perseus's recorded iterations: about 1 %).
+        step_noise: the same of one step within a window (Perseus's recorded iterations: about 1 %).
         first_window: share by which the first window of a process reads low in power (cold
             devices; the recorded tables warn of it).
-        warm_up: share that power rises by, at most, as devices warm (leakage), ...
-        warm_up_s: ... with this time constant, seconds.
-        launch_s: a launch's fixed seconds: processes, imports, communicators.
-        launch_each_s: and for each doubling of the ranks.
-        load_Bps: bytes per second at which a rank makes its states.
+        warm_up: largest share by which power rises as devices warm (leakage).
+        warm_up_s: time constant of that rise, seconds.
+        launch_s: fixed seconds of a launch: processes, imports, communicators.
+        launch_each_s: further seconds per doubling of the ranks.
+        load_Bps: bytes per second at which a rank initializes its states.
         launch_power: share of the step's power drawn while launching.
-        warm_up_steps: steps before the first window.
-        crash_rate: share of launches that crash for no reason of the configuration's.
-        model_error: relative standard deviation between the models and this cluster, drawn once a
-            launch setting for time, half of it for power: what a search has to correct. Zero for
-            planning, where the prediction itself is asked for.
+        warm_up_steps: number of steps before the first window.
+        crash_rate: share of launches that crash at random.
+        model_error: relative standard deviation between the models and this cluster, drawn once
+            per launch setting for time, half of it for power: the error that a search corrects.
+            Zero for planning, which shows the prediction itself.
         memory_error: the same for peak memory.
-        memory_bias: log of peak memory over the models', common to all launches: what the
-            framework holds beside the models' account.
+        memory_bias: log of peak memory over the models', common to all launches: memory of the
+            framework that the models do not count.
     """
 
     time_noise: float = 0.002
@@ -83,22 +83,22 @@ class Conditions:
 
 
 def _scope(cluster: Cluster) -> Scope:
-    """What the prediction charges: packages on a CPU, else modules or the GPUs alone."""
+    """Return the scope of the prediction: packages on a CPU, else modules or the GPUs alone."""
     if cluster.device.type == "cpu":
         return "node"
     return "module" if cluster.host_W or cluster.supply_loss else "gpu"
 
 
 class SimulatedRunner:
-    """Answers probes by the analytic models, as a cluster would.
+    """Runner that makes records from the analytic models, as a cluster would.
 
     Args:
-        job: what is trained.
-        cluster: what it would run on.
-        seed: of every draw.
+        job: the training job.
+        cluster: the cluster to simulate.
+        seed: random seed.
         conditions: noise, costs and failures.
-        truth: what the cluster does, where not what `AnalyticModel` says; it must say the host's
-            memory too.
+        truth: figures of the cluster, including host memory; by default those of
+            `AnalyticModel`.
 
     Raises:
         InputError: the job's model lacks a size.
@@ -124,10 +124,10 @@ class SimulatedRunner:
         )
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
-        """Answer one probe at once; `wall_s` says how long it would have taken.
+        """Return the record of one probe at once; its `wall_s` is simulated.
 
         Raises:
-            InputError: a knob is none of the standard ones.
+            InputError: a knob is not one of the standard ones.
         """
         for name in (*request.launch, *(name for live in request.live for name in live)):
             if name not in KNOBS:
@@ -140,50 +140,48 @@ class SimulatedRunner:
         ]
         if refused:
             return self._record(request, failure=Failure("refused", refused[0]))
-        said = self._disturbed(self._truth.predict(list(configurations)), request.launch)
+        figures = self._disturbed(self._truth.predict(list(configurations)), request.launch)
         draw = self._draws(request.launch.key, request.probe_id)
         ranks = Configuration(request.launch).world_size
         c = self.conditions
-        load_s = float(said.memory_bytes[0]) / c.load_Bps
+        load_s = float(figures.memory_bytes[0]) / c.load_Bps
         launch_s = c.launch_s + c.launch_each_s * math.log2(ranks) + load_s
         launch_s *= 1 + 0.05 * abs(float(draw.standard_normal()))
-        first_W = c.launch_power * float(said.power_W[0])
-        if failure := self._launch_failure(said, draw):
+        first_W = c.launch_power * float(figures.power_W[0])
+        if failure := self._launch_failure(figures, draw):
             return self._record(request, failure=failure, launch_s=launch_s, power_W=first_W)
-        launch_s += c.warm_up_steps * float(said.step_time_s[0])
-        return self._visit(request, said, launch_s, first_W)
+        launch_s += c.warm_up_steps * float(figures.step_time_s[0])
+        return self._visit(request, figures, launch_s, first_W)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
-    # -- what departs from the models ----------------------------------------------------------
-
-    def _draws(self, *what: str) -> np.random.Generator:
-        """Random numbers that depend on nothing but the seed and these words."""
-        text = "\n".join((str(self.seed), *what)).encode()
+    def _draws(self, *names: str) -> np.random.Generator:
+        """Return random numbers that depend only on the seed and these names."""
+        text = "\n".join((str(self.seed), *names)).encode()
         return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
-    def _disturbed(self, said: Prediction, launch: Settings) -> Prediction:
-        """What this cluster really does: the models, off by the same factors at every visit."""
+    def _disturbed(self, figures: Prediction, launch: Settings) -> Prediction:
+        """Return the cluster's figures: the models', times factors that the launch decides."""
         c = self.conditions
         if not (c.model_error or c.memory_error or c.memory_bias):
-            return said
+            return figures
         time, power, memory = self._draws("truth", launch.key).standard_normal(3)
         return replace(
-            said,
-            step_time_s=said.step_time_s * math.exp(c.model_error * time),
-            power_W=said.power_W * math.exp(0.5 * c.model_error * power),
-            memory_bytes=said.memory_bytes * math.exp(c.memory_bias + c.memory_error * memory),
+            figures,
+            step_time_s=figures.step_time_s * math.exp(c.model_error * time),
+            power_W=figures.power_W * math.exp(0.5 * c.model_error * power),
+            memory_bytes=figures.memory_bytes * math.exp(c.memory_bias + c.memory_error * memory),
         )
 
-    def _launch_failure(self, said: Prediction, draw: np.random.Generator) -> Failure | None:
-        need, have = float(said.memory_bytes.max()), self.cluster.device.memory_bytes
+    def _launch_failure(self, figures: Prediction, draw: np.random.Generator) -> Failure | None:
+        need, have = float(figures.memory_bytes.max()), self.cluster.device.memory_bytes
         if need > have:
             return Failure(
                 "out_of_memory",
                 f"the fullest rank would need {need / 1e9:.1f} GB of the device's {have / 1e9:.1f}",
             )
-        host = float(said.host_memory_bytes.max()) if len(said.host_memory_bytes) else 0.0
+        host = float(figures.host_memory_bytes.max()) if len(figures.host_memory_bytes) else 0.0
         limit = self.cluster.host_memory_bytes
         if limit and host > limit:
             return Failure(
@@ -194,17 +192,15 @@ class SimulatedRunner:
             return Failure("crash", "a simulated rank crashed while it started")
         return None
 
-    # -- windows -------------------------------------------------------------------------------
-
     def _visit(
-        self, request: ProbeRequest, said: Prediction, launch_s: float, launch_W: float
+        self, request: ProbeRequest, figures: Prediction, launch_s: float, launch_W: float
     ) -> ProbeRecord:
-        """Visit the live settings one after the other, until the time limit."""
+        """Measure the live settings one after the other, until the time limit."""
         now, joules = launch_s, launch_s * launch_W
         measurements: list[Measurement] = []
         failure = None
         for number, configuration in enumerate(request.configurations()):
-            power, step = float(said.power_W[number]), float(said.step_time_s[number])
+            power, step = float(figures.power_W[number]), float(figures.step_time_s[number])
             settle = request.window.settle_s if configuration.live else 0.0
             steps = max(request.window.min_steps, math.ceil(request.window.min_s / step))
             if now + settle + steps * step > request.time_limit_s:
@@ -223,7 +219,7 @@ class SimulatedRunner:
                 power_W=power,
                 started_s=now + settle,
                 first=not measurements,
-                said=said,
+                figures=figures,
                 number=number,
             )
             measurements.append(measurement)
@@ -248,7 +244,7 @@ class SimulatedRunner:
         power_W: float,
         started_s: float,
         first: bool,
-        said: Prediction,
+        figures: Prediction,
         number: int,
     ) -> Measurement:
         c = self.conditions
@@ -263,10 +259,10 @@ class SimulatedRunner:
         cold = c.warm_up * math.exp(-(started_s + window_s / 2) / c.warm_up_s)
         low = c.first_window if first else 0.0
         noise = c.power_noise * float(draw.standard_normal())
-        seen = power_W * (1 - cold - low) * (1 + noise)
+        measured_W = power_W * (1 - cold - low) * (1 + noise)
         delivered: dict[str, float] = {}
-        if "clock_MHz" in configuration.live and len(said.clock_MHz):
-            delivered["clock_MHz"] = float(said.clock_MHz[number])
+        if "clock_MHz" in configuration.live and len(figures.clock_MHz):
+            delivered["clock_MHz"] = float(figures.clock_MHz[number])
         return Measurement(
             live=configuration.live,
             delivered=delivered,
@@ -274,10 +270,10 @@ class SimulatedRunner:
             window_s=window_s,
             step_time_s=window_s / steps,
             step_time_se_s=float(times.std(ddof=1) / math.sqrt(steps)) if steps > 1 else math.nan,
-            energy_J=seen * window_s,
-            power_W=seen,
-            power_se_W=c.power_noise * seen or math.nan,
-            peak_memory_bytes=int(said.memory_bytes[number]),
+            energy_J=measured_W * window_s,
+            power_W=measured_W,
+            power_se_W=c.power_noise * measured_W or math.nan,
+            peak_memory_bytes=int(figures.memory_bytes[number]),
             flags=("predicted, not measured",),
             step_times_s=tuple(float(t) for t in times[:50]) if steps <= 50 else (),
             started_s=started_s,

@@ -1,16 +1,18 @@
-"""What can be chosen: the job, the cluster, the configuration, the rules and the spaces.
+"""Jobs, clusters, configurations, validity rules and search spaces.
 
-The leftmost room: facts and choices only, on the standard library alone. A study starts here:
+This package imports the standard library only. A study starts from:
 
     job, cluster = load_job("qwen2.5-7b"), load_cluster("h100-32")
     candidates = load_space("full").candidates(job, cluster)
 """
 
-from search_spaces.cluster import Cluster, Device, load_cluster, load_device
-from search_spaces.configuration import Configuration, Settings
-from search_spaces.errors import InputError
-from search_spaces.job import TrainingJob, load_job
-from search_spaces.space import Candidates, SearchSpace, default_configuration, load_space
+from tuner.search_spaces.baseline import default_configuration
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_device
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.space import SearchSpace, load_space
 
 __all__ = [
     "Candidates",

@@ -1,8 +1,8 @@
-"""The finite list that a study searches: launches, each with the live settings it can visit.
+"""Finite list of the configurations that a study searches, grouped by launch.
 
-A launch is paid once and a live setting costs only a window, so the list is kept in groups, one a
-launch. It comes from a search space (`search_spaces.space`) or from any list of configurations, as
-a recorded table holds them. Configurations are found by hash, and only what says them is pickled.
+A launch is paid for once and a live setting costs only a window, so the list has one group per
+launch. It comes from a search space (`tuner.search_spaces.space`) or from any list of
+configurations, such as a recorded table. Configurations are found by hash; indices are not pickled.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from search_spaces.configuration import Configuration, Settings
-from search_spaces.errors import InputError
-from search_spaces.knobs import KNOBS
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knobs import KNOBS
 
 __all__ = ["Candidates"]
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """A finite list of valid configurations, grouped by launch.
+    """Finite list of valid configurations, grouped by launch.
 
     Attributes:
         launches: the launch settings, each once.
-        lives: for each launch the live settings it can visit (not every launch of a recorded table
-            has every one). Settings that are equal are one object.
-        among: the list that these were taken from; None where nothing was left out.
+        lives: the live settings of each launch (not every launch of a recorded table has all of
+            them). Equal settings are one object.
+        among: the list that these were selected from; None if it is complete.
     """
 
     launches: tuple[Settings, ...]
@@ -38,14 +38,14 @@ class Candidates:
         if len(self.launches) != len(self.lives):
             raise InputError(f"{len(self.launches)} launches but {len(self.lives)} lists of lives")
         if len(set(self.launches)) != len(self.launches):
-            raise InputError("a launch setting stands twice among the candidates")
+            raise InputError("a launch setting occurs twice among the candidates")
 
     @classmethod
     def from_configurations(cls, configurations: Iterable[Configuration]) -> Candidates:
-        """Group any list of configurations by launch, in the order of first sight.
+        """Group any list of configurations by launch, in the order of first occurrence.
 
         Raises:
-            InputError: a configuration stands twice.
+            InputError: a configuration occurs twice.
         """
         groups: dict[Settings, dict[Settings, None]] = {}
         shared: dict[Settings, Settings] = {}
@@ -53,7 +53,7 @@ class Candidates:
             live = shared.setdefault(configuration.live, configuration.live)
             group = groups.setdefault(configuration.launch, {})
             if live in group:
-                raise InputError(f"configuration {configuration.key} stands twice in the list")
+                raise InputError(f"configuration {configuration.key} occurs twice in the list")
             group[live] = None
         tuples: dict[tuple[Settings, ...], tuple[Settings, ...]] = {}
         lives = (tuple(group) for group in groups.values())
@@ -61,12 +61,14 @@ class Candidates:
 
     @property
     def whole(self) -> Candidates:
-        """These, or the list that they were taken from: what a study's parameters are named after,
-        so that it can go on with more of them, or with fewer."""
+        """Complete list, which names a study's parameters.
+
+        A study can so be resumed with more or fewer of its configurations.
+        """
         return self.among or self
 
     def where(self, wanted: Callable[[Settings], bool]) -> Candidates:
-        """Those whose launch is wanted."""
+        """Return the candidates whose launch is wanted."""
         kept = [i for i, launch in enumerate(self.launches) if wanted(launch)]
         if len(kept) == len(self.launches):
             return self
@@ -76,7 +78,7 @@ class Candidates:
 
     @cached_property
     def configurations(self) -> tuple[Configuration, ...]:
-        """All of them, launch by launch."""
+        """All configurations, launch by launch."""
         return tuple(
             Configuration(launch, live)
             for launch, lives in zip(self.launches, self.lives, strict=True)
@@ -93,7 +95,7 @@ class Candidates:
 
     @cached_property
     def _launch_positions(self) -> dict[Settings, int]:
-        """Where each launch stands, by its own name and by the one that leaves defaults out."""
+        """Position of each launch, by its settings and by those without defaults."""
         exact = {launch: i for i, launch in enumerate(self.launches)}
         return {_plain(launch): i for launch, i in exact.items()} | exact
 
@@ -114,7 +116,7 @@ class Candidates:
         return isinstance(configuration, Configuration) and self._find(configuration) is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is said, without what is derived: small to send, and rebuilt on demand."""
+        """Return the fields without the indices, which are rebuilt on demand."""
         return {"launches": self.launches, "lives": self.lives, "among": self.among}
 
     def _launch_position(self, launch: Settings) -> int | None:
@@ -129,7 +131,7 @@ class Candidates:
         return None if live is None else self._starts[position] + live
 
     def indices_of_launch(self, launch: Settings) -> range:
-        """Where the configurations of one launch stand.
+        """Return the positions of the configurations of one launch.
 
         Raises:
             InputError: no candidate has this launch setting.
@@ -142,7 +144,7 @@ class Candidates:
         return range(self._starts[position], self._starts[position + 1])
 
     def index_of(self, configuration: Configuration) -> int:
-        """Where a configuration stands; a launch knob left out means its default.
+        """Return the position of a configuration; a missing launch knob means its default.
 
         Raises:
             InputError: it is not a candidate.
@@ -156,5 +158,5 @@ class Candidates:
 
 
 def _plain(launch: Settings) -> Settings:
-    """The same launch without the standard knobs that stand at their defaults."""
+    """Return a launch without the standard knobs that have their default values."""
     return Settings({n: v for n, v in launch.items() if n not in KNOBS or KNOBS[n].default != v})

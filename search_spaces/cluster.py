@@ -1,8 +1,8 @@
-"""The machines: device kind and count, nodes, links, host memory, and the clocks on offer.
+"""Clusters: device kind and count, nodes, links, host memory and available clocks.
 
 Facts are data: `data/devices/*.toml` and `data/clusters/*.toml`, each figure with its source; a
-user adds a GPU or a cluster by adding a file and naming its path. What stands on *this* machine is
-detected in `workload.machine`, which may ask NVML; this module only holds facts.
+user adds a GPU or a cluster by adding a file and naming its path. *This* machine is detected in
+`tuner.workload.node.machine`, which may ask NVML; this module only holds facts.
 """
 
 from __future__ import annotations
@@ -10,23 +10,31 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from search_spaces.errors import InputError, InvalidValue, UnknownName
-from search_spaces.typed import check_fields, names_a_file
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.typed import check_fields, names_a_file
 
-__all__ = ["Cluster", "Device", "cluster_names", "device_names", "load_cluster", "load_device"]
+__all__ = [
+    "Cluster",
+    "Device",
+    "cluster_names",
+    "device_names",
+    "enlarged",
+    "load_cluster",
+    "load_device",
+]
 
 
-#: Nodes, and devices of a node: more than any machine has, and few enough to be enumerated.
+#: Upper limit of nodes and of devices per node: more than any machine has, and still enumerable.
 LARGEST = 100_000
 
 
 def _check_amount(what: str, value: object) -> None:
-    """Refuse what is not a finite number of at least 0."""
+    """Check that a value is a finite number of at least 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:  # type: ignore[operator]
         raise InvalidValue(what, value, "a number of at least 0")
@@ -34,7 +42,7 @@ def _check_amount(what: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of accelerator (or, with `type` "cpu", one core that carries one rank).
+    """Kind of accelerator (or, with `type` "cpu", one core that runs one rank).
 
     Attributes:
         name: the product, e.g. "H100-SXM-80GB".
@@ -42,13 +50,13 @@ class Device:
         memory_bytes: memory of one device.
         peak_flops: dense bf16 peak, FLOP/s.
         memory_bandwidth_Bps: HBM (or DRAM share) bytes per second.
-        idle_W: power when nothing runs.
+        idle_W: power without a running program.
         max_W: the default power limit (or, for a core, its share of the stated envelope).
-        min_limit_W: the lowest power limit it takes; None where it takes none.
-        clocks_MHz: the SM clocks it offers, ascending; empty where the clock cannot be set.
-        default_clock_MHz: the clock it runs at when left alone; None where unknown.
-        memory_clock_MHz: the memory clock that its bandwidth is stated for; None where unknown.
-        sources: where the figures come from, a line each.
+        min_limit_W: the lowest power limit that can be set; None if none can.
+        clocks_MHz: the SM clocks it offers, ascending; empty if the clock cannot be set.
+        default_clock_MHz: the clock it runs at if none is set; None if unknown.
+        memory_clock_MHz: the memory clock of the stated bandwidth; None if unknown.
+        sources: sources of the figures, a line each.
     """
 
     name: str
@@ -84,21 +92,21 @@ class Cluster:
     """Nodes of one kind of device. A front never mixes two kinds.
 
     Attributes:
-        name: what it is called in reports.
+        name: name in reports.
         device: the kind of device.
-        devices_per_node: how many each node has; a CPU node has one a core.
-        nodes: how many nodes.
+        devices_per_node: number of devices of each node; a CPU node has one per core.
+        nodes: number of nodes.
         link_Bps: device to device inside a node, bytes per second per direction.
         network_Bps: between nodes, bytes per second per device.
         host_link_Bps: device to host memory, bytes per second per direction.
         host_memory_bytes: memory of one node.
-        host_memory_Bps: bandwidth of one node's host memory, bytes per second; 0 where unknown.
-        host_W: what a node draws beside its devices (idle); 0 where only devices are charged.
-        supply_loss: what conversion and supply draw beside the devices, as a share of the devices'
-            power; 0 where only devices are charged.
-        clock_control: whether clocks may be set; False makes the clock a fixed dimension.
-        sources: where the figures come from.
-        nvme_path: a folder on each node's own NVMe drive, for offload; empty where there is none.
+        host_memory_Bps: bandwidth of one node's host memory, bytes per second; 0 if unknown.
+        host_W: idle power of a node without its devices; 0 if only devices are charged.
+        supply_loss: loss of conversion and supply, as a share of the devices' power; 0 if only
+            devices are charged.
+        clock_control: True if clocks may be set; False makes the clock a fixed dimension.
+        sources: sources of the figures.
+        nvme_path: a folder on each node's own NVMe drive, for offload; empty if there is none.
     """
 
     name: str
@@ -139,16 +147,17 @@ class Cluster:
 
     @property
     def devices(self) -> int:
+        """Total number of devices."""
         return self.devices_per_node * self.nodes
 
     @property
     def clocks_MHz(self) -> tuple[int, ...]:
-        """The clocks a search may ask for: empty where they cannot be set."""
+        """Clocks that a search may set; empty if they cannot be set."""
         return self.device.clocks_MHz if self.clock_control else ()
 
 
 def _folder(kind: str) -> Any:
-    return resources.files("search_spaces") / "data" / kind
+    return resources.files("tuner.search_spaces") / "data" / kind
 
 
 def _names(kind: str) -> list[str]:
@@ -158,10 +167,12 @@ def _names(kind: str) -> list[str]:
 
 
 def device_names() -> list[str]:
+    """Return the names of the devices that joulefront includes."""
     return _names("devices")
 
 
 def cluster_names() -> list[str]:
+    """Return the names of the clusters that joulefront includes."""
     return _names("clusters")
 
 
@@ -191,7 +202,11 @@ def _build(cls: type, data: Mapping[str, Any], what: str) -> Any:
 
 
 def load_device(name: str) -> Device:
-    """A device by shipped name or path. `clocks_MHz` may be a list or {min, max, step}."""
+    """Load a device by shipped name or path. `clocks_MHz` may be a list or {min, max, step}.
+
+    Raises:
+        InputError: no such device, or its file is not one.
+    """
     data, stem, _ = _read("devices", name)
     clocks = data.get("clocks_MHz")
     if isinstance(clocks, dict):
@@ -209,10 +224,10 @@ def load_device(name: str) -> Device:
 
 
 def load_cluster(name: str) -> Cluster:
-    """A cluster by shipped name or path. `device` names a device file.
+    """Load a cluster by shipped name or path. `device` names a device file.
 
     Raises:
-        InputError: no such cluster, or its file is not one; the sentence says which.
+        InputError: no such cluster, or its file is not one.
     """
     data, stem, path = _read("clusters", name)
     if not isinstance(data.get("device"), str):
@@ -224,3 +239,16 @@ def load_cluster(name: str) -> Cluster:
         Cluster, {"name": stem, **data, "device": load_device(kind)}, f"cluster {stem!r}"
     )
     return cluster
+
+
+def enlarged(cluster: Cluster, gpus: int) -> Cluster:
+    """Return the same kind of cluster with this total number of devices.
+
+    Raises:
+        InvalidValue: the nodes cannot be whole.
+    """
+    if gpus < 1 or (gpus > cluster.devices_per_node and gpus % cluster.devices_per_node):
+        raise InvalidValue(
+            "target_gpus", gpus, f"a multiple of the {cluster.devices_per_node} devices of a node"
+        )
+    return replace(cluster, nodes=-(-gpus // cluster.devices_per_node))

@@ -1,9 +1,9 @@
-"""A configuration: one point of the search space, as launch knobs and live knobs.
+"""Configurations: points of the search space, made of launch knobs and live knobs.
 
 Both halves are `Settings`, a frozen mapping that hashes and prints in one canonical order, so that
-a configuration can be a key, a line in a trace and a row of a table alike. Knobs that are not named
-stand at their defaults (`search_spaces.knobs.KNOBS`), so a record made before a knob existed still
-means the same.
+a configuration can be a key, a line in a trace and a row of a table. Missing knobs have their
+defaults (`tuner.search_spaces.knobs.KNOBS`), so a record made before a knob existed keeps its
+meaning.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from search_spaces.errors import InputError, InvalidValue
-from search_spaces.knobs import KNOBS, Value, knob_named
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.knobs import KNOBS, Value, knob_named
+from tuner.search_spaces.typed import plain_setting
 
 __all__ = ["Configuration", "Settings"]
 
 
 class Settings(Mapping[str, Value]):
-    """A frozen, hashable mapping from knob name to value, ordered by name."""
+    """Frozen, hashable mapping from knob name to value, ordered by name."""
 
     __slots__ = ("_hash", "_values")
 
@@ -53,7 +54,7 @@ class Settings(Mapping[str, Value]):
 
     @property
     def key(self) -> str:
-        """One canonical line, e.g. "data_parallel=2 zero_stage=1"; "default" when empty."""
+        """Canonical text, for example "data_parallel=2 zero_stage=1"; "default" if empty."""
         parts = []
         for name, value in self._values.items():
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -64,17 +65,17 @@ class Settings(Mapping[str, Value]):
         return f"Settings({self.key})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain types, for a JSON line (a tuple becomes a list)."""
+        """Return plain types for JSON (a tuple becomes a list)."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in self._values.items()}
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One point of the search space.
+    """Point of the search space.
 
     Attributes:
         launch: knobs that need a new process to change.
-        live: knobs that change while the job runs; empty means "left to the device".
+        live: knobs that change while the job runs; missing ones are left to the device.
     """
 
     launch: Settings
@@ -85,7 +86,7 @@ class Configuration:
         """Build from standard knobs, each checked and put in its half.
 
         Raises:
-            UnknownName: a name is no knob's.
+            UnknownName: a name is not a knob's.
             InvalidValue: a value is not legal for its knob.
         """
         launch: dict[str, Value] = {}
@@ -97,11 +98,11 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """One canonical line: the launch settings, then the live ones."""
+        """Canonical text: the launch settings, then the live ones."""
         return self.launch.key if not self.live else f"{self.launch.key} | {self.live.key}"
 
     def get(self, name: str) -> Value | None:
-        """A knob's value, or its default where this configuration does not name it."""
+        """Return a knob's value, or its default if this configuration does not give one."""
         for half in (self.launch, self.live):
             if name in half:
                 return half[name]
@@ -123,7 +124,7 @@ class Configuration:
 
     @property
     def world_size(self) -> int:
-        """Ranks: DP x TP x PP x SP. Experts are spread over ranks that these already count."""
+        """Number of ranks: DP x TP x PP x SP. Experts are distributed over these."""
         return (
             self.data_parallel
             * self.tensor_parallel
@@ -132,7 +133,7 @@ class Configuration:
         )
 
     def accumulation(self, global_batch: int) -> int:
-        """Micro-batches a replica takes each step, so that the global batch stays as asked.
+        """Return the number of micro-batches per replica and step for a global batch.
 
         Raises:
             InvalidValue: the global batch is not a multiple of micro-batch x data parallelism.
@@ -147,16 +148,19 @@ class Configuration:
         return global_batch // share
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain types for JSON."""
         return {"launch": self.launch.to_json(), "live": self.live.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Configuration:
-        """Read what `to_json` wrote. Knobs of a recorded table pass unchecked, as they must.
+        """Read the output of `to_json`; knobs of a recorded table are not checked.
 
         Raises:
-            InputError: there is no table "launch", or a value is none that a knob can have.
+            InputError: there is no table "launch", or a value is not one that a knob can have.
         """
         try:
-            return cls(Settings(data["launch"]), Settings(data.get("live", {})))
+            launch, live = data["launch"], data.get("live", {})
+            what = "a configuration"
+            return cls(Settings(plain_setting(launch, what)), Settings(plain_setting(live, what)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"{data!r} is not a configuration: {error!r}") from error

@@ -1,4 +1,4 @@
-"""What joulefront says when it is asked for something it cannot do.
+"""Errors that a user can cause.
 
 Every error a user can cause is an `InputError`: one sentence that names the value, the reason and
 what is allowed instead. The command prints that sentence and exits with 2; a traceback means a bug.
@@ -13,10 +13,10 @@ __all__ = ["InputError", "InvalidConfiguration", "InvalidValue", "UnknownName"]
 
 
 class InputError(ValueError):
-    """Bad input from a user. `str(error)` is one sentence: what was wrong and what is allowed."""
+    """Invalid input. `str(error)` is one sentence: the value, the reason and what is allowed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The kinds take other arguments than their sentence; a remote worker's error must travel.
+        # Subclasses have other arguments than their sentence; errors of remote workers are pickled.
         return (_rebuild, (type(self), self.args, dict(self.__dict__)))
 
 
@@ -28,11 +28,11 @@ def _rebuild(kind: type[InputError], args: tuple[Any, ...], state: dict[str, Any
 
 
 class UnknownName(InputError):
-    """A name that nothing bears.
+    """Name that does not exist.
 
     Attributes:
-        kind: what was looked for ("knob", "job", "cluster", ...).
-        name: what was asked.
+        kind: kind of thing that was looked up ("knob", "job", "cluster", ...).
+        name: the given name.
         known: the names that exist, sorted; a phrase "or ..." comes last.
     """
 
@@ -43,12 +43,12 @@ class UnknownName(InputError):
 
 
 class InvalidValue(InputError):
-    """A value outside its legal range.
+    """Value outside its legal range.
 
     Attributes:
-        what: the quantity, with where it stood ("global_batch in job.toml").
-        value: what was given.
-        legal: what is allowed, as a phrase.
+        what: the quantity and its place ("global_batch in job.toml").
+        value: the given value.
+        legal: phrase for the allowed values.
     """
 
     def __init__(self, what: str, value: object, legal: str) -> None:
@@ -57,11 +57,11 @@ class InvalidValue(InputError):
 
 
 class InvalidConfiguration(InputError):
-    """A configuration that some rule refuses.
+    """Configuration that violates a rule.
 
     Attributes:
-        configuration: the configuration's key, as text.
-        reasons: one phrase a broken rule.
+        configuration: the configuration's key.
+        reasons: one phrase for each violated rule.
     """
 
     def __init__(self, configuration: str, reasons: Iterable[str]) -> None:

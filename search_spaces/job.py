@@ -1,7 +1,7 @@
-"""What is to be trained, and how much of it.
+"""Training jobs: model, batch, sequence length and number of steps.
 
-A `TrainingJob` names its model by a Hugging Face `config.json`, so that any architecture can be
-named offline, and fixes the global batch: micro-batch x accumulation x data parallelism always
+A `TrainingJob` gives its model by a Hugging Face `config.json`, so that any architecture can be
+described offline, and fixes the global batch: micro-batch x accumulation x data parallelism always
 equals it, so that no choice of the tuner changes what the model learns.
 """
 
@@ -16,9 +16,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from search_spaces.configuration import Configuration
-from search_spaces.errors import InputError, InvalidValue, UnknownName
-from search_spaces.typed import names_a_file
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.typed import names_a_file
 
 __all__ = ["TrainingJob", "job_names", "load_job"]
 
@@ -40,29 +40,29 @@ _FIELDS = {
 }
 _OPTIONAL = ("precision", "learning_rate", "seed", "frames")
 
-#: No count of a job (steps, samples, tokens) is larger; products of them must stay within a float.
+#: Upper limit of every count of a job (steps, samples, tokens), so that products fit a float.
 LARGEST = 10**12
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is to be trained and how much of it.
+    """Model to train and amount of training.
 
     Attributes:
-        name: what the job is called in reports.
-        model: the model's Hugging Face configuration, as its `config.json` holds it.
-        sequence_length: tokens a sequence, those of its video included.
-        global_batch: sequences an optimizer step, over all replicas.
-        steps: optimizer steps that make the solution.
+        name: name in reports.
+        model: the model's Hugging Face configuration, as in its `config.json`.
+        sequence_length: tokens per sequence, including those of its video.
+        global_batch: sequences per optimizer step, over all replicas.
+        steps: number of optimizer steps to the solution.
         precision: "fp32", "bf16" or "fp16".
-        learning_rate: for the built-in training program.
-        seed: for weights and data.
-        frames: video frames a sequence, for a model that encodes them; 0 for text alone.
-        steps_at: optimizer steps that make the solution at other global batches.
-        noise_scale: the gradient noise scale, sequences, which tells the steps at any global batch
+        learning_rate: learning rate of the built-in training program.
+        seed: random seed of weights and data.
+        frames: video frames per sequence, for a model that encodes them; 0 for text alone.
+        steps_at: number of optimizer steps to the solution at other global batches.
+        noise_scale: the gradient noise scale, sequences, which gives the steps at any global batch
             (McCandlish et al. 2018, arXiv 1812.06162, section 2): min_steps x (1 + noise_scale
-            / global batch). 0 where nobody says it.
-        min_steps: the steps that no global batch, however large, goes below.
+            / global batch). 0 if unknown.
+        min_steps: least number of steps, in the limit of a large global batch.
     """
 
     name: str
@@ -107,7 +107,7 @@ class TrainingJob:
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
 
     def _check_batches(self) -> None:
-        """Read the table's sizes, which JSON and TOML hold as text, and refuse what cannot be."""
+        """Convert the table's sizes, which JSON and TOML hold as text, and check them."""
         where, table = f"in job {self.name!r}", {}
         if not isinstance(self.steps_at, Mapping):
             raise InvalidValue(f"steps_at {where}", self.steps_at, "a table of batch = steps")
@@ -126,15 +126,14 @@ class TrainingJob:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not 0 <= value < math.inf:
                 raise InvalidValue(f"{name} {where}", value, "a number above 0")
-        for own in [table.get(self.global_batch)] if table else []:
-            if own != self.steps:
-                raise InputError(
-                    f"steps_at {where} must hold the job's own global batch {self.global_batch} "
-                    f"with its {self.steps} steps"
-                )
+        if table and table.get(self.global_batch) != self.steps:
+            raise InputError(
+                f"steps_at {where} must hold the job's own global batch {self.global_batch} "
+                f"with its {self.steps} steps"
+            )
 
     def steps_with(self, global_batch: int) -> int | None:
-        """Optimizer steps that make the solution at a global batch; None where nobody says it."""
+        """Return the number of optimizer steps to the solution at a global batch, or None."""
         if global_batch == self.global_batch:
             return self.steps
         if self.noise_scale:
@@ -143,17 +142,17 @@ class TrainingJob:
 
     @property
     def global_batches(self) -> tuple[int, ...]:
-        """The global batches to choose from: the table's, or the job's own and four around it."""
+        """Global batches to choose from: the table's, or the job's own and four around it."""
         if self.noise_scale:
             quarters = [self.global_batch * n for n in (1, 2, 4, 8, 16)]
             return tuple(n // 4 for n in quarters if n % 4 == 0)
         return tuple(self.steps_at) or (self.global_batch,)
 
     def at(self, configuration: Configuration) -> Self:
-        """The same job at the global batch that a configuration chooses, and its steps there.
+        """Return this job at a configuration's global batch, with its steps there.
 
         Raises:
-            InvalidValue: nobody says how many steps the solution takes at it.
+            InvalidValue: the number of steps at this global batch is unknown.
         """
         chosen = configuration.get("global_batch")
         if chosen is None or chosen == self.global_batch:
@@ -167,22 +166,23 @@ class TrainingJob:
         return replace(self, global_batch=chosen, steps=steps, **own)  # type: ignore[arg-type]
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.global_batch * self.sequence_length
+    def is_modelled(self) -> bool:
+        """Whether the analytic models can predict it: model and sequence length are known."""
+        return bool(self.model and self.sequence_length)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain types; what the built-in training program reads."""
+        """Return plain types for JSON, which the built-in training program reads."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
         data["model"] = dict(self.model)
         data["steps_at"] = {str(size): steps for size, steps in self.steps_at.items()}
         for name in ("steps_at", "noise_scale", "min_steps"):
-            if not data[name]:  # nobody says it
+            if not data[name]:
                 del data[name]
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrainingJob:
-        """Read what `to_json` wrote.
+        """Read the output of `to_json`.
 
         Raises:
             InputError: a field is missing or is not legal.
@@ -205,13 +205,13 @@ class TrainingJob:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the job {path}: {error}") from error
         except (ValueError, RecursionError) as error:
-            said = f"{path} is not valid TOML: {error}"
+            sentence = f"{path} is not valid TOML: {error}"
             if Path(path).suffix == ".json":
-                said = (
-                    f"{path} is no job: a job is a TOML file that says the batch and the steps, "
+                sentence = (
+                    f"{path} is no job: a job is a TOML file that gives the batch and the steps, "
                     f'and names the model by [model] config = "{Path(path).name}"'
                 )
-            raise InputError(said) from error
+            raise InputError(sentence) from error
         for key in data:
             if key not in _FIELDS:
                 raise UnknownName(f"key in {path.name}", key, _FIELDS)
@@ -240,7 +240,7 @@ class TrainingJob:
         }
         if by_batch and ("steps" in data or "tokens" in data):
             raise InputError(
-                f"{path.name} tells the steps by {next(iter(by_batch))}; leave steps and tokens out"
+                f"{path.name} gives the steps by {next(iter(by_batch))}; leave steps and tokens out"
             )
         if not by_batch and ("steps" in data) == ("tokens" in data):
             raise InputError(f"{path.name} must give either steps or tokens to the solution")
@@ -265,16 +265,16 @@ class TrainingJob:
         )
 
 
-def _steps_by_batch(said: Mapping[str, Any], global_batch: int, where: str) -> int:
-    """The steps at the job's own global batch, from what tells them at every one."""
-    if "steps_at" in said:
-        table = said["steps_at"]
+def _steps_by_batch(given: Mapping[str, Any], global_batch: int, where: str) -> int:
+    """Return the steps at the job's own global batch, from the table or the noise scale."""
+    if "steps_at" in given:
+        table = given["steps_at"]
         if not isinstance(table, dict) or str(global_batch) not in table:
             raise InputError(
                 f"[steps_at] of {where} must hold the job's own global batch {global_batch}"
             )
         return table[str(global_batch)]
-    values = [said.get(name) for name in ("noise_scale", "min_steps")]
+    values = [given.get(name) for name in ("noise_scale", "min_steps")]
     for name, value in zip(("noise_scale", "min_steps"), values, strict=True):
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e18:
             raise InvalidValue(f"{name} in {where}", value, "a number above 0")
@@ -283,7 +283,7 @@ def _steps_by_batch(said: Mapping[str, Any], global_batch: int, where: str) -> i
 
 
 def _data_folder(kind: str) -> Any:
-    return resources.files("search_spaces") / "data" / kind
+    return resources.files("tuner.search_spaces") / "data" / kind
 
 
 def _names(kind: str, suffix: str) -> list[str]:
@@ -295,7 +295,7 @@ def _names(kind: str, suffix: str) -> list[str]:
 
 
 def _load_model(config: Any, beside: Path) -> dict[str, Any]:
-    """A model's configuration: inline, by the name of one shipped, or by path."""
+    """Load a model's configuration: inline, by shipped name, or by path."""
     if isinstance(config, dict):
         return config
     if not isinstance(config, str):
@@ -317,12 +317,12 @@ def _load_model(config: Any, beside: Path) -> dict[str, Any]:
 
 
 def job_names() -> list[str]:
-    """The jobs that joulefront ships."""
+    """Return the names of the jobs that joulefront includes."""
     return _names("jobs", ".toml")
 
 
 def load_job(name_or_path: str | Path | None = None) -> TrainingJob:
-    """A job by shipped name or by path; with none, the default job of a machine without a GPU.
+    """Load a job by shipped name or by path; by default that of a machine without a GPU.
 
     Raises:
         InputError: neither a shipped name nor a readable job file.

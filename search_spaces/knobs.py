@@ -1,7 +1,7 @@
-"""The knobs: what each is called, whether it needs a new process, and which values it can take.
+"""Knobs of the search: name, kind and legal values of each.
 
 A *launch* knob needs a new process to change; a *live* knob changes while the job runs. A recorded
-table may bring knobs that are not listed here; those are told apart by the table's own toml.
+table may have knobs that are not listed here; its own toml gives their kind.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from search_spaces.errors import InvalidValue, UnknownName
+from tuner.search_spaces.errors import InvalidValue, UnknownName
 
 __all__ = ["KNOBS", "Knob", "Value", "knob_named", "parse_value"]
 
-#: One knob's value. A tuple is one value a pipeline stage.
+#: Value of a knob. A tuple has one value per pipeline stage.
 Value = int | float | str | tuple[int, ...]
 
 
-#: No degree, batch, clock or limit is larger; products of them must stay within a float.
+#: Upper limit of every degree, batch, clock and limit, so that products of them fit a float.
 LARGEST = 10**9
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One dimension of the search.
+    """Dimension of the search.
 
     Attributes:
-        name: the field's standard term, with its unit where it has one.
+        name: the field's standard term, with its unit, if any.
         kind: "launch" (needs a new process) or "live" (changes while the job runs).
-        scale: how far apart two values are: "log2" (degrees, batches), "linear" (clocks, watts) or
+        scale: distance between values: "log2" (degrees, batches), "linear" (clocks, watts) or
             "category" (no order).
-        default: the value where a configuration does not name the knob; None for a live knob that
-            is left to the device, and for the global batch, which the job says.
+        default: the value if a configuration does not give one; None for a live knob, which is
+            left to the device, and for the global batch, which is the job's.
         choices: the legal values of a category; empty for numbers.
         minimum: the least legal number; None for a category.
-        what: one line for people.
+        what: description for the user.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Knob:
     minimum: int | None = None
 
     def check(self, value: object) -> Value:
-        """Return `value` if it is legal here.
+        """Return `value` if it is legal.
 
         Raises:
-            InvalidValue: it is not; the error carries the legal range.
+            InvalidValue: it is not legal; the error has the legal range.
         """
         if self.choices:
             # By type too: 1.0 and True equal 1, but a degree or a stage is an integer.
@@ -78,7 +78,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("pipeline_parallel", "launch", "log2", 1, "stages that split the depth", minimum=1),
         Knob("sequence_parallel", "launch", "log2", 1, "ranks that split the sequence", minimum=1),
         Knob("expert_parallel", "launch", "log2", 1, "ranks that split the experts", minimum=1),
-        # Its default is the job's own; another needs to know the steps that it takes.
+        # Its default is the job's own; for another the number of steps must be known.
         Knob("global_batch", "launch", "log2", None, "sequences an optimizer step", minimum=1),
         Knob("micro_batch", "launch", "log2", 1, "sequences a rank takes at once", minimum=1),
         Knob(
@@ -131,10 +131,10 @@ KNOBS: Mapping[str, Knob] = {
 
 
 def knob_named(name: str) -> Knob:
-    """The standard knob of that name.
+    """Return the standard knob of this name.
 
     Raises:
-        UnknownName: there is none; the error lists those there are.
+        UnknownName: there is none; the error lists the existing ones.
     """
     try:
         return KNOBS[name]
@@ -146,8 +146,8 @@ def parse_value(name: str, text: str) -> Value:
     """Read a knob's value from the command line ("2", "cpu", "1200", "1200,1410").
 
     Raises:
-        UnknownName: no such knob.
-        InvalidValue: the text is not a legal value of it.
+        UnknownName: there is no such knob.
+        InvalidValue: the text is not a legal value.
     """
     knob = knob_named(name)
     value: object = text

@@ -1,24 +1,24 @@
-"""What the built-in training program cannot be given, and why.
+"""Limits of the built-in training program.
 
-These are no rules of DeepSpeed: layers written for it can do more. They say which models the
-program's own splitting was compared with data parallelism on, which two ways of splitting it does
-not join, and whether a job's video can be fed as it is split.
+These are not rules of DeepSpeed: layers written for it can do more. They are the models on which
+the program's partitioning was compared with data parallelism, the pairs of degrees that it does not
+combine, and the ways in which a job's video can be partitioned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from search_spaces.configuration import Configuration
-from search_spaces.job import TrainingJob
-from search_spaces.knobs import KNOBS
-from search_spaces.model_facts import facts_of
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.model_facts import facts_of
 
 __all__ = ["unrunnable"]
 
 #: The model families in which each degree was compared with data parallelism, loss and gradient
-#: norm step by step (tests/test_knobs_real.py). Another family may place its blocks, positions or
-#: experts differently, and would then quietly train another model.
+#: norm step by step (tests/workload/program/test_knobs_real.py). Another family may place its
+#: blocks, positions or experts differently, and would then silently train another model.
 _COMPARED: Mapping[str, frozenset[str]] = {
     "tensor_parallel": frozenset({"llama", "llava_onevision", "opt", "qwen2"}),
     "pipeline_parallel": frozenset({"llama", "llava_onevision", "olmoe", "opt", "qwen2"}),
@@ -26,40 +26,40 @@ _COMPARED: Mapping[str, frozenset[str]] = {
     "expert_parallel": frozenset({"olmoe"}),
 }
 
-#: Why the program does not split a model in these two ways at once. Layers written for it (as
-#: Megatron-DeepSpeed has) can be, which is why `RULES` allows it.
+#: Reasons why the program does not combine two degrees. Layers written for both (as those of
+#: Megatron-DeepSpeed) can, so `RULES` allows the pair.
 _APART: Mapping[tuple[str, str], str] = {
     ("tensor_parallel", "pipeline_parallel"): (
         "DeepSpeed's automatic tensor parallelism aborts inside a pipeline"
     ),
     ("tensor_parallel", "sequence_parallel"): (
-        "DeepSpeed's automatic tensor parallelism puts its own groups in the place of Ulysses'"
+        "DeepSpeed's automatic tensor parallelism replaces the groups of Ulysses by its own"
     ),
     ("tensor_parallel", "expert_parallel"): (
         "DeepSpeed's automatic tensor parallelism refuses mixtures of experts"
     ),
     ("pipeline_parallel", "sequence_parallel"): (
-        "its pipeline stages take whole sequences, for DeepSpeed knows one set of groups at a time"
+        "its pipeline stages take whole sequences, as DeepSpeed has one set of groups at a time"
     ),
     ("sequence_parallel", "expert_parallel"): (
-        "DeepSpeed's MoE layer fails on the shorter parts of sequences that Ulysses leaves it"
+        "DeepSpeed's MoE layer fails on the parts of sequences that Ulysses gives it"
     ),
 }
 
 
 def _degree(configuration: Configuration, name: str) -> int:
-    """A degree; 1 where a recorded table calls something else by that name."""
+    """Return a degree; 1 if a recorded table uses its name for something else."""
     value = configuration.get(name)
     return value if isinstance(value, int) else 1
 
 
 def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> list[str]:
-    """A phrase for each reason why the built-in training program cannot be given this.
+    """Return a phrase for each reason why the built-in training program cannot run this.
 
-    Empty when it can run all of it. Without a job what depends on the model is not judged.
+    The list is empty if it can. Without a job, limits that depend on the model are not checked.
     """
     phrases = [
-        f"{name} is no knob of the built-in training program"
+        f"{name} is not a knob of the built-in training program"
         for name in (*configuration.launch, *configuration.live)
         if name not in KNOBS
     ]
@@ -81,7 +81,7 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
 
 
 def _unfit_frames(configuration: Configuration, job: TrainingJob) -> list[str]:
-    """Why the job's video cannot be fed to its model as the configuration splits it."""
+    """Return phrases on why the model cannot read the job's video under a configuration."""
     vision, frames = facts_of(job).vision, job.frames
     if vision is None:
         return [f"the model reads no video, and the job gives {frames} frames"] if frames else []

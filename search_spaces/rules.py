@@ -1,63 +1,29 @@
-"""The validity rules: which configurations can train this job on this cluster, and why not.
+"""Validity rules: conditions under which a configuration can train a job on a cluster.
 
-Each rule is written once, with its reason, and says which knobs it reads, so that the enumeration
-(`search_spaces.space`) can apply it as soon as those are chosen. `RULES` refuses what cannot work
-anywhere or only repeats another configuration; what works but what the built-in training program
-cannot be given is said apart, in `unrunnable`, so that planning, replay and recorded tables may use
-it. Figures and quirks of DeepSpeed are those of release 0.19.8.
+Each rule is written once, with its reason and the knobs that it reads, so that the enumeration
+(`tuner.search_spaces.space`) can apply it as soon as those are chosen. `RULES` refuses
+configurations that cannot work anywhere or only repeat another one; those that work, but not in the
+built-in training program, are found by `unrunnable`, so that planning, replay and recorded tables
+may use them. Figures and quirks of DeepSpeed are those of release 0.19.8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from search_spaces.cluster import Cluster
-from search_spaces.configuration import Configuration
-from search_spaces.job import TrainingJob
-from search_spaces.model_facts import facts_of
-from search_spaces.program_rules import unrunnable
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.live_rules import LIVE_RULES
+from tuner.search_spaces.model_facts import facts_of
+from tuner.search_spaces.program_rules import unrunnable
+from tuner.search_spaces.rule import Rule, registering
 
 __all__ = ["RULES", "Rule", "broken_rules", "unrunnable"]
 
-Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One reason why a configuration cannot run.
-
-    Attributes:
-        name: what it is called in messages.
-        knobs: the knobs it reads; empty for a rule on the job and the cluster alone.
-        why: the reason, one sentence.
-        broken: returns a phrase naming the numbers where the rule is broken, else None.
-    """
-
-    name: str
-    knobs: tuple[str, ...]
-    why: str
-    broken: Check
-
-
 _RULES: list[Rule] = []
+_rule = registering(_RULES)
 
 
-def _rule(why: str, *knobs: str) -> Callable[[Check], Check]:
-    """Register the function below as the rule of its own name."""
-
-    def register(check: Check) -> Check:
-        _RULES.append(Rule(check.__name__.strip("_"), knobs, why, check))
-        return check
-
-    return register
-
-
-def _nearest(value: float, offered: tuple[int, ...]) -> int:
-    return min(offered, key=lambda clock: abs(clock - value))
-
-
-# The job and the cluster alone.
+# Job and cluster alone.
 
 
 @_rule("DeepSpeed refuses fp16 where the device has no fp16 arithmetic.")
@@ -112,8 +78,8 @@ def _whole_nodes(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
 
 
 @_rule(
-    "Another global batch changes what a step learns: it can be compared only where the job says "
-    "how many steps the solution then takes.",
+    "Another global batch changes what a step learns: it can be compared only if the job gives the "
+    "number of steps to the solution.",
     "global_batch",
 )
 def _batch_known(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
@@ -121,8 +87,8 @@ def _batch_known(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
     if isinstance(chosen, int) and job.steps_with(chosen) is None:
         legal = ", ".join(map(str, job.global_batches))
         return (
-            f"nobody says how many steps job {job.name!r} takes at global_batch {chosen} (it says "
-            f"it for {legal}; a table steps_at or a noise_scale in its file would)"
+            f"job {job.name!r} does not give the number of steps at global_batch {chosen}, only at "
+            f"{legal}; add a table steps_at or a noise_scale to its file"
         )
     return None
 
@@ -145,7 +111,7 @@ def _global_batch(c: Configuration, job: TrainingJob, cluster: Cluster) -> str |
 
 
 @_rule(
-    "Tensor parallelism exchanges activations twice a layer: outside a node that is hopeless.",
+    "Tensor parallelism exchanges activations twice per layer, which is too slow between nodes.",
     "tensor_parallel",
 )
 def _tensor_in_node(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
@@ -239,14 +205,14 @@ def _expert_groups(c: Configuration, job: TrainingJob, cluster: Cluster) -> str 
 
 
 def _replicas(c: Configuration) -> int:
-    """Ranks that ZeRO shards over: data parallelism, and Ulysses ranks, which hold full copies."""
+    """Return the number of ranks that ZeRO shards over: data parallel and Ulysses ranks."""
     return int(c.data_parallel * c.sequence_parallel)
 
 
 @_rule(
     "Over one rank there is nothing to shard: stages 1 to 3 repeat stage 0. DeepSpeed offers "
-    "offload only from stage 1 (asynchronous or of parameters: stage 3) on, so with offload just "
-    "that stage stays.",
+    "offload only from stage 1 (asynchronous or of parameters: stage 3) on, so with offload only "
+    "that stage is allowed.",
     "zero_stage",
     "optimizer_offload",
     "parameter_offload",
@@ -317,7 +283,7 @@ def _async_device(c: Configuration, job: TrainingJob, cluster: Cluster) -> str |
 
 @_rule("SuperOffload replaces the optimizer of stage 3.", "optimizer_offload", "zero_stage")
 def _async_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    # Stage 0 is refused by `_offload_zero` for any offload: one phrase is enough.
+    # Stage 0 is refused by `_offload_zero` for any offload.
     if c.get("optimizer_offload") == "async" and c.zero_stage in (1, 2):
         return f"optimizer_offload async needs zero_stage 3, not {c.zero_stage}"
     return None
@@ -335,9 +301,7 @@ def _parameter_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> st
     return None
 
 
-@_rule(
-    "One block in k cannot be recomputed where there are fewer than k.", "activation_checkpointing"
-)
+@_rule("One block in k cannot be recomputed if there are fewer than k.", "activation_checkpointing")
 def _checkpointed_blocks(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     mode, layers = str(c.get("activation_checkpointing")), facts_of(job).layers
     if mode.startswith("every_") and int(mode.removeprefix("every_")) > layers:
@@ -351,15 +315,13 @@ def _checkpointed_blocks(c: Configuration, job: TrainingJob, cluster: Cluster) -
     "zero_stage",
 )
 def _nvme_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    # Stage 0 is refused by `_offload_zero`: one phrase is enough.
+    # Stage 0 is refused by `_offload_zero`.
     if c.get("optimizer_offload") == "nvme" and c.zero_stage in (1, 2):
         return f"optimizer_offload nvme needs zero_stage 3, not {c.zero_stage}"
     return None
 
 
-@_rule(
-    "What is kept on an NVMe drive needs a folder there.", "optimizer_offload", "parameter_offload"
-)
+@_rule("Offload to an NVMe drive needs a folder there.", "optimizer_offload", "parameter_offload")
 def _nvme_path(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     for name in ("optimizer_offload", "parameter_offload"):
         if c.get(name) == "nvme" and not cluster.nvme_path:
@@ -370,9 +332,9 @@ def _nvme_path(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | No
     return None
 
 
-# Full checkpointing and activation offload go together: what checkpointing still keeps, one input a
-# layer (2 s b h bytes), is what DeepSpeed's `cpu_checkpointing` moves, and for long sequences that
-# is what fills the device. So no rule refuses the pair.
+# Full checkpointing and activation offload can be combined: DeepSpeed's `cpu_checkpointing` moves
+# the inputs that checkpointing keeps, one per layer (2 s b h bytes), which for long sequences fill
+# the device. So no rule refuses the pair.
 
 
 @_rule(
@@ -387,99 +349,12 @@ def _activation_device(c: Configuration, job: TrainingJob, cluster: Cluster) -> 
     return None
 
 
-# Live knobs.
-
-
-@_rule("Clocks and power limits can be set only where the machine permits it.", "clock_MHz")
-def _clock_control(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.get("clock_MHz") is not None and not cluster.clocks_MHz:
-        return f"cannot set clocks here (cluster {cluster.name!r}); leave clock_MHz out"
-    return None
-
-
-@_rule("A device runs only at the clocks it offers.", "clock_MHz")
-def _clock_offered(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    offered, asked = cluster.clocks_MHz, c.get("clock_MHz")
-    if asked is None or not offered:
-        return None
-    for clock in asked if isinstance(asked, tuple) else (asked,):
-        if clock not in offered:
-            return (
-                f"{cluster.device.name} does not offer clock_MHz {clock}; the nearest is "
-                f"{_nearest(float(clock), offered)}, the range {offered[0]} to {offered[-1]}"
-            )
-    return None
-
-
-def _one_a_stage(c: Configuration, knob: str, what: str) -> str | None:
-    """A phrase where a tuple does not hold one value a pipeline stage."""
-    values = c.get(knob)
-    if isinstance(values, tuple) and len(values) != c.pipeline_parallel:
-        plural = "s" if len(values) != 1 else ""
-        return (
-            f"{knob} names {len(values)} {what}{plural}, pipeline_parallel is {c.pipeline_parallel}"
-        )
-    return None
-
-
-@_rule("A clock a stage needs as many clocks as stages.", "clock_MHz", "pipeline_parallel")
-def _clock_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    return _one_a_stage(c, "clock_MHz", "clock")
-
-
-@_rule("Clocks and power limits can be set only where the machine permits it.", "power_limit_W")
-def _limit_control(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.get("power_limit_W") is None:
-        return None
-    if not cluster.clock_control or cluster.device.min_limit_W is None:
-        return f"cannot set power limits here (cluster {cluster.name!r}); leave power_limit_W out"
-    return None
-
-
-@_rule("A device takes only power limits within its range.", "power_limit_W")
-def _limit_range(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    asked, low, high = c.get("power_limit_W"), cluster.device.min_limit_W, cluster.device.max_W
-    if asked is None or low is None or not cluster.clock_control:
-        return None
-    for limit in asked if isinstance(asked, tuple) else (asked,):
-        if not low <= float(limit) <= high:
-            return (
-                f"power_limit_W {limit} is outside {low:g} to {high:g} W of {cluster.device.name}"
-            )
-    return None
-
-
-@_rule(
-    "A power limit a stage needs as many limits as stages.", "power_limit_W", "pipeline_parallel"
-)
-def _limit_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    return _one_a_stage(c, "power_limit_W", "limit")
-
-
-@_rule("Clocks and power limits can be set only where the machine permits it.", "memory_clock_MHz")
-def _memory_clock_control(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.get("memory_clock_MHz") is not None and not cluster.clock_control:
-        return f"cannot set clocks here (cluster {cluster.name!r}); leave memory_clock_MHz out"
-    return None
-
-
-@_rule(
-    "Of a locked clock and a power limit only the tighter acts, so the pair repeats one of them.",
-    "clock_MHz",
-    "power_limit_W",
-)
-def _one_limiter(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.get("clock_MHz") is not None and c.get("power_limit_W") is not None:
-        return "clock_MHz and power_limit_W are both set; only the tighter one acts, give one"
-    return None
-
-
-#: Every rule, in the order they are written above.
-RULES: tuple[Rule, ...] = tuple(_RULES)
+#: All rules, in the order in which they are written.
+RULES: tuple[Rule, ...] = (*_RULES, *LIVE_RULES)
 
 
 def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluster) -> list[str]:
-    """A phrase for each rule that refuses this configuration; empty when it can run.
+    """Return a phrase for each rule that refuses this configuration; empty if it can run.
 
     Raises:
         InputError: a degree is not an integer, or the job's model cannot be read.

@@ -1,10 +1,10 @@
-"""What can be chosen: named spaces, and the finite list of valid configurations they give.
+"""Search spaces, and the enumeration of their valid configurations.
 
-A `SearchSpace` names for each knob its values, some of them relative to the job and the cluster
-("auto" degrees, divisors of the global batch, evenly spaced clocks). `candidates` walks the launch
-knobs one by one and applies each rule (`search_spaces.rules`) as soon as the knobs it reads are
-chosen, so that a hopeless degree is dropped before anything is multiplied with it; the live
-settings are judged once, not once a launch. The result, `Candidates`, is what a study searches.
+A `SearchSpace` gives the values of each knob, some of them relative to the job and the cluster
+("auto" degrees, divisors of the global batch, evenly spaced clocks). `candidates` chooses the
+launch knobs one by one and applies each rule (`tuner.search_spaces.rules`) as soon as the knobs it
+reads are chosen, so that an impossible degree is dropped before it is combined with others; the
+live settings are checked once for all launches. A study searches the result, `Candidates`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from search_spaces.candidates import Candidates
-from search_spaces.cluster import Cluster
-from search_spaces.configuration import Configuration, Settings
-from search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
-from search_spaces.job import TrainingJob
-from search_spaces.knobs import KNOBS, Knob, Value, knob_named
-from search_spaces.model_facts import facts_of, model_state_bytes
-from search_spaces.rules import RULES, Rule, broken_rules
-from search_spaces.typed import names_a_file
+from tuner.search_spaces.baseline import default_configuration, degrees
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import KNOBS, Knob, Value, knob_named
+from tuner.search_spaces.rules import RULES, Rule, broken_rules
+from tuner.search_spaces.typed import names_a_file
 
 __all__ = [
     "Auto",
@@ -48,12 +48,12 @@ _DEGREES = (
 
 @dataclass(frozen=True)
 class Auto:
-    """Values that follow from the job and the cluster.
+    """Values that depend on the job and the cluster.
 
     Attributes:
         kind: "auto", or "baseline" for the one value of `default_configuration`.
         max: the highest degree or micro-batch; None for no bound.
-        count: the most clocks or power limits, evenly spaced; None for all that are offered.
+        count: largest number of clocks or power limits, evenly spaced; None for all.
         lowest_share: the lowest clock, as a share of the highest.
     """
 
@@ -65,12 +65,12 @@ class Auto:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Which values each knob may take. A knob that is not named stands at its default.
+    """Values of each knob; knobs that are not listed have their defaults.
 
     Attributes:
-        name: what it is called.
-        choices: for each knob its values, or `Auto` where they follow from job and cluster.
-        what: one line for people.
+        name: name of the space.
+        choices: for each knob its values, or `Auto` if they depend on job and cluster.
+        what: description for the user.
     """
 
     name: str
@@ -91,11 +91,11 @@ class SearchSpace:
             if not choice:
                 raise InvalidValue(f"{name} in space {self.name!r}", list(choice), "not empty")
             tidy[name] = tuple(dict.fromkeys(knob.check(value) for value in choice))
-        # The order of KNOBS, degrees first, whatever order the file has them in.
+        # In the order of KNOBS, degrees first.
         object.__setattr__(self, "choices", {n: tidy[n] for n in KNOBS if n in tidy})
 
     def values(self, job: TrainingJob, cluster: Cluster) -> dict[str, tuple[Value, ...]]:
-        """The values of each knob for this job on this cluster, before any rule.
+        """Return the values of each knob for this job on this cluster, before any rule.
 
         A live knob may have none: it is then left to the device.
         """
@@ -114,15 +114,15 @@ class SearchSpace:
         return resolved
 
     def check(self, configuration: Configuration, job: TrainingJob, cluster: Cluster) -> None:
-        """Make sure that a configuration can train this job on this cluster.
+        """Check that a configuration can train this job on this cluster.
 
-        The rules decide, not the values listed here: a clock between two of the listed ones may be
-        probed. Whether it is a candidate is `configuration in candidates`.
+        The rules decide, not the values of this space: a clock between two of its values may be
+        probed. `configuration in candidates` tests for membership.
 
         Raises:
-            UnknownName: it names something that is no knob.
+            UnknownName: it has a name that is not a knob's.
             InvalidValue: a value is not legal for its knob.
-            InvalidConfiguration: a rule refuses it; the error says which numbers broke which.
+            InvalidConfiguration: a rule refuses it; the error has the offending numbers.
         """
         for half in (configuration.launch, configuration.live):
             for name, value in half.items():
@@ -132,10 +132,10 @@ class SearchSpace:
             raise InvalidConfiguration(configuration.key, reasons)
 
     def candidates(self, job: TrainingJob, cluster: Cluster) -> Candidates:
-        """Every valid configuration of this space for this job on this cluster.
+        """Return every valid configuration of this space for this job on this cluster.
 
-        The empty live setting, "left to the device", is always one of each launch's; where clocks
-        cannot be set it is the only one.
+        Every launch has the empty live setting, "left to the device"; if clocks cannot be set, it
+        is the only one.
 
         Raises:
             InputError: none is valid; the sentence names the rule that refused the most.
@@ -152,17 +152,17 @@ class SearchSpace:
                 f"cluster {cluster.name!r}: {walk.verdict()}"
             )
 
-        # Live rules may read launch knobs (one clock a stage): judge once for each of their values.
+        # Live rules may read launch knobs (one clock per stage): check once per value of these.
         rules = [r for r in RULES if any(KNOBS[k].kind == "live" for k in r.knobs)]
         read = sorted({k for r in rules for k in r.knobs if KNOBS[k].kind == "launch"})
         every = _live_settings(live_values)
-        judged: dict[tuple[Value | None, ...], tuple[Settings, ...]] = {}
+        checked: dict[tuple[Value | None, ...], tuple[Settings, ...]] = {}
         shared: dict[tuple[Settings, ...], tuple[Settings, ...]] = {}
         lives = []
         for launch in launches:
             configuration = Configuration(launch)
             context = tuple(configuration.get(knob) for knob in read)
-            if context not in judged:
+            if context not in checked:
                 allowed = tuple(
                     live
                     for live in every
@@ -170,8 +170,8 @@ class SearchSpace:
                         r.broken(Configuration(launch, live), job, cluster) is None for r in rules
                     )
                 )
-                judged[context] = shared.setdefault(allowed, allowed)
-            lives.append(judged[context])
+                checked[context] = shared.setdefault(allowed, allowed)
+            lives.append(checked[context])
         if cluster.clock_control and any(live_values.values()) and not any(map(any, lives)):
             self._refuse_live(live_values, rules, launches[0], job, cluster)
         return Candidates(launches, tuple(lives))
@@ -195,18 +195,18 @@ class SearchSpace:
         job: TrainingJob,
         cluster: Cluster,
     ) -> None:
-        """Every live setting that the space asks for by value was refused: say why."""
+        """Raise an error with the rule that refused the live settings of the space."""
         for name, choices in live_values.items():
             for value in choices:
-                asked = Configuration(launch, Settings({name: value}))
+                configuration = Configuration(launch, Settings({name: value}))
                 for rule in rules:
-                    phrase = rule.broken(asked, job, cluster)
+                    phrase = rule.broken(configuration, job, cluster)
                     if phrase:
                         raise InputError(f"no live setting of space {self.name!r} holds: {phrase}")
 
 
 def _automatic(knob: Knob, choice: Auto, job: TrainingJob, cluster: Cluster) -> tuple[Value, ...]:
-    """The values of one "auto" knob."""
+    """Return the values of one "auto" knob."""
     if knob.choices:
         return knob.choices
     if knob.name == "clock_MHz":
@@ -219,25 +219,20 @@ def _automatic(knob: Knob, choice: Auto, job: TrainingJob, cluster: Cluster) -> 
         low, high = cluster.device.min_limit_W, cluster.device.max_W
         if not cluster.clock_control or low is None or high <= low:
             return ()
-        # The highest limit is what the device does when left alone, so it is not asked for again.
+        # The highest limit is the device's default, so it would be measured twice.
         count = choice.count or 8
         return tuple(dict.fromkeys(math.ceil(low + (high - low) * i / count) for i in range(count)))
     if knob.name == "global_batch":
         return job.global_batches
     if knob.name in _DEGREES:
-        found = _degrees(cluster.devices)
+        numbers = degrees(cluster.devices)
     else:
-        found = [n for n in range(1, job.global_batch + 1) if job.global_batch % n == 0]
-    return tuple(n for n in found if choice.max is None or n <= choice.max)
-
-
-def _degrees(devices: int) -> list[int]:
-    """Powers of two, and every divisor of the device count, up to it."""
-    return [n for n in range(1, devices + 1) if devices % n == 0 or n & (n - 1) == 0]
+        numbers = [n for n in range(1, job.global_batch + 1) if job.global_batch % n == 0]
+    return tuple(n for n in numbers if choice.max is None or n <= choice.max)
 
 
 def _evenly(length: int, count: int | None) -> list[int]:
-    """Up to `count` indices of a list, evenly spaced, the last (the highest clock) included."""
+    """Return up to `count` indices of a list, evenly spaced, including the last."""
     if count is None or count >= length:
         return list(range(length))
     if count == 1:
@@ -246,7 +241,7 @@ def _evenly(length: int, count: int | None) -> list[int]:
 
 
 def _live_settings(values: Mapping[str, Sequence[Value]]) -> list[Settings]:
-    """Every combination of live values, each knob also left alone; the empty setting first."""
+    """Return every combination of live values or of none; the empty setting first."""
     combinations = product(*((None, *choices) for choices in values.values()))
     return [
         Settings({n: v for n, v in zip(values, combination, strict=True) if v is not None})
@@ -255,7 +250,7 @@ def _live_settings(values: Mapping[str, Sequence[Value]]) -> list[Settings]:
 
 
 class _Walk:
-    """Depth-first through the launch knobs, each rule applied as soon as its knobs are chosen."""
+    """Depth-first enumeration of launches that applies each rule once its knobs are chosen."""
 
     def __init__(
         self, values: Mapping[str, tuple[Value, ...]], job: TrainingJob, cluster: Cluster
@@ -265,11 +260,11 @@ class _Walk:
         self._job, self._cluster = job, cluster
         self._refused: dict[str, int] = {}
         self._examples: dict[str, str] = {}
-        # below[d]: how many launches hang under one choice of the first d knobs.
+        # below[d]: number of launches under one choice of the first d knobs.
         self._below = [1] * (len(values) + 1)
         for depth in reversed(range(len(values))):
             self._below[depth] = self._below[depth + 1] * len(self._values[depth])
-        # due[d]: the rules whose knobs are all chosen (or stand at defaults) after d knobs.
+        # due[d]: the rules whose knobs are all chosen (or have defaults) after d knobs.
         place = {name: depth + 1 for depth, name in enumerate(self._names)}
         self._due: list[list[Rule]] = [[] for _ in range(len(values) + 1)]
         for rule in RULES:
@@ -277,6 +272,7 @@ class _Walk:
                 self._due[max((place.get(knob, 0) for knob in rule.knobs), default=0)].append(rule)
 
     def launches(self, chosen: tuple[Value, ...] = ()) -> Iterator[Settings]:
+        """Yield the launches that no rule refuses, under values of the first knobs."""
         depth = len(chosen)
         settings = Settings(dict(zip(self._names, chosen, strict=False)))
         if self._due[depth] and self._refuses(Configuration(settings), depth):
@@ -297,7 +293,7 @@ class _Walk:
         return False
 
     def verdict(self) -> str:
-        """Which rule refused the most, with the first numbers that broke it."""
+        """Return a phrase on the rule that refused the most, with its first numbers."""
         name = max(self._refused, key=lambda rule: self._refused[rule])
         return (
             f"rule {name} refuses {self._refused[name]} of {self._below[0]} launch settings, the "
@@ -305,96 +301,9 @@ class _Walk:
         )
 
 
-# What a user runs today.
-
-#: Share of a device's memory that model states may take before a user reaches for the next ZeRO
-#: stage, and share that states and activations may take together; the rest is for buffers, the
-#: framework's context and fragmentation (DeepSpeed's buckets alone are 1 to 4 GB).
-_STATES_SHARE, _FULL_SHARE = 0.8, 0.9
-
-#: Tokens a rank takes at once: enough to fill a GPU's matrix units, few enough for its memory.
-_USUAL_TOKENS = 8192
-
-
-def default_configuration(job: TrainingJob, cluster: Cluster) -> Configuration:
-    """The baseline: what a user would run today without tuning.
-
-    Data parallelism over as many devices as the global batch allows, the lowest ZeRO stage whose
-    model states fit a device (`model_state_bytes`), the largest micro-batch of at most 8,192 tokens
-    whose activations fit beside them, and the clock left to the device. Only where that cannot fit
-    does it offload the optimizer (no stage fits) or checkpoint activations (no micro-batch fits).
-
-    Raises:
-        InvalidConfiguration: the job cannot run on this cluster at all (e.g. fp16 on a CPU).
-        InputError: the model cannot be read.
-    """
-    refused: list[str] = []
-    for data_parallel in reversed(_degrees(cluster.devices)):
-        configuration = _baseline_at(data_parallel, job, cluster)
-        refused = broken_rules(configuration, job, cluster)
-        if not refused:
-            return configuration
-    raise InvalidConfiguration(configuration.key, refused)
-
-
-def _baseline_at(data_parallel: int, job: TrainingJob, cluster: Cluster) -> Configuration:
-    facts, memory = facts_of(job), cluster.device.memory_bytes
-    stages = range(4) if data_parallel > 1 else range(1)
-    states = [
-        model_state_bytes(facts.parameters, stage, data_parallel, job.precision) for stage in stages
-    ]
-    fitting = [stage for stage in stages if states[stage] <= _STATES_SHARE * memory]
-    offload = "none" if fitting else "cpu"
-    zero_stage = fitting[0] if fitting else (3 if data_parallel > 1 else 1)
-    room = _FULL_SHARE * memory - (states[zero_stage] if fitting else 0.0)
-
-    share = job.global_batch // data_parallel
-    usual = max(1, _USUAL_TOKENS // job.sequence_length)
-    divisors = [n for n in range(min(share, usual), 0, -1) if share % n == 0] or [1]
-    for checkpointing in ("none", "full"):
-        for micro_batch in divisors:
-            if _activation_bytes(job, micro_batch, checkpointing) <= room:
-                break
-        else:
-            continue
-        break
-    return Configuration.of(
-        data_parallel=data_parallel,
-        micro_batch=micro_batch,
-        zero_stage=zero_stage,
-        optimizer_offload=offload,
-        activation_checkpointing=checkpointing,
-    )
-
-
-def _activation_bytes(job: TrainingJob, micro_batch: int, checkpointing: str) -> float:
-    """Activations of one rank, bytes, with fused attention.
-
-    34 s b h a layer in 16 bits (Korthikanti et al. 2022, arXiv 2205.05198, equation 1 without the
-    scores that fused attention never stores), or 2 s b h a layer and one live layer under full
-    checkpointing; the same for an encoder's layers and patches; about 10 bytes a logit for the
-    loss. Rough: it only picks the baseline.
-    """
-    facts = facts_of(job)
-    tokens = job.sequence_length * micro_batch
-    towers = [(float(tokens * facts.hidden), facts.layers)]
-    if facts.vision is not None:
-        patches = job.frames * facts.vision.patches * micro_batch
-        towers.append((float(patches * facts.vision.hidden), facts.vision.layers))
-    if checkpointing == "full":
-        kept = sum(2.0 * width * layers for width, layers in towers)
-        kept += 34.0 * max(width for width, _ in towers)
-    else:
-        kept = sum(34.0 * width * layers for width, layers in towers)
-    return kept * (2 if job.precision == "fp32" else 1) + 10.0 * tokens * facts.vocab
-
-
-# Spaces by name or file.
-
-
 def space_names() -> list[str]:
-    """The spaces that joulefront ships."""
-    folder = resources.files("search_spaces") / "data" / "spaces"
+    """Return the names of the spaces that joulefront includes."""
+    folder = resources.files("tuner.search_spaces") / "data" / "spaces"
     return sorted(
         entry.name.removesuffix(".toml")
         for entry in folder.iterdir()
@@ -403,16 +312,16 @@ def space_names() -> list[str]:
 
 
 def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
-    """A space by shipped name or by the path of a toml file; with none, "default".
+    """Load a space by shipped name or by the path of a toml file; "default" by default.
 
     The file has `what` and a table `[knobs]`: for each knob a list of values, "auto", "baseline",
     or a table of `Auto`'s fields, e.g. `clock_MHz = { count = 8, lowest_share = 0.4 }`.
 
     Raises:
-        InputError: no such space, or its file is not one; the sentence says which key.
+        InputError: no such space, or its file is not one.
     """
     text = str(name_or_path or "default")
-    shipped = resources.files("search_spaces") / "data" / "spaces" / f"{text}.toml"
+    shipped = resources.files("tuner.search_spaces") / "data" / "spaces" / f"{text}.toml"
     path = None if text in space_names() else Path(text)
     if path is not None and not names_a_file(path):
         raise UnknownName("space", text, [*space_names(), "or the path of a toml file"])
@@ -434,7 +343,7 @@ def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
 
 
 def _read_choice(name: str, choice: Any, space: str) -> tuple[Value, ...] | Auto:
-    """One knob's entry in a space file."""
+    """Return the choice of one knob from its entry in a space file."""
     knob = knob_named(name)
     where = f"{name} in space {space!r}"
     if choice in ("auto", "baseline"):

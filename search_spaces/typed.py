@@ -1,22 +1,31 @@
-"""Values from files, checked against what a dataclass declares of its fields.
+"""Dataclasses as JSON, and checks of values from files against the declared types of fields.
 
-A trace or a study.toml is written by this project and may be edited by anybody. What is read back
-must be what the field says (a number, text, a tuple of numbers, ...), so that a wrong value is one
-sentence where it is read and not a traceback where it is used.
+A trace or a study.toml is written by this project and may be edited by hand. A value of another
+type than its field (a number, text, a tuple of numbers, ...) is reported by one sentence when it is
+read, and not by a traceback when it is used.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, InvalidValue
 
-__all__ = ["check_fields", "names_a_file", "plain_setting"]
+__all__ = [
+    "check_fields",
+    "dump_fields",
+    "names_a_file",
+    "plain_setting",
+    "plain_text",
+    "read_fields",
+    "strict_json",
+]
 
 Made = TypeVar("Made")
 
@@ -42,7 +51,7 @@ def _is_integer(value: Any) -> bool:
     return type(value) is int and abs(value) < 2**63
 
 
-#: What the declared types that occur allow, and how that is said.
+#: Check and description of each declared type.
 _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "int": (_is_integer, "an integer"),
@@ -67,16 +76,16 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def check_fields(
     made: Made, what: str, *, positive: Sequence[str] = (), finite: Sequence[str] = ()
 ) -> Made:
-    """The same object, if its fields hold what they are declared to hold.
+    """Return an object if its fields have their declared types.
 
     Args:
         made: a dataclass whose module postpones annotations.
-        what: what it is, for the sentence: "measurement".
+        what: name of the object for the sentence: "measurement".
         positive: fields that must be finite and above 0.
         finite: fields that must be finite.
 
     Raises:
-        InvalidValue: a field holds something else.
+        InvalidValue: a field has a value of another type.
     """
     for item in fields(made):  # type: ignore[arg-type]
         value = getattr(made, item.name)
@@ -90,8 +99,76 @@ def check_fields(
     return made
 
 
+def strict_json(value: Any) -> Any:
+    """Convert a value to what JSON can hold: NaN and infinities to None, tuples to lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): strict_json(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(part) for part in value]
+    return value
+
+
+def dump_fields(made: Any) -> dict[str, Any]:
+    """Convert a dataclass to JSON by its fields, in their order.
+
+    A part with a method `to_json` is converted by it, any other dataclass by its fields.
+    """
+
+    def dumped(value: Any) -> Any:
+        if hasattr(value, "to_json"):
+            return value.to_json()
+        if is_dataclass(value):
+            return dump_fields(value)
+        if isinstance(value, list | tuple):
+            return [dumped(part) for part in value]
+        return strict_json(value)
+
+    return {item.name: dumped(getattr(made, item.name)) for item in fields(made)}
+
+
+def read_fields(
+    kind: type[Made],
+    data: Mapping[str, Any],
+    what: str,
+    *,
+    positive: Sequence[str] = (),
+    finite: Sequence[str] = (),
+    **readers: Callable[[Any], Any],
+) -> Made:
+    """Make a dataclass of what `dump_fields` wrote, and check it.
+
+    A field that is missing takes its default; None is NaN where that is the default. Other keys are
+    ignored.
+
+    Args:
+        kind: the dataclass.
+        data: the parsed JSON object.
+        what, positive, finite: as for `check_fields`.
+        readers: by field, a function that makes its value of the stored one.
+
+    Raises:
+        InputError: a field holds something else than declared, or a reader refused.
+        TypeError: `data` is no object, or a field without a default is missing.
+    """
+    values: dict[str, Any] = {}
+    for item in fields(kind):  # type: ignore[arg-type]
+        if item.name not in data:
+            continue
+        value = data[item.name]
+        if item.name in readers:
+            value = readers[item.name](value)
+        elif value is None and item.default != item.default:
+            value = math.nan
+        elif str(item.type).startswith("tuple["):
+            value = tuple(value)
+        values[item.name] = value
+    return check_fields(kind(**values), what, positive=positive, finite=finite)
+
+
 def names_a_file(path: Path | Traversable) -> bool:
-    """Whether a path that a user or a file gave is a file's; one that no system takes is none."""
+    """Return True if a path is a file's; False also for paths that the system refuses."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # too long, or with a NUL in it
@@ -99,10 +176,10 @@ def names_a_file(path: Path | Traversable) -> bool:
 
 
 def plain_setting(data: Any, what: str) -> Mapping[str, Any]:
-    """A table of knob values: numbers, texts, or lists of them.
+    """Check a table of knob values (numbers, texts, or lists of them) and return it.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a table, or a name or a text in it is not `plain_text`.
     """
 
     def plain(value: Any) -> bool:
@@ -114,10 +191,37 @@ def plain_setting(data: Any, what: str) -> Mapping[str, Any]:
         parts = value if isinstance(value, list | tuple) else [value]
         if not isinstance(name, str) or not all(map(plain, parts)):
             raise InvalidValue(f"{name} in {what}", _short(value), "a value of a knob")
+        for text in (name, *parts):
+            if isinstance(text, str):
+                plain_text(text, f"a knob's name or value in {what}")
     return data
 
 
+#: C0 and C1 control characters, line and paragraph separators, and characters that reorder text
+#: (Unicode's property Bidi_Control). They would break a line of a script, a terminal or a report.
+_NOT_PLAIN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def plain_text(text: str, what: str) -> str:
+    """Check that a text is displayed as one line, in its own order, and return it.
+
+    Args:
+        text: a name or a value from a file.
+        what: the quantity, for the sentence.
+
+    Raises:
+        InvalidValue: it has a line break, another control character or one that reorders text.
+    """
+    if _NOT_PLAIN.search(text):
+        raise InvalidValue(
+            what, _short(text), "text without line breaks, control or direction characters"
+        )
+    return text
+
+
 def _short(value: Any) -> Any:
-    """What a sentence can show of it."""
+    """Return a value shortened for a sentence."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**50 else "a huge integer"
     return value if len(text) <= 80 else text[:80]

@@ -1,8 +1,8 @@
-"""The size and the arithmetic of what turns video frames into tokens, from a configuration.
+"""Size and arithmetic of the encoder that turns video frames into tokens.
 
-That is a SigLIP encoder, which cuts a frame into patches and runs a plain transformer over them; a
+It is a SigLIP encoder, which cuts a frame into patches and runs a plain transformer over them; a
 two-layer MLP that projects each patch to the language model's width; and 2x2 pooling, which leaves
-a quarter of them as tokens. A learnt token ends the video. As in LLaVA-OneVision
+a quarter of them as tokens. A learned token ends the video. All is as in LLaVA-OneVision
 (`transformers.models.llava_onevision`), parameter by parameter.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, InvalidValue
 
 __all__ = ["VisionFacts"]
 
@@ -29,17 +29,17 @@ _SIZES = (
 
 @dataclass(frozen=True)
 class VisionFacts:
-    """Sizes of the encoder of one multimodal model, its projector included.
+    """Sizes of the encoder of a multimodal model, including its projector.
 
     Attributes:
-        layers: transformer blocks.
+        layers: number of transformer blocks.
         hidden: width of the encoder.
-        heads: attention heads.
+        heads: number of attention heads.
         intermediate: width of its MLPs.
-        patches: patches of one frame.
-        tokens: tokens of one frame that the language model reads.
-        extra_tokens: tokens that end a video, whatever its frames.
-        parameters: encoder, projector and the token that ends a video.
+        patches: number of patches of one frame.
+        tokens: number of tokens of one frame that the language model reads.
+        extra_tokens: number of tokens that end a video.
+        parameters: parameters of encoder, projector and the token that ends a video.
         matmul_parameters: those of `parameters` that multiply each patch.
         projector_parameters: those of `matmul_parameters` that are the projector's.
         largest_layer: parameters of the largest block.
@@ -115,11 +115,14 @@ class VisionFacts:
         )
 
     def tokens_of(self, frames: int) -> int:
-        """Tokens of a video."""
+        """Return the number of tokens of a video."""
         return frames * self.tokens + self.extra_tokens
 
     def forward_flops(self, frames: float) -> float:
-        """FLOPs of encoding and projecting frames: 2 a parameter and patch, and attention over the
-        patches of a frame, 4 n h a patch and layer (see `ModelFacts.forward_flops`)."""
+        """Return the FLOPs of encoding and projecting frames.
+
+        They are 2 per parameter and patch, and 4 n h per patch and layer for attention over the
+        patches of a frame (see `ModelFacts.forward_flops`).
+        """
         attention = 4.0 * self.patches * self.hidden * self.layers
         return frames * self.patches * (2.0 * self.matmul_parameters + attention)

@@ -15,13 +15,15 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 
+import tuner
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 #: Pages whose blocks start training processes.
 REAL = {"quickstart-laptop", "quickstart-gpu-node", "tables", "apply", "your-script", "README"}
 FENCE = re.compile(
@@ -110,7 +112,7 @@ def test_blocks_that_train_run(path: Path, tmp_path: Path) -> None:
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     site = tmp_path / "site"
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -118,6 +120,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
     page = (site / "api" / "index.html").read_text(encoding="utf-8")
     assert "budget_kJ" in page
     # Nothing is fetched from elsewhere when a page is read.
@@ -126,3 +129,25 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
             r"<(?:script|img|link)[^>]+(?:src|href)=\"(https?://[^\"]+)", path.read_text("utf-8")
         )
         assert not [url for url in loaded if "rel=canonical" not in url], path
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert not [name for name in tuner.__all__ if f"::: tuner.{name}\n" not in page]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [tuner.Constraints, tuner.SearchSettings, tuner.WindowPolicy],
+    ids=lambda c: c.__name__,
+)
+def test_the_api_page_has_every_option_as_it_is_declared(declared: type) -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for each in fields(declared):
+        if (option := each.metadata.get("option")) is None:
+            assert f"| `{each.name}` |" in page
+            continue
+        unit = f", in {option.unit}" if option.unit else ""
+        default = f"{each.default:.3g}" if type(each.default) is float else repr(each.default)
+        row = f"| `{each.name}` | `{default}` | {option.help}{unit} |"
+        assert row in page, f"docs/api.md lacks this row:\n{row}"

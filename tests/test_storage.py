@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,30 +13,31 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
-from postgresql import PASSWORD, QUOTED, Server, postgresql, why_not
-from study_tools import ModelRunner
 
 import tuner
-from search_spaces.cluster import load_cluster
-from search_spaces.errors import InputError
-from search_spaces.job import load_job
-from search_spaces.space import load_space
-from tuner.cli import main
-from tuner.decide import Constraints
-from tuner.executors import InlineExecutor
-from tuner.rebuild import rebuild
-from tuner.runs import RunFolder
-from tuner.stock_samplers import make_sampler
+from tuner.cli.main import main
+from tuner.executors.local import InlineExecutor
+from tuner.problem.constraints import Constraints
+from tuner.problem.run_folder import RunFolder
+from tuner.search.optuna_samplers import make_sampler
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
+from tuner.search_spaces.space import load_space
 from tuner.storage import StorageError, open_storage, without_password
-from tuner.study import STORAGE_TRIES, StudyBook
-from workload.trace import kept_records, lean, read_trace
+from tuner.study.rebuild import rebuild
+from tuner.study.recorder import STORAGE_TRIES, StudyRecorder
+from tuner.testing.postgresql import PASSWORD, QUOTED, Server, postgresql
+from tuner.testing.studies import ModelRunner, run_optimize, run_replay
+from tuner.workload.pending import recover_pending
+from tuner.workload.trace import compact, read_trace
 
 OLD = Path(__file__).parent / "data" / "older-release"
 
 
 def optimize(folder: Path, **more):
     options = {"cluster": "cpu-2", "name": "study", "report": False, "max_probes": 4, **more}
-    return tuner.optimize(
+    return run_optimize(
         executor=InlineExecutor(ModelRunner(), keep_in=folder / "study"),
         runs_dir=folder,
         **options,
@@ -79,16 +81,16 @@ def test_a_rebuilt_study_may_go_into_a_database(tmp_path: Path) -> None:
 
 
 def test_a_replayed_table_is_rebuilt(tmp_path: Path) -> None:
-    from study_tools import write_table
+    from tuner.testing.studies import write_table
 
     table = write_table(tmp_path / "table")
     options = {"runs_dir": tmp_path, "name": "study", "report": False}
-    tuner.replay(table, max_probes=4, **options)
+    run_replay(table, max_probes=4, **options)
     run = RunFolder(tmp_path / "study")
     before = trials(run)
     rebuild(run)
     assert trials(run) == before
-    assert tuner.replay(table, max_probes=5, **options).spent.probes == 5
+    assert run_replay(table, max_probes=5, **options).spent.probes == 5
 
 
 def test_what_cannot_be_rebuilt_is_one_sentence(tmp_path: Path, capsys) -> None:
@@ -109,26 +111,26 @@ def test_what_cannot_be_rebuilt_is_one_sentence(tmp_path: Path, capsys) -> None:
 
 def test_a_record_is_kept_only_until_it_is_in_the_trace(tmp_path: Path) -> None:
     optimize(tmp_path)
-    assert kept_records(tmp_path / "study") == ()
+    assert recover_pending(tmp_path / "study") == ()
     assert len(read_trace(tmp_path / "study" / "trace" / "probes.jsonl").records) == 4
 
 
 # A storage in trouble, and one that is not.
 
 
-def following(folder: Path, said: list[str]) -> StudyBook:
+def following(folder: Path, said: list[str]) -> StudyRecorder:
     """A study on a journal, which waits for its storage."""
     candidates = load_space("default").candidates(load_job("tiny-gpt"), load_cluster("cpu-2"))
-    book = StudyBook(
+    book = StudyRecorder(
         name="study",
         storage=open_storage(None, folder / "study.journal"),
-        sampler=make_sampler("random", candidates, steps=10),
+        sampler=make_sampler("random", candidates),
         steps=10,
         constraints=Constraints(None, None, None),
         driver="me",
         identity="this one",
     )
-    book.follow([], said.append)
+    book.follow(lambda: [], said.append)
     return book
 
 
@@ -149,7 +151,7 @@ def test_a_call_that_fails_while_the_storage_answers_is_given_up(
 ) -> None:
     said: list[str] = []
     book, calls = following(tmp_path, said), []
-    monkeypatch.setattr("tuner.study.STORAGE_RETRY_S", 0.0)
+    monkeypatch.setattr("tuner.study.recorder.STORAGE_RETRY_S", 0.0)
 
     def refused() -> None:
         calls.append(1)
@@ -187,7 +189,7 @@ def test_the_driver_keeps_little_of_what_is_in_the_trace(tmp_path: Path) -> None
             environment={"torch": "2"},
             measurements=tuple(replace(m, step_times_s=(1.0,) * 9) for m in record.measurements),
         )
-        kept = lean(full)
+        kept = compact(full)
         assert kept.environment == {}
         assert [m.step_times_s for m in kept.measurements] == [()]
         told = [(m.live, m.step_time_s, m.power_W, m.energy_J) for m in full.measurements]
@@ -206,7 +208,7 @@ def test_a_study_of_an_older_release_opens(tmp_path: Path, capsys) -> None:
     """The folder was written by the first release: no schema in study.toml, fewer fields."""
     run = RunFolder(tmp_path / "older-release")
     shutil.copytree(OLD, run.path)
-    assert "schema" not in (run.read_asked() or {})
+    assert "schema" not in (run.read_study() or {})
     result = tuner.load_result(run.path)
     assert result.spent.probes == 13
     assert result.best is not None
@@ -219,9 +221,9 @@ def test_a_study_of_an_older_release_opens(tmp_path: Path, capsys) -> None:
 def test_a_study_of_a_newer_release_is_refused_in_a_sentence(tmp_path: Path, capsys) -> None:
     optimize(tmp_path, max_probes=2)
     run = RunFolder(tmp_path / "study")
-    assert (run.read_asked() or {})["schema"] == 1
-    text = run.asked.read_text()
-    run.asked.write_text(text.replace("schema = 1", "schema = 99"))
+    assert (run.read_study() or {})["schema"] == 1
+    text = run.study_file.read_text()
+    run.study_file.write_text(text.replace("schema = 1", "schema = 99"))
     assert main(["front", "study", "--runs-dir", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "schema 99" in said
@@ -257,8 +259,6 @@ def test_no_password_of_a_url_is_ever_shown(tmp_path: Path, url: str) -> None:
 
 # PostgreSQL.
 
-needs_server = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is one")
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
@@ -267,7 +267,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.slow
-@needs_server
+@pytest.mark.postgres
 def test_several_drivers_share_one_study_on_postgresql(server: Server, tmp_path: Path) -> None:
     """Three at once, which also make the tables at once; each tells its own, none another's."""
     errors: list[BaseException] = []
@@ -288,7 +288,7 @@ def test_several_drivers_share_one_study_on_postgresql(server: Server, tmp_path:
     told = trials(RunFolder(folders[0] / "study"), server.url)
     assert [state for _, _, state, *_ in told] == ["COMPLETE"] * 12
     for folder in folders:
-        asked = (RunFolder(folder / "study").read_asked() or {})["driver"]
+        asked = (RunFolder(folder / "study").read_study() or {})["driver"]
         assert len(read_trace(folder / "study" / "trace" / "probes.jsonl").records) == 4
         assert asked
         for path in folder.rglob("*"):
@@ -302,9 +302,21 @@ def test_several_drivers_share_one_study_on_postgresql(server: Server, tmp_path:
 
 
 @pytest.mark.slow
-@needs_server
+@pytest.mark.postgres
 def test_a_wrong_password_is_one_sentence_without_it(server: Server, tmp_path: Path) -> None:
     url = server.url.replace(QUOTED, "wr0ng%40one")
     with pytest.raises(InputError, match="password authentication failed") as caught:
         optimize(tmp_path, storage=url)
     assert "wr0ng" not in str(caught.value)
+
+
+def test_a_study_toml_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "study.toml").open("wb") as file:
+        file.truncate(2**30)  # a sparse file
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="more than 16 MiB"):
+            RunFolder(tmp_path).read_study()
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()

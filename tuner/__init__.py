@@ -1,15 +1,77 @@
-"""joulefront's front door: `tuner.optimize()` and `tuner.replay()`.
+"""Public names of joulefront, imported when they are first used.
 
-    import tuner
-    result = tuner.optimize(budget_kJ=25)
-
-Importing this costs next to nothing: NumPy, Optuna and Ray are imported when a study runs.
+import tuner
+result = tuner.optimize(budget_kJ=25)
 """
 
 from __future__ import annotations
 
-from tuner.api import load_result, optimize, replay
-from tuner.result import Result
-from tuner.tuned import TunedResult
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Result", "TunedResult", "load_result", "optimize", "replay"]
+if TYPE_CHECKING:
+    from tuner.api import load_result, optimize, replay
+    from tuner.problem.constraints import Constraints
+    from tuner.problem.settings import SearchSettings
+    from tuner.results.recommendation import Recommendation
+    from tuner.results.result import Interval, Point, Result
+    from tuner.search_spaces.cluster import Cluster
+    from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.errors import InputError
+    from tuner.search_spaces.job import TrainingJob
+    from tuner.study.callbacks import Progress
+    from tuner.study.session import Interrupted
+    from tuner.workload.probe import WindowPolicy
+    from tuner.workload.scripts.command import Script
+
+__all__ = [
+    "Cluster",
+    "Configuration",
+    "Constraints",
+    "InputError",
+    "Interrupted",
+    "Interval",
+    "Point",
+    "Progress",
+    "Recommendation",
+    "Result",
+    "Script",
+    "SearchSettings",
+    "TrainingJob",
+    "WindowPolicy",
+    "load_result",
+    "optimize",
+    "replay",
+]
+
+_MODULES = {
+    "Cluster": "tuner.search_spaces.cluster",
+    "Configuration": "tuner.search_spaces.configuration",
+    "Constraints": "tuner.problem.constraints",
+    "InputError": "tuner.search_spaces.errors",
+    "Interval": "tuner.results.result",
+    "Interrupted": "tuner.study.session",
+    "Point": "tuner.results.result",
+    "Progress": "tuner.study.callbacks",
+    "Recommendation": "tuner.results.recommendation",
+    "Result": "tuner.results.result",
+    "Script": "tuner.workload.scripts.command",
+    "SearchSettings": "tuner.problem.settings",
+    "TrainingJob": "tuner.search_spaces.job",
+    "WindowPolicy": "tuner.workload.probe",
+    "load_result": "tuner.api",
+    "optimize": "tuner.api",
+    "replay": "tuner.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'tuner' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,43 +1,39 @@
 """The public functions: `optimize`, `replay` and `load_result`.
 
-They turn what a user says into a problem, settings and constraints, and hand over to
-`tuner.driver`. Importing this module costs next to nothing: NumPy, Optuna and Ray are imported
-when a study runs.
+They turn their arguments into a problem, constraints and settings, and run a
+`tuner.study.session.Session`. NumPy, Optuna and Ray are imported only when a study runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from search_spaces.cluster import Cluster
-from search_spaces.configuration import Configuration
-from search_spaces.errors import InputError
-from search_spaces.job import TrainingJob
-from tuner.executors import Executor, SimulatedExecutor
-from tuner.progress import Progress
-from tuner.runs import RunFolder, find_run
-from tuner.settings import DEFAULT_PROBES, DEFAULT_SEARCH_S, SearchSettings
-from tuner.tuned import TunedResult
-from workload.probe import WindowPolicy
-from workload.script import Script, ScriptJob
+from tuner.executors.base import Executor
+from tuner.executors.local import SimulatedExecutor
+from tuner.problem.constraints import Constraints
+from tuner.problem.run_folder import RunFolder, find_run, new_name
+from tuner.problem.settings import SearchSettings
+from tuner.results.result import Result
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.study.callbacks import Progress
+from tuner.workload.scripts.script_job import Script, ScriptJob
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from tuner.problem import Problem
+    from tuner.problem.problem import Problem
+    from tuner.study.callbacks import Callback
+    from tuner.study.csv_import import CsvOptions
 
-__all__ = ["load_result", "optimize", "replay"]
+__all__ = ["front_of_csv", "load_result", "optimize", "replay"]
 
 Notify = Callable[[Progress], None]
-Kind = TypeVar("Kind")
-
-#: On a simulated cluster probes cost nothing but this machine's time: more of them when the user
-#: gave no limit, and each may take as long as a large model's steps do (simulated seconds).
-SIMULATED_PROBES = 40
-SIMULATED_LIMIT_S = 3600.0
 
 
 def optimize(
@@ -48,94 +44,79 @@ def optimize(
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
     power_cap_W: float | None = None,
-    peak_power_W: float | None = None,
-    max_gpus: int | None = None,
-    objective: str | None = None,
-    price_per_kWh: float | None = None,
-    price_per_gpu_hour: float | None = None,
-    grid_gCO2_per_kWh: float | None = None,
-    verify: bool = True,
-    probe_budget_kJ: float | None = None,
-    max_probes: int | None = None,
-    search_s: float | None = None,
-    storage: str | None = None,
-    name: str | None = None,
+    constraints: Constraints | None = None,
+    search: SearchSettings | None = None,
+    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
+    target_gpus: int | None = None,
+    transfer: Sequence[str | Path] = (),
+    sampler: str | BaseSampler | None = None,
+    surrogate: Any = None,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
     device_kind: str | None = None,
     in_flight: int | None = None,
-    target_gpus: int | None = None,
+    storage: str | None = None,
+    name: str | None = None,
     runs_dir: str | Path = "runs",
-    seed: int = 0,
-    window: WindowPolicy | None = None,
-    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
-    sampler: str | BaseSampler | None = None,
-    transfer: Sequence[str | Path] = (),
     report: bool = True,
     on_progress: Notify | None = None,
-) -> TunedResult:
+) -> Result:
     """Tune a training job for energy and time on this machine or cluster.
 
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Or your
-            own training script as a `workload.script.Script`: it is started once to see which
-            knobs can be turned on it (docs/your-script.md).
+            own training script as a `tuner.workload.scripts.script_job.Script`: it is started once
+            to see which knobs can be turned on it (docs/your-script.md).
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
         space: the search space's name or path.
-        budget_kJ: energy the *training job* may use; `best` is the fastest that fits.
-        deadline_s: time the training job may take; `best` is the least energy in time.
-        power_cap_W: bound on the job's average power.
-        peak_power_W: bound on any power sample, where they were recorded.
-        max_gpus: bound on the number of ranks: what needs more is not probed, but the baseline.
-        objective: what is least among what meets these: "knee", "least-energy", "least-time",
-            "least-edp", "least-cost" (with a price) or "least-carbon" (with your grid's intensity).
-        price_per_kWh, price_per_gpu_hour: money, in one currency.
-        grid_gCO2_per_kWh: grams of CO2 equivalent for a kilowatt-hour.
-        verify: measure the choice and the baseline again, in turn, before it is recommended
-            (`Result.verification`).
-        probe_budget_kJ: energy the *search* may use.
-        max_probes: probes it may make.
-        search_s: no probe starts after this many seconds, and none that is expected to end later;
-            importing and building what the probes need comes before. With none of these three, a
-            search makes at most 20 probes in 300 s.
-        storage: URL of the study's database; a journal in the run folder when not given.
-        name: the run's name. The name of a run that stands goes on where it stopped.
-        executor: "ray", "inline", "simulated" or an `Executor`. When not given: simulated where
-            the cluster named is of another kind of device than this machine, and then nothing is
-            measured; else Ray where it is installed, else inline.
-        ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
-            "auto" its nodes are looked at, and the job may use all of one kind that are fit.
-        device_kind: which kind of device to use there; the one with the most when not given.
-        in_flight: how many probes a simulated cluster runs together; as many as its nodes hold of
-            the baseline when not given.
-        target_gpus: also predict the front for so many GPUs of the same kind, by the models as the
-            probes on the few correct them (`Result.target`).
-        runs_dir: where run folders are.
-        seed: of everything random.
-        window: how long each setting is measured.
-        baseline: what the user runs today: a `Configuration`, or a DeepSpeed JSON's path with
-            "KNOB=VALUE" words as a list; a plain data-parallel configuration when not given.
+        budget_kJ: maximum energy of the *training job*; `best` is the fastest that meets it.
+        deadline_s: maximum time of the training job; `best` takes the least energy in time.
+        power_cap_W: maximum average power of the training job.
+        constraints: every limit on the training job, and the objective. The three above may be
+            given with it, as long as they do not contradict it.
+        search: limits of the *search*, its seed, and how long it measures. Without any limit a
+            search makes at most 20 probes in 300 s, 40 probes on a simulated cluster.
+        baseline: what the user runs today: a `Configuration`, or the path of a DeepSpeed JSON with
+            "KNOB=VALUE" words as a list; a plain data-parallel configuration if not given.
+        target_gpus: number of GPUs of the same kind for which to predict the front as well, by the
+            models as the probes corrected them (`Result.target`).
+        transfer: earlier measurements to start from: runs, traces or recorded tables
+            (FOLDER:GROUP if a table has several groups), of this job on another cluster or of
+            another job. They are used as long as they predict what is measured here
+            (`tuner.search.transfer`).
         sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
             Optuna sampler.
-        transfer: earlier measurements that the search may start from: runs, traces or recorded
-            tables (FOLDER:GROUP of several groups), of this job elsewhere or of another one. They
-            are used while they predict what is measured here (`tuner.transfer`).
+        surrogate: the model that learns step time and power: "gaussian-process" (the default),
+            "gaussian-process-sklearn", "extra-trees", "random-forest", "bayesian-ridge", or any
+            scikit-learn regressor whose predict takes return_std or that averages its members
+            (docs/search.md). A run that is resumed without it keeps what it had.
+        executor: "ray", "inline", "simulated" or an `Executor`. If not given: "simulated", without
+            any measurement, if the named cluster has another kind of device than this machine;
+            else Ray if it is installed, else inline.
+        ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
+            "auto" its nodes are inspected, and the job may use all usable ones of one kind.
+        device_kind: the kind of device to use there; the most frequent one if not given.
+        in_flight: number of probes that a simulated cluster runs together; as many as its nodes
+            can hold of the baseline if not given.
+        storage: URL of the study's database; a journal in the run folder if not given.
+        name: name of the run. An existing run is continued.
+        runs_dir: folder of the run folders.
         report: write report.html and the launch files at the end.
         on_progress: called with each `Progress`.
 
     Returns:
-        The front, the choice, and what was spent.
+        The front, the choice, and the cost of the search.
 
     Raises:
         InputError: the input is wrong; one sentence.
-        Interrupted: a KeyboardInterrupt came; the run folder holds everything told.
+        Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    given = locals()
-    from tuner import driver
-    from tuner.decide import Constraints
-    from tuner.problem import problem_of_job
+    from tuner.executors.choose import check_executor, real_executor, simulated_executor
+    from tuner.problem.from_job import problem_of_job
+    from tuner.study.session import Session
 
-    driver.check_executor(executor)
+    constraints = (constraints or Constraints()).limited(budget_kJ, deadline_s, power_cap_W)
+    check_executor(executor)
     if ray_address is not None or device_kind is not None:
         run_folder = RunFolder.named(runs_dir, name) if name else None
         cluster = _on_ray(ray_address, device_kind, executor, cluster, run_folder, on_progress)
@@ -146,18 +127,11 @@ def optimize(
         raise InputError(
             "in_flight is for a simulated cluster; a real one runs what it has room for"
         )
-    constraints = _those(Constraints, given)
-    if (probe_budget_kJ, max_probes, search_s) == (None, None, None):
-        given["max_probes"] = SIMULATED_PROBES if simulated else DEFAULT_PROBES
-        given["search_s"] = None if simulated else DEFAULT_SEARCH_S
-    if simulated:
-        given["time_limit_s"] = SIMULATED_LIMIT_S
-    given["window"] = window or WindowPolicy()
-    settings = _those(SearchSettings, given)
+    settings = (search or SearchSettings()).with_default_limits(simulated=simulated)
     if isinstance(job, Script):
-        name = name or driver.new_name(job.name, runs_dir)
+        name = name or new_name(job.name, runs_dir)
         run = RunFolder.named(runs_dir, name)
-        job, cluster = _look_at(job, cluster, run, simulated, on_progress)
+        job, cluster = _inspected(job, cluster, run, simulated, on_progress)
     problem = problem_of_job(
         job,
         cluster,
@@ -165,27 +139,29 @@ def optimize(
         baseline=baseline,
         plan=simulated,
         target_gpus=target_gpus,
-        max_gpus=max_gpus,
+        max_gpus=constraints.max_gpus,
     )
     if simulated:
         problem = _as_prediction(problem)
-    result = driver.run_study(
+    run = RunFolder.named(runs_dir, name or new_name(problem.name, runs_dir))
+    session = Session(
         problem,
         lambda run, say: (
-            driver.simulated_executor(problem, capacity=in_flight, seed=seed)
+            simulated_executor(problem, capacity=in_flight, seed=settings.seed)
             if simulated
-            else driver.real_executor(executor, problem, run, say, ray_address=ray_address)
+            else real_executor(executor, problem, run, say, ray_address=ray_address)
         ),
+        run=run,
         constraints=constraints,
         settings=settings,
         storage=storage,
-        run=RunFolder.named(runs_dir, name or driver.new_name(problem.name, runs_dir)),
         sampler=sampler,
+        surrogate=surrogate,
         transfer=transfer,
-        report=report,
+        callbacks=_callbacks(run, report),
         notify=on_progress,
     )
-    return TunedResult.of(result)
+    return session.run()
 
 
 def replay(
@@ -197,83 +173,121 @@ def replay(
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
     power_cap_W: float | None = None,
-    peak_power_W: float | None = None,
-    max_gpus: int | None = None,
-    objective: str | None = None,
-    price_per_kWh: float | None = None,
-    price_per_gpu_hour: float | None = None,
-    grid_gCO2_per_kWh: float | None = None,
-    verify: bool = True,
-    probe_budget_kJ: float | None = None,
-    max_probes: int | None = None,
-    search_s: float | None = None,
+    constraints: Constraints | None = None,
+    search: SearchSettings | None = None,
+    transfer: Sequence[str | Path] = (),
+    sampler: str | BaseSampler | None = None,
+    surrogate: Any = None,
     storage: str | None = None,
     name: str | None = None,
     runs_dir: str | Path = "runs",
-    seed: int = 0,
-    sampler: str | BaseSampler | None = None,
-    transfer: Sequence[str | Path] = (),
     report: bool = True,
     on_progress: Notify | None = None,
-) -> TunedResult:
-    """The same study, answered from a trace or a recorded table instead of processes.
+) -> Result:
+    """Run a study on a trace or a recorded table instead of real processes.
 
     Args:
         path: a recorded table's folder, a run folder, or a trace.
-        group: which search problem of a table that holds several.
-        steps: units of work that make the solution; a run's own job, or 1, when not given.
-        in_flight: how many probes run together on simulated time.
+        group: the search problem of a table that holds several.
+        steps: units of work that make the solution; the steps of a run's own job, or 1, if not
+            given.
+        in_flight: number of probes that run together on simulated time.
 
-    The other arguments are those of `optimize`; `search_s` is on simulated time, and without it
-    and the other limits the search ends when nothing left is worth its joules.
+    The other arguments are those of `optimize`; `search.search_s` is on simulated time, and without
+    any limit the search ends when no probe is worth its energy.
 
     Raises:
         InputError: the input is wrong; one sentence.
     """
-    given = locals()
-    from tuner import driver
-    from tuner.decide import Constraints
-    from tuner.problem import recorded_problem
+    from tuner.problem.from_recording import recorded_problem
+    from tuner.study.session import Session
 
-    constraints = _those(Constraints, given)
-    problem, runner = recorded_problem(path, group=group, steps=steps, seed=seed)
-    # What cannot differ when it is measured again would only seem to be verified.
-    given["verify"] = verify and bool(problem.asked["recorded"]["varies"])
-    settings = _those(SearchSettings, given)
+    constraints = (constraints or Constraints()).limited(budget_kJ, deadline_s, power_cap_W)
+    settings = search or SearchSettings()
+    problem, runner = recorded_problem(path, group=group, steps=steps, seed=settings.seed)
+    # Without any spread a second measurement would only repeat the first one.
+    varies = bool(problem.identity["recorded"]["varies"])
+    settings = replace(settings, verify=settings.verify and varies)
     executor = SimulatedExecutor(runner, capacity=in_flight)
-    result = driver.run_study(
+    run = RunFolder.named(runs_dir, name or new_name(f"replay-{problem.name}", runs_dir))
+    session = Session(
         problem,
         lambda run, say: executor,
+        run=run,
         constraints=constraints,
         settings=settings,
         storage=storage,
-        run=RunFolder.named(runs_dir, name or driver.new_name(f"replay-{problem.name}", runs_dir)),
         sampler=sampler,
+        surrogate=surrogate,
         transfer=transfer,
-        report=report,
+        callbacks=_callbacks(run, report),
         notify=on_progress,
     )
-    return TunedResult.of(result)
+    return session.run()
 
 
-def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs") -> TunedResult:
-    """The answer of a run that stands, from its folder alone; of the latest when unnamed.
+def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Result:
+    """Return the result of an existing run, from its folder alone; of the latest if unnamed.
 
     Raises:
         InputError: there is no such run, or its files cannot be read.
     """
-    from tuner.standing import result_of
+    from tuner.study.load import result_of
 
-    return TunedResult.of(result_of(find_run(run, runs_dir)))
+    return result_of(find_run(run, runs_dir))
 
 
-def _look_at(
+def front_of_csv(
+    paths: Sequence[str | Path],
+    options: CsvOptions | None = None,
+    *,
+    constraints: Constraints | None = None,
+    baseline: Sequence[str] = (),
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+) -> tuple[Result, str]:
+    """Return the front of past runs, with its report in a run folder.
+
+    Args:
+        paths: CSV files; columns that all of them have are read.
+        options: meaning of the columns.
+        constraints: limits that choose on the front.
+        baseline: KNOB=VALUE of the configuration in use today, if there is one.
+        name: name of the run folder.
+        runs_dir: folder of the run folders.
+
+    Returns:
+        The result, and a sentence on what was read as what.
+
+    Raises:
+        InputError: a file cannot be read, or its columns are ambiguous; one sentence.
+    """
+    from tuner.deploy.study_callbacks import ReportCallback
+    from tuner.study.csv_import import import_runs
+    from tuner.study.load import result_of
+    from tuner.workload.trace import read_trace
+
+    run, read = import_runs(
+        paths, options, constraints=constraints, baseline=baseline, name=name, runs_dir=runs_dir
+    )
+    result = ReportCallback(run).answered(result_of(run), read_trace(run.trace).records)
+    return result, read
+
+
+def _callbacks(run: RunFolder, report: bool) -> Sequence[Callback]:
+    """Return the callbacks that show the study, if a report is wanted."""
+    from tuner.deploy.study_callbacks import report_callbacks
+
+    return report_callbacks(run) if report else ()
+
+
+def _inspected(
     script: Script, cluster: Cluster | str, run: RunFolder, simulated: bool, notify: Notify | None
 ) -> tuple[ScriptJob, Cluster]:
-    """A script as a job, and the machine that it was looked at on."""
-    from search_spaces.cluster import load_cluster
-    from tuner.scripts import job_of_script
-    from workload.machine import detect_cluster
+    """Return a script as a job, and the machine on which it was inspected."""
+    from tuner.problem.user_script import job_of_script
+    from tuner.search_spaces.cluster import load_cluster
+    from tuner.workload.node.machine import detect_cluster
 
     if simulated:
         raise InputError("a script is really run, so it cannot be tuned on a simulated cluster")
@@ -292,14 +306,14 @@ def _on_ray(
     run: RunFolder | None,
     notify: Notify | None,
 ) -> Cluster:
-    """The cluster that a study on Ray is about: the one named, or what the nodes make.
+    """Return the cluster of a study on Ray: the one named, or that of its usable nodes.
 
     Raises:
         InputError: the words contradict each other, no Ray answers, or no node is fit.
     """
-    from search_spaces.cluster import load_cluster
-    from tuner.asked import known_cluster
-    from tuner.ray_cluster import survey
+    from tuner.executors.ray_cluster import survey
+    from tuner.problem.study_file import parse_cluster
+    from tuner.search_spaces.cluster import load_cluster
 
     if address is None:
         raise InputError("device_kind chooses among the nodes of a Ray cluster; name that too")
@@ -321,7 +335,7 @@ def _on_ray(
         raise InputError(f"no node of the Ray cluster at {address!r} can be used: {reasons}")
     for sentence in seen.sentences():
         say(sentence)
-    before = known_cluster(run.read_asked() or {}) if run is not None else None
+    before = parse_cluster(run.read_study() or {}) if run is not None else None
     if before is not None and (before.name, before.devices_per_node) == (
         seen.cluster.name,
         seen.cluster.devices_per_node,
@@ -331,11 +345,11 @@ def _on_ray(
 
 
 def _executor_for(cluster: Cluster | str) -> str | None:
-    """ "simulated" where the cluster named is not of this machine's kind; None to decide later."""
+    """Return "simulated" if the cluster has another kind of device than this machine, else None."""
     if cluster == "auto":
         return None
-    from search_spaces.cluster import load_cluster
-    from workload.machine import detect_cluster
+    from tuner.search_spaces.cluster import load_cluster
+    from tuner.workload.node.machine import detect_cluster
 
     wanted = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     here = detect_cluster().device
@@ -344,16 +358,10 @@ def _executor_for(cluster: Cluster | str) -> str | None:
 
 
 def _as_prediction(problem: Problem) -> Problem:
-    """The problem with what is known of the models' error among its notes."""
-    from models.known_error import known_error_lines
+    """Return the problem with the known errors of the models among its notes."""
+    from tuner.models.analytic.known_error import known_error_lines
 
     assert problem.cluster is not None
     known = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]
-    said = "every figure is the analytic models' prediction: nothing is measured"
-    return replace(problem, notes=(said, *known, *problem.notes))
-
-
-def _those(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
-    """The dataclass of those arguments of a call that bear its fields' names."""
-    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: given[name] for name in names if name in given})
+    note = "every figure is the analytic models' prediction: nothing is measured"
+    return replace(problem, notes=(note, *known, *problem.notes))

@@ -1,4 +1,4 @@
-"""The front of energy against time: who is on it, how much it covers, where it bends.
+"""Pareto front of energy and time: membership, hypervolume, improvement, knee.
 
 Both axes are minimised. Coverage (hypervolume) is taken in log energy and log time, so that a per
 cent counts the same everywhere. The improvement that a point would bring is exact in two
@@ -22,15 +22,15 @@ __all__ = [
     "reference_point",
 ]
 
-#: The reference lies beyond the front's nadir by this share of its range, and at least so far.
+#: The reference lies beyond the front's nadir by this share of its range, and at least by this.
 REFERENCE_MARGIN, REFERENCE_LEAST = 0.10, 0.005
 
 
 def nondominated(energy: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """Which points no other beats: boolean mask of shape (n,).
+    """Return a mask of the points that no other dominates, (n,).
 
-    A point is beaten by another that is no worse on both axes and better on one. Points that are
-    equal on both do not beat each other: all of them stay.
+    A point dominates another if it is no worse on both axes and better on one. Points that are
+    equal on both do not dominate each other: all of them stay.
     """
     energy, time = np.asarray(energy, dtype=float), np.asarray(time, dtype=float)
     mask = np.zeros(len(energy), dtype=bool)
@@ -38,8 +38,8 @@ def nondominated(energy: np.ndarray, time: np.ndarray) -> np.ndarray:
         return mask
     order = np.lexsort((time, energy))
     e, t = energy[order], time[order]
-    # Sorted by energy, then time: on the front is what is faster than all that went before, and
-    # what equals the last such point.
+    # Sorted by energy, then time: the front is every point that is faster than all before it, and
+    # those equal to the last such point.
     best_before = np.concatenate([[np.inf], np.minimum.accumulate(t)[:-1]])
     new = t < best_before
     group = np.maximum.accumulate(np.where(new, np.arange(len(e)), 0))
@@ -48,16 +48,13 @@ def nondominated(energy: np.ndarray, time: np.ndarray) -> np.ndarray:
 
 
 def reference_point(points: np.ndarray) -> np.ndarray:
-    """Where hypervolume is counted from: beyond the nadir of these points' front.
+    """Return the reference point of hypervolume: beyond the nadir of these points' front, (2,).
 
     The nadir plus 10 % of the front's range on each axis, and at least 0.005 (in log units half a
     per cent), so that a front of one point still has a volume.
 
     Args:
         points: (n, 2), log energy and log time; at least one row.
-
-    Returns:
-        Shape (2,).
     """
     points = np.asarray(points, dtype=float)
     front = points[nondominated(points[:, 0], points[:, 1])]
@@ -66,7 +63,7 @@ def reference_point(points: np.ndarray) -> np.ndarray:
 
 
 def _staircase(points: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The front's corners inside the reference, by rising energy and falling time."""
+    """Return the front's corners inside the reference, by rising energy and falling time."""
     points = np.asarray(points, dtype=float).reshape(-1, 2)
     points = points[(points < reference).all(axis=1)]
     points = np.unique(points[nondominated(points[:, 0], points[:, 1])], axis=0)
@@ -74,7 +71,7 @@ def _staircase(points: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, n
 
 
 def hypervolume(points: np.ndarray, reference: np.ndarray) -> float:
-    """Area that the points dominate, up to the reference; (n, 2) and (2,), in the same units."""
+    """Return the area that the points (n, 2) dominate, up to the reference (2,)."""
     e, t = _staircase(points, reference)
     right = np.append(e[1:], reference[0])
     return float(np.sum((right - e) * (reference[1] - t)))
@@ -83,12 +80,12 @@ def hypervolume(points: np.ndarray, reference: np.ndarray) -> float:
 def improvement(
     front: np.ndarray, energy: np.ndarray, time: np.ndarray, reference: np.ndarray
 ) -> np.ndarray:
-    """How much each point, alone, would add to the front's hypervolume.
+    """Return the hypervolume that each point, alone, would add to the front.
 
     With h(x) the staircase (the least time of the front up to energy x; the reference's before
     the first corner) the gain of (e, t) is the integral of h(x) - t from e to the energy at which
     the front first reaches t: H(end) - H(e) - t (end - e) with H the antiderivative of h, which is
-    piecewise linear. O(log front) a point.
+    piecewise linear. O(log front) per point.
 
     Args:
         front: (n, 2), need not be filtered.
@@ -120,7 +117,7 @@ def joint_improvement(
     time: np.ndarray,
     reference: np.ndarray,
 ) -> np.ndarray:
-    """`improvement` for many fronts at once, each with its own points, strip by strip.
+    """Return `improvement` for many fronts at once, each with its own points, strip by strip.
 
     Args:
         front_energy: (draws, front), in any order, dominated points allowed.
@@ -145,7 +142,7 @@ def joint_improvement(
 
 
 def probability_nondominated(log_energy: np.ndarray, log_time: np.ndarray) -> np.ndarray:
-    """How often each point is on the front, over joint draws of all of them.
+    """Return the share of joint draws in which each point is on the front.
 
     Args:
         log_energy: (draws, n), from the joint posterior (`Surrogates.sample`).
@@ -162,7 +159,7 @@ def probability_nondominated(log_energy: np.ndarray, log_time: np.ndarray) -> np
 
 
 def knee(points: Sequence[tuple[float, float]] | np.ndarray) -> int:
-    """Index of the point where the front bends most: the choice of one who names no constraint.
+    """Return the index of the front's knee, the choice if there is no constraint.
 
     On logarithmic axes scaled to the front's range, the point farthest below the chord that joins
     the fastest point and the most frugal one (Das 1999, "On characterizing the knee of the Pareto
@@ -170,7 +167,7 @@ def knee(points: Sequence[tuple[float, float]] | np.ndarray) -> int:
     then the least product of energy and time.
 
     Args:
-        points: (n, 2), energy and time, positive; at least one. Dominated points are passed over.
+        points: (n, 2), energy and time, positive; at least one. Dominated points are ignored.
     """
     log_e, log_t = np.log(np.asarray(points, dtype=float).reshape(-1, 2)).T
     front = np.flatnonzero(nondominated(log_e, log_t))

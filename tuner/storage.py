@@ -1,8 +1,7 @@
-"""Where a study is kept: a journal beside the trace, or a database behind a URL.
+"""Storage of a study: a journal beside the trace, or a database behind a URL.
 
-Opening one says in a sentence what is wrong with a URL, a driver or a server, without a password.
-What a storage does when it stops answering in the middle is told apart from every other error, so
-that it can be waited for, and nothing else is.
+Errors name the fault of a URL, a driver or a server in a sentence, without a password. The error of
+a storage that stops answering is a kind of its own, because it is the only one worth waiting for.
 """
 
 from __future__ import annotations
@@ -24,14 +23,16 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
-from search_spaces.errors import InputError
-from workload.trace import repair_torn_tail
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.safe_files import open_plain
+from tuner.workload.node.rights import private_folder
+from tuner.workload.trace import repair_torn_tail
 
 __all__ = ["StorageError", "open_storage", "storage_trouble", "without_password"]
 
-#: A storage that has not answered after this many seconds is said not to answer.
+#: A storage that has not answered after this many seconds counts as not answering.
 STORAGE_TIMEOUT_S = 8.0
-#: A lock of the journal that nobody touched for so long is a dead driver's.
+#: A lock of the journal that was not touched for this long is a dead driver's.
 JOURNAL_GRACE_S = 5
 
 Opened = TypeVar("Opened")
@@ -41,13 +42,13 @@ class _Journal(JournalFileBackend):
     """Optuna's journal with less of it in memory: lines that were read, and names of attributes.
 
     Optuna remembers the place of every line ever written, and a measurement is some sixteen lines:
-    16 MiB after 10,000 measurements. Only the next line is ever asked for; who asks for an earlier
-    one reads from the start, as with a journal that was just opened. And each line's words are
-    text of its own, though most say the same for every trial.
+    16 MiB after 10,000 measurements. Only the next line is ever requested; a request for an earlier
+    one reads from the start, as with a journal that was just opened. And each line has strings of
+    its own, though most are the same for every trial.
     """
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """The lines from that number on."""
+        """Yield the lines from that number on."""
         offsets = self._log_number_offset
         for number in [number for number in offsets if 0 < number < log_number_from]:
             del offsets[number]
@@ -59,7 +60,7 @@ class _Journal(JournalFileBackend):
 
 
 def _once(value: Any) -> Any:
-    """The same value; of the same text always the same object."""
+    """Return the value; for the same text always the same object."""
     return sys.intern(value) if type(value) is str else value
 
 
@@ -85,7 +86,7 @@ def without_password(text: str, url: str = "") -> str:
 
 
 def _within(timeout_s: float, what: str, call: Callable[[], Opened]) -> Opened:
-    """The result of `call`, or one sentence when it fails or takes too long."""
+    """Return the result of `call`; raise one sentence if it fails or takes too long."""
     answer: list[Opened] = []
     errors: list[BaseException] = []
 
@@ -116,7 +117,7 @@ def _within(timeout_s: float, what: str, call: Callable[[], Opened]) -> Opened:
 
 
 def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
-    """The study's storage.
+    """Open the storage of a study.
 
     Args:
         url: a database, as SQLAlchemy names it ("sqlite:///study.db", "postgresql://host/name");
@@ -130,10 +131,11 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
     if url is None:
 
         def open_journal() -> optuna.storages.BaseStorage:
-            journal.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(journal.parent)
+            os.close(open_plain(journal, os.O_CREAT))  # Optuna would follow a link
             repair_torn_tail(journal)
             # A killed writer leaves its lock, which Optuna breaks after 30 s. But only the driver,
-            # who holds the run folder, and a user's clicks in the dashboard write here, each for
+            # which holds the run folder, and a user's clicks in the dashboard write here, each for
             # milliseconds.
             lock = JournalFileSymlinkLock(str(journal), grace_period=JOURNAL_GRACE_S)
             return JournalStorage(_Journal(str(journal), lock_obj=lock))
@@ -188,7 +190,7 @@ _DRIVERS = {
 
 
 def _engine_options(backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """How SQLAlchemy connects, so that a server that restarts or vanishes is noticed.
+    """Return SQLAlchemy's connection options, so that a lost server is noticed.
 
     A connection is tried before it is used; PostgreSQL's are given up after some 20 s of silence
     (libpq's parameters), where the URL does not say otherwise; SQLite waits for another writer.
@@ -209,7 +211,7 @@ def _engine_options(backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _raised_by_storage(error: Exception) -> bool:
-    """Whether one of Optuna's storages raised it itself, because it does not work.
+    """Return True if a storage of Optuna raised the error because it does not work.
 
     A KeyError is its word for a study or trial that is no longer there, a RuntimeError for a lock
     of the journal that cannot be made, a ValueError for a line of it that is no JSON, an OSError
@@ -226,7 +228,7 @@ def _raised_by_storage(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def storage_trouble(where: str) -> Iterator[None]:
-    """A storage that stops answering in the middle, as one sentence.
+    """Turn a storage that stops answering into one sentence.
 
     Args:
         where: what to call it.
@@ -256,5 +258,5 @@ def storage_trouble(where: str) -> Iterator[None]:
         reason = " ".join(str(error.__cause__ or error).split())
         raise StorageError(
             f"{where} stopped answering ({reason[:160]}); every finished probe is in the trace, "
-            "so the same command goes on from here once it answers"
+            "so the same command continues from here once it answers"
         ) from error

@@ -1,1 +1,1 @@
-
+"""The workload: jobs, meters, clocks, and the probes that measure training on this machine."""

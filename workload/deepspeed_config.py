@@ -1,18 +1,18 @@
-"""A configuration rendered to what really starts a training run: DeepSpeed JSON and arguments.
+"""Rendering of a configuration as DeepSpeed JSON and arguments of the training program.
 
-Nothing else differs between two probes: what is not derived from the configuration is derived from
-the job. `train_batch_size` is the job's global batch, so DeepSpeed itself refuses a micro-batch and
-accumulation that do not multiply to it. What DeepSpeed has no key for, because it changes the
-model, is an argument of the built-in training program.
+Probes differ in nothing else: every other setting comes from the job. `train_batch_size` is the
+job's global batch, so DeepSpeed itself refuses a micro-batch and accumulation that do not multiply
+to it. Settings without a DeepSpeed key, because they change the model, are arguments of the
+built-in training program.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.configuration import Configuration, Settings
-from search_spaces.job import TrainingJob
-from search_spaces.knobs import KNOBS
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import KNOBS
 
 __all__ = ["ops_needed", "render_deepspeed_config", "training_arguments"]
 
@@ -27,7 +27,7 @@ _ARGUMENTS = (
 
 
 def ops_needed(launch: Settings) -> tuple[str, ...]:
-    """DeepSpeed ops, by builder name, that a launch compiles and loads: build them beforehand."""
+    """Return the DeepSpeed ops, by builder name, that a launch compiles and loads."""
     places = [launch.get(name, "none") for name in ("optimizer_offload", "parameter_offload")]
     adam = ("CPUAdamBuilder",) if places[0] != "none" else ()
     return (*adam, "AsyncIOBuilder") if "nvme" in places else adam
@@ -36,7 +36,7 @@ def ops_needed(launch: Settings) -> tuple[str, ...]:
 def render_deepspeed_config(
     configuration: Configuration, job: TrainingJob, *, nvme_path: str = ""
 ) -> dict[str, Any]:
-    """The DeepSpeed JSON of one configuration.
+    """Render the DeepSpeed JSON of one configuration.
 
     Keys are DeepSpeed 0.19's (deepspeed.ai/docs/config-json).
 
@@ -90,13 +90,13 @@ def render_deepspeed_config(
 
 
 def _kept_on(device: str, nvme_path: str) -> dict[str, Any]:
-    """A section that moves a part of the training state to the host or to its drive."""
+    """Return a section that moves a part of the training state to the host or its drive."""
     where = {"nvme_path": nvme_path} if device == "nvme" else {}
     return {"device": device, "pin_memory": True, **where}
 
 
 def training_arguments(configuration: Configuration) -> tuple[str, ...]:
-    """Arguments of the built-in training program: what changes the model, not DeepSpeed."""
+    """Return the arguments of the built-in training program, which change the model itself."""
     arguments: list[str] = []
     for name in _ARGUMENTS:
         value = configuration.get(name)

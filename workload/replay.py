@@ -1,10 +1,10 @@
-"""Runners that answer from what was recorded instead of starting processes.
+"""Runners that answer from recorded results instead of starting processes.
 
 `TraceRunner` answers from a trace of this project's own recorder, `TableRunner` from a recorded
-table. Whoever calls them cannot tell them from the real runner: they return records with windows,
-spreads and costs, and a configuration that was never recorded is a refused probe. A visit's draw
-depends only on the seed, the configuration and the probe's name, so a resumed study sees what an
-uninterrupted one would have seen.
+table. Callers cannot tell them from the real runner: they return records with windows, spreads and
+costs, and a configuration that was never recorded is a refused probe. A visit's draw depends only
+on the seed, the configuration and the probe's name, so a resumed study gets the same values as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from search_spaces.configuration import Configuration, Settings
-from search_spaces.errors import InputError
-from workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from workload.table import RecordedTable, TableGroup, TablePoint
-from workload.trace import read_trace
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
+from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.table import RecordedTable, TableGroup, TablePoint
+from tuner.workload.trace import read_trace
 
 __all__ = ["TableRunner", "TraceRunner"]
 
 
 def _draws(seed: int, configuration: Configuration, probe_id: str) -> np.random.Generator:
-    """Random numbers of one visit, the same in whatever order the visits come."""
+    """Return the random generator of one visit, independent of the order of visits."""
     text = f"{seed}\n{configuration.key}\n{probe_id}".encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
@@ -40,7 +40,7 @@ def _never_recorded(missing: list[Settings], launch: Settings, where: str) -> Fa
 
 
 class TableRunner:
-    """Answers from one group of a recorded table.
+    """Runner that answers from one group of a recorded table.
 
     A visit draws from the point's repeats where there are several, else from its standard
     deviations, else from the table's [noise], else it returns the recorded mean. Seconds and
@@ -117,11 +117,11 @@ class TableRunner:
         )
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class TraceRunner:
-    """Answers from a trace.
+    """Runner that answers from a trace.
 
     A configuration that was measured several times gives one of those measurements, drawn. A
     launch that only ever failed fails again in the same way. Cost: the launch's own part is what
@@ -156,12 +156,12 @@ class TraceRunner:
             for measurement in record.measurements:
                 key = Configuration(launch, measurement.live)
                 self._windows.setdefault(key, []).append((measurement, record))
-            if record.failure is not None and record.failure.kind != "cancelled":
+            if record.failure is not None and not record.failure.was_cancelled:
                 self._failed.setdefault(launch, record)
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:
-        """Every configuration that was asked for, measured or not, in the order of the trace."""
+        """Every requested configuration, measured or not, in the order of the trace."""
         asked = (c for record in self.records for c in record.request.configurations())
         return tuple(dict.fromkeys(asked))
 
@@ -206,4 +206,4 @@ class TraceRunner:
         )
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""

@@ -1,4 +1,4 @@
-"""A recorded table: a finite list of configurations with measured time and power, from anyone.
+"""Recorded tables: finite lists of configurations with measured time and power, from any source.
 
 A folder holds `table.csv` and `table.toml`; the toml says which columns are knobs, which are
 measurements, how the rows fall into groups (each one search problem), how noisy a repeated window
@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from search_spaces.cluster import Cluster, load_cluster
-from search_spaces.configuration import Configuration, Settings
-from search_spaces.errors import InputError, UnknownName
-from search_spaces.job import TrainingJob, load_job
-from workload.probe import Scope
+from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.typed import plain_setting, plain_text
+from tuner.workload.probe import Scope
 
 __all__ = [
     "PredictedBy",
@@ -35,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TableCost:
-    """What probing one point would have cost.
+    """Cost of probing one point.
 
     Attributes:
         launch_s: from request to first measured step, seconds.
@@ -50,11 +51,11 @@ class TableCost:
     window_s: float = 5.0
 
     def wall_s(self, settings: int) -> float:
-        """Seconds of one launch that visits that many live settings."""
+        """Return the seconds of one launch that visits this number of live settings."""
         return self.launch_s + settings * (self.settle_s + self.window_s)
 
     def energy_J(self, powers_W: Iterable[float]) -> float:
-        """Joules of one launch that visits points of these powers, in this order.
+        """Return the joules of one launch that visits points of these powers, in this order.
 
         launch_s x launch_power x P(first) + sum over visited (settle_s + window_s) x P: the launch
         happens at the first setting visited.
@@ -74,11 +75,11 @@ class TableNoise:
 
 @dataclass(frozen=True)
 class PredictedBy:
-    """What was recorded, where the analytic models can predict it (`[predicted_by]` of the toml).
+    """Job and cluster of a recording, for the analytic models (`[predicted_by]` of the toml).
 
     Attributes:
-        job: what was trained.
-        cluster: what it ran on.
+        job: the job that was trained.
+        cluster: the cluster it ran on.
     """
 
     job: TrainingJob
@@ -87,7 +88,7 @@ class PredictedBy:
 
 @dataclass(frozen=True)
 class TablePoint:
-    """One configuration as recorded.
+    """Configuration as recorded.
 
     Attributes:
         configuration: its knobs.
@@ -115,7 +116,7 @@ class TablePoint:
 
 @dataclass(frozen=True)
 class TableGroup:
-    """One search problem of a table.
+    """Search problem of a table.
 
     Attributes:
         name: the values of the grouping columns, joined; the table's name where there are none.
@@ -130,7 +131,7 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class RecordedTable:
-    """A recorded table.
+    """Table of recorded configurations.
 
     Attributes:
         name: what it is called.
@@ -141,7 +142,7 @@ class RecordedTable:
         cost: what probing would have cost.
         noise: spread to draw from where it has neither repeats nor deviations.
         unit_of_work: what one "step" of it is.
-        estimated: whether nobody metered the energy (`estimated = true` in the toml).
+        estimated: True if the energy is not metered (`estimated = true` in the toml).
         baseline: knob values of the setting in use today, where the table says so.
         predicted_by: the job and the cluster that were recorded, where the table says so.
         notes: what was assumed, one sentence each.
@@ -162,7 +163,7 @@ class RecordedTable:
     notes: tuple[str, ...] = ()
 
     def group(self, name: str | None = None) -> TableGroup:
-        """A group by name or by a part of it that only one bears; the only one when unnamed.
+        """Return a group by its name or a unique part of it; the only one if unnamed.
 
         Raises:
             UnknownName: none, or several; the error lists them.
@@ -190,7 +191,7 @@ _TABLES = ("cost", "noise", "baseline", "predicted_by")
 
 @dataclass(frozen=True)
 class _Layout:
-    """table.toml, checked: which column is what."""
+    """Roles of the columns, from a checked table.toml."""
 
     where: str
     lists: Mapping[str, tuple[str, ...]]
@@ -242,6 +243,7 @@ def _read_layout(path: Path) -> _Layout:
         for key in data
         if key not in {*_LISTS, *_REPEATS, *_COLUMNS, *_TEXTS, *_TABLES, "estimated"}
     ]
+    plain_text(texts.get("name", ""), f"name in {path}")
     estimated = data.get("estimated", False)
     if not isinstance(estimated, bool):
         raise InputError(f"estimated in {path} is {estimated!r}; it must be true or false")
@@ -250,6 +252,7 @@ def _read_layout(path: Path) -> _Layout:
     baseline = data.get("baseline", {})
     if not isinstance(baseline, dict) or not set(baseline) <= set(knobs):
         raise InputError(f"[baseline] in {path} must give values for knobs: {', '.join(knobs)}")
+    plain_setting(baseline, f"[baseline] in {path}")
     return _Layout(
         where=str(path),
         lists=lists,
@@ -290,7 +293,7 @@ def _figures(cls: type, data: Any, what: str) -> Any:
 
 
 def _value(text: str) -> int | float | str:
-    """A CSV value: a number where it reads as a finite one, else the text."""
+    """Return a CSV value: a number if it reads as a finite one, else the text."""
     for kind in (int, float):
         try:
             number = kind(text)
@@ -315,7 +318,7 @@ def _positive(row: Mapping[str, str], column: str, where: str, *, zero: bool = F
 
 
 def _read_rows(path: Path, layout: _Layout) -> list[tuple[int, dict[str, str]]]:
-    """(line number, column -> text) of each row."""
+    """Return (line number, column -> text) of each row."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -342,6 +345,10 @@ def _read_rows(path: Path, layout: _Layout) -> list[tuple[int, dict[str, str]]]:
             raise InputError(
                 f"{path} line {number} has {len(row)} values; its first line names {len(header)}"
             )
+    for name in {name for key in _LISTS[:3] for name in layout.lists[key]}:
+        plain_text(name, f"a column's name in {path}")
+        for number, row in rows:
+            plain_text(row[header.index(name)].strip(), f"{name} in line {number} of {path}")
     if not rows:
         raise InputError(f"{path} has no rows; it must hold at least one configuration")
     return [(number, dict(zip(header, row, strict=True))) for number, row in rows]
@@ -392,7 +399,7 @@ def _point(row: Mapping[str, str], line: int, layout: _Layout, path: Path) -> Ta
 
 
 def _merged(points: list[TablePoint]) -> TablePoint:
-    """Rows of one configuration as one point: further rows are further repeats."""
+    """Merge rows of one configuration into one point: further rows are further repeats."""
     if len(points) == 1:
         return points[0]
     repeats = tuple(

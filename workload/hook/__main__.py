@@ -14,7 +14,7 @@ FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 
 def load() -> Any:
-    """The package, under the name by which a user's program may import it."""
+    """Load the package under the name by which a user's program may import it."""
     path = os.path.join(FOLDER, "__init__.py")
     spec = importlib.util.spec_from_file_location("joulefront_hook", path)
     assert spec is not None

@@ -1,9 +1,9 @@
 """A DeepSpeed configuration, and the engine that is made from it.
 
-What a program passes to `deepspeed.initialize` is read wherever it stands, and the settings of this
-launch are laid over it table by table; all that no setting names stays the program's. The engine
-then reports its steps, at accumulation boundaries only, and what it is called for. The functions on
-dictionaries serve outside a rank too, where the same is planned.
+The program's DeepSpeed configuration is read from any form that it may have, and the settings of
+this launch are merged in, table by table; the rest stays the program's. The engine then reports its
+steps, at accumulation boundaries only, and its phases. The functions on dictionaries also serve
+outside a rank, for planning.
 """
 
 import base64
@@ -20,7 +20,7 @@ from . import state, watching
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `overlay` laid over it, table by table; None takes a key away."""
+    """Return `base` with `overlay` merged in, table by table; None removes a key."""
     merged = dict(base)
     for key, value in overlay.items():
         if value is None:
@@ -37,7 +37,7 @@ BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_ac
 
 
 def micro_batches(config: Mapping[str, Any], replicas: int) -> tuple[int, int]:
-    """(micro-batch, accumulation) that a DeepSpeed configuration means on `replicas` replicas.
+    """Return (micro-batch, accumulation) of a DeepSpeed configuration on `replicas` replicas.
 
     (0, 0) where it does not say: transformers fills "auto" in from its own arguments.
     """
@@ -51,7 +51,7 @@ def micro_batches(config: Mapping[str, Any], replicas: int) -> tuple[int, int]:
 
 
 def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any]:
-    """Settings that keep the global batch in other micro-batches; empty where there are none.
+    """Return settings that split the same global batch differently; empty if there are none.
 
     A program whose batches then change in size takes it from DeepSpeed, and any other does not.
     """
@@ -66,7 +66,7 @@ def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any
 
 
 def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What the program passes to `deepspeed.initialize` as its configuration."""
+    """Read the configuration that the program passes to `deepspeed.initialize`."""
     given = told.get("config")
     given = told.get("config_params") if given is None else given
     if given is None:
@@ -82,7 +82,7 @@ def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wrap_initialize(plain: Any) -> Any:
-    """`deepspeed.initialize` that lays the settings of this launch over what it is given."""
+    """Wrap `deepspeed.initialize` so that it merges in the settings of this launch."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -129,7 +129,7 @@ def _see_model(model: Any, told: Mapping[str, Any], config: dict[str, Any]) -> N
 
 
 def patch_deepspeed(deepspeed: Any) -> None:
-    """Lay settings over what the program gives, and count steps at accumulation boundaries only."""
+    """Merge settings into the program's, and count steps at accumulation boundaries only."""
     engine = deepspeed.DeepSpeedEngine
     if getattr(engine, "_joulefront", False):
         return
@@ -191,7 +191,7 @@ def patch_deepspeed(deepspeed: Any) -> None:
 
 
 def _after_group(deepspeed: Any, plain_init: Any) -> Any:
-    """`deepspeed.zero.Init` that sees all ranks.
+    """Wrap `deepspeed.zero.Init` so that it sees all ranks.
 
     It reads the batch sizes before it joins the process group, as if it were alone; transformers on
     a CPU has not joined DeepSpeed to the group by then, and the sizes are refused.

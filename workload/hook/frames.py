@@ -1,9 +1,9 @@
-"""The frameworks that own a training loop: told what this launch turns, and kept from writing.
+"""Patches of the frameworks that own a training loop: their batches, and no writing in a probe.
 
 transformers, Lightning, Fabric and Accelerate are patched when the program imports them, so that
-none is imported for nothing. Each is told the micro-batch and the accumulation that it takes by
-itself, and what the program had told it is noted. In a probe what writes checkpoints and logs does
-nothing: it would cost time that a step does not, and disk.
+none is imported in vain. Each gets the micro-batch and accumulation that it takes by itself, and
+the program's own values are noted. In a probe the methods that write checkpoints and logs do
+nothing: they would cost time that a step does not, and disk.
 """
 
 import functools
@@ -19,7 +19,7 @@ from . import state, watching
 
 
 class WhenImported:
-    """Calls `then(name, module)` for each of some modules: at once, or when it is imported."""
+    """Import hook that calls `then(name, module)` once for each module, now or on its import."""
 
     def __init__(self, names: Iterable[str], then: Callable[[str, Any], None]) -> None:
         self._names, self._then = set(names), then
@@ -29,6 +29,7 @@ class WhenImported:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find the spec of a watched module, with `then` called after its execution."""
         if name not in self._names:
             return None
         self._names.discard(name)
@@ -45,7 +46,7 @@ class WhenImported:
 
 
 def own(**said: int) -> dict[str, int]:
-    """Note what a framework is told of its batches, and give what it is to be told instead.
+    """Note a framework's own batch settings, and return those to use instead.
 
     `micro_batch` or `gradient_accumulation`, as far as this framework takes them by itself.
     """
@@ -55,7 +56,7 @@ def own(**said: int) -> dict[str, int]:
 
 
 def turn_arguments(transformers: Any) -> None:
-    """transformers' Trainer takes micro-batch and accumulation from its arguments."""
+    """Set micro-batch and accumulation in the arguments of transformers' Trainer."""
     plain = transformers.TrainingArguments.__post_init__
 
     def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -73,7 +74,7 @@ def turn_arguments(transformers: Any) -> None:
 
 
 def _turn_trainer(lightning: Any) -> None:
-    """Lightning's Trainer takes the accumulation, and trains on the ranks that were started."""
+    """Set the accumulation of Lightning's Trainer, and make it use the ranks that were started."""
     plain = lightning.Trainer.__init__
 
     @functools.wraps(plain)
@@ -107,13 +108,13 @@ def _turn_fabric(fabric: Any) -> None:
 
 
 def _ranks_started() -> dict[str, Any]:
-    """Lightning's words for the ranks that torchrun or the agent started."""
+    """Return Lightning's arguments for the ranks that torchrun or the agent started."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {"devices": local, "num_nodes": int(os.environ.get("WORLD_SIZE", "1")) // local}
 
 
 def _turn_accelerator(accelerate: Any) -> None:
-    """Accelerate's accumulation is the script's own, where it trains under `accumulate`."""
+    """Set Accelerate's accumulation, which is the script's own if it uses `accumulate`."""
     owner = accelerate.Accelerator
     plain_init, plain_accumulate = owner.__init__, owner.accumulate
     signature = inspect.signature(plain_init)
@@ -138,7 +139,7 @@ def _turn_accelerator(accelerate: Any) -> None:
 
 
 def _own_accelerate(said: int) -> int:
-    """What is in force instead of `said`; it is Accelerate's only once `accumulate` is called."""
+    """Return the accumulation to use; it is Accelerate's own only once `accumulate` is called."""
     state.seen.setdefault("accelerates", said)
     return int((state.options.get("owned") or {}).get("gradient_accumulation", said))
 
@@ -153,12 +154,12 @@ TURNED: dict[str, Callable[[Any], None]] = {
 
 
 def _nothing(*args: Any, **kwargs: Any) -> bool:
-    """Stands for what a probe leaves out."""
+    """Do nothing, in place of a method that a probe skips."""
     return True
 
 
 def silence(torch: Any) -> None:
-    """A probe writes no checkpoints: they cost time that a step does not, and disk."""
+    """Make a probe write no checkpoints, which take time that a step does not, and disk."""
     plain_save = torch.save
 
     def save(value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
@@ -183,7 +184,7 @@ WRITERS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def _silence_module(name: str, module: Any) -> None:
-    """The same for a framework."""
+    """Make a framework write no checkpoints or logs in a probe."""
     for owner, methods in WRITERS.get(name, {}).items():
         for method in methods:
             if hasattr(getattr(module, owner, None), method):
@@ -191,7 +192,7 @@ def _silence_module(name: str, module: Any) -> None:
 
 
 def stand_around(name: str, module: Any) -> None:
-    """A framework was imported: turn what it owns, and silence it in a probe."""
+    """Patch a framework that was just imported, and silence it in a probe."""
     if name in TURNED:
         TURNED[name](module)
     if state.options.get("quiet"):

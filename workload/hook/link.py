@@ -1,8 +1,8 @@
-"""The rank's line to its agent: its steps, its phase marks, its end, and the waits between.
+"""The rank's connection to its agent: steps, phase marks, the end, and the waits between.
 
-One `Link` counts the optimizer steps of its rank, tells each, and at the boundaries that the agent
-names it finishes the device's work, says so and waits to be told to go on. `Marks` holds the phase
-marks until the device has come to them. What the lines say is in the docstring of the package.
+One `Link` counts the optimizer steps of its rank and reports each. At the boundaries that the agent
+names it finishes the device's work, reports it and waits for the command to continue. `Marks` holds
+the phase marks until the device has reached them. The package's docstring describes the lines.
 """
 
 import json
@@ -24,7 +24,7 @@ _OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 
 class Marks:
-    """When the phases of steps began, on CLOCK_MONOTONIC, by the clock of what runs them.
+    """Start times of the phases of steps, on CLOCK_MONOTONIC, by the clock of the device.
 
     On a CUDA device the host runs ahead, so a mark is an event on the stream. Events are read once
     they lie behind, against one that was recorded at the last boundary, where the device had
@@ -37,11 +37,12 @@ class Marks:
         self.used = False  # a program that marks nothing is told of no waits either
 
     def add(self, name: str) -> None:
+        """Mark the start of a phase now."""
         self.used = True
         self._waiting.append((name, _device_event() or time.monotonic()))
 
     def lines(self) -> str:
-        """A line for the agent of each mark that is known by now."""
+        """Return a line for the agent for each mark with a known time."""
         lines = []
         while self._waiting:
             name, at = self._waiting[0]
@@ -55,7 +56,7 @@ class Marks:
         return "".join(lines)
 
     def all_lines(self, at_s: float) -> str:
-        """The same at a boundary, where the device is idle; what follows is a wait."""
+        """Return the lines of all marks at a boundary, where the device is idle; a wait follows."""
         event = _device_event()
         if event is not None:
             event.synchronize()
@@ -70,7 +71,7 @@ class Marks:
 
 
 class Link:
-    """A rank's line to its agent, and the count of its optimizer steps."""
+    """Connection of a rank to its agent, and the count of its optimizer steps."""
 
     def __init__(self, address: str, rank: int) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -84,6 +85,7 @@ class Link:
         self.send(f"hello {rank} {os.getpid()}")
 
     def send(self, line: str) -> None:
+        """Send a line to the agent."""
         self._socket.sendall(line.encode() + b"\n")
 
     def _receive(self) -> str:
@@ -96,7 +98,7 @@ class Link:
         return line.decode()
 
     def step_done(self) -> None:
-        """One optimizer step is done on this rank; waits here if the agent named this boundary."""
+        """Count an optimizer step of this rank; wait here if the agent named this boundary."""
         self.steps += 1
         self.starting = False
         if self.steps == 1 and state.options.get("inspect"):
@@ -115,12 +117,13 @@ class Link:
         self._until = int(words[1])
 
     def leave(self) -> None:
-        """Say what was used and end at once: interpreters with live collectives may abort."""
+        """Report the peaks and end at once: interpreters with live collectives may abort."""
         self.send("peak " + json.dumps(_peaks()))
         self.send("end")
         end_process(0)
 
     def fail(self, error: BaseException) -> None:
+        """Report an error to the agent, with its kind."""
         kind = "crash"
         text = str(error)
         names = {cls.__name__ for cls in type(error).__mro__}
@@ -137,7 +140,7 @@ class Link:
 
 
 def _raised_by_framework(error: BaseException) -> bool:
-    """True where DeepSpeed itself refused, rather than the program having failed."""
+    """Return True if DeepSpeed itself refused, rather than the program having failed."""
     if type(error).__name__ not in (
         "AssertionError",
         "ValueError",
@@ -151,7 +154,7 @@ def _raised_by_framework(error: BaseException) -> bool:
 
 
 def _device_event() -> Any:
-    """An event recorded on the CUDA stream now; None where no device is in use."""
+    """Record an event on the CUDA stream; return None if no device is in use."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
@@ -167,7 +170,7 @@ def _finish_device_work() -> None:
 
 
 def _peaks() -> dict[str, int]:
-    """Peak memory of this rank, bytes: on the device where there is one, and on the host."""
+    """Return the peak memory of this rank, bytes: on the device, if any, and on the host."""
     peaks = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -176,7 +179,7 @@ def _peaks() -> dict[str, int]:
 
 
 def end_process(code: int) -> NoReturn:
-    """End at once, with what was printed written out."""
+    """End at once, after flushing the output."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

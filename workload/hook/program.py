@@ -1,14 +1,15 @@
-"""The training program, started as `__main__` with the hook around it.
+"""Start of the training program as `__main__` with the hook around it.
 
-A rank of a probe gets its line to the agent first, and its end, however it comes, is told there.
-Under `launch.sh` the same settings are laid over the program and nothing is told. Nothing of the
-hook imports torch or DeepSpeed before it is here.
+A rank of a probe gets its connection to the agent first, and reports its end there, however it
+comes. Under `launch.sh` the same settings are applied to the program and nothing is reported. The
+hook imports neither torch nor DeepSpeed before this module.
 """
 
 import contextlib
 import json
 import os
 import runpy
+import socket
 import sys
 import traceback
 from collections.abc import Mapping
@@ -19,13 +20,15 @@ from .link import Link, end_process
 
 
 def _prepare_program(options: Mapping[str, Any]) -> None:
-    """Stand around the program that is about to start, as `options` say."""
+    """Patch torch, the frameworks and DeepSpeed for the program about to start."""
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
     import torch
 
     watching.patch_torch(torch)
+    if state.link is not None:
+        _listen_on_loopback()
     if state.link is not None or options.get("activation_checkpointing"):
         state.seen["watched"] = watching.FirstForwards(torch)
     frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
@@ -38,8 +41,38 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
         frames.silence(torch)
 
 
+def _listen_on_loopback() -> None:
+    """Keep the ranks' meeting point on this machine if all of them run here.
+
+    torch's TCPStore listens on all interfaces, whatever MASTER_ADDR is, and lets every caller read
+    and set its keys. It takes a socket that is bound already (`master_listen_fd`).
+    """
+    if os.environ.get("MASTER_ADDR") != "127.0.0.1":
+        return
+    try:
+        import torch.distributed.rendezvous  # noqa: F401 - torch.distributed hides the module
+    except ImportError:
+        return  # a torch without distributed training
+    rendezvous = sys.modules["torch.distributed.rendezvous"]
+    plain = getattr(rendezvous, "TCPStore", None)
+    if plain is None:
+        return
+
+    def store(*args: Any, **settings: Any) -> Any:
+        if settings.get("is_master") and settings.get("host_name") == "127.0.0.1":
+            # A port that is taken is the plain store's to report, or to share with the process.
+            with contextlib.suppress(OSError), socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", settings["port"]))
+                listener.listen(1024)
+                settings["master_listen_fd"] = listener.detach()
+        return plain(*args, **settings)
+
+    rendezvous.TCPStore = store  # type: ignore[attr-defined]
+
+
 def _run_program(argv: list[str]) -> None:
-    """The program as `__main__`, as `python SCRIPT ...` or `python -m MODULE ...` would run it."""
+    """Run the program as `__main__`, like `python SCRIPT ...` or `python -m MODULE ...`."""
     if argv[0] == "-m":
         sys.argv = argv[1:]
         sys.path.insert(0, os.getcwd())
@@ -53,12 +86,12 @@ def _run_program(argv: list[str]) -> None:
 
 def run_rank(spec: dict[str, Any]) -> NoReturn:
     """Become a rank: environment, link, then the training program as `__main__`."""
-    state.link = link = Link(spec["address"], int(spec["env"]["RANK"]))
+    state.link = link = Link(spec["address"], int(os.environ["RANK"]))
     try:
         torch = sys.modules.get("torch")
-        if torch is not None and "OMP_NUM_THREADS" in spec["env"]:
+        if torch is not None and "OMP_NUM_THREADS" in os.environ:
             # A forked rank read OMP_NUM_THREADS before it was set for it.
-            torch.set_num_threads(int(spec["env"]["OMP_NUM_THREADS"]))
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         _prepare_program(spec.get("options") or {})
         _run_program(list(spec["argv"]))
         link.send("end")
@@ -73,7 +106,7 @@ def run_rank(spec: dict[str, Any]) -> NoReturn:
 
 
 def main(arguments: list[str]) -> None:
-    """What stands on the command line after the hook's path."""
+    """Run the command that follows the hook's path."""
     if arguments[:1] == ["rank"]:
         run_rank(json.loads(arguments[1]))
     elif arguments[:1] == ["run"] and len(arguments) > 1:

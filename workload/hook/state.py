@@ -1,9 +1,9 @@
-"""All that the hook holds of one rank, and what a program may ask of it.
+"""State of the hook in one rank, and the functions that a program may call.
 
-`link` is the line to the agent (None outside a probe), `options` is what is wanted of this launch,
-and `seen` is what was seen of the program. They are kept here alone: the other modules write
-`state.link`, so that each sees what another one set. What a program asks (`configuration`) and
-tells (`phase`) goes straight to them.
+`link` is the connection to the agent (None outside a probe), `options` are the agent's options for
+this launch, and `seen` are the observations of the program. They are kept here alone: the other
+modules write `state.link`, so that each sees the same value. `configuration` and `phase` are the
+program's interface.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from typing import Any, Protocol
 
 
 class Line(Protocol):
-    """What the other modules need of the line to the agent (`link.Link`)."""
+    """Protocol of the connection to the agent (`link.Link`), as the other modules use it."""
 
     marks: Any
     steps: int
 
-    def step_done(self) -> None: ...
+    def step_done(self) -> None:
+        """Count an optimizer step; wait here if the agent named this boundary."""
 
 
 link: Line | None = None
-#: What the agent wants of this launch: see `workload.script.Start.options`.
+#: What the agent wants of this launch: see `tuner.workload.scripts.script_job.Start.options`.
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
 seen: dict[str, Any] = {}
 
 
 class NotAsAsked(ValueError):
-    """The program does not train what the configuration says: another one would be measured."""
+    """Mismatch between the program's training and the configuration under test."""
 
 
 class _Asked(dict[str, Any]):
-    """The configuration, which notes the knobs that the program reads."""
+    """Configuration that notes the knobs the program reads."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -53,7 +54,7 @@ class _Asked(dict[str, Any]):
 
 
 def configuration() -> dict[str, Any]:
-    """What this process is started under, by knob name; empty where nobody tunes.
+    """Return this process's configuration, by knob name; empty outside tuning.
 
     Every launch knob is there, its default included, and `gradient_accumulation`. A knob that the
     program reads here is one that it turns, so the search may offer it.
@@ -75,13 +76,16 @@ def phase(name: str) -> None:
 
 
 def mark(name: str) -> None:
+    """Mark the start of a phase, if there is an agent that keeps marks."""
     if link is not None and link.marks is not None:
         link.marks.add(name)
 
 
 def mark_seen(name: str) -> None:
-    """Mark what the engine is called for, unless the program marks its steps itself. A pipeline's
-    engine calls itself, and not for all that it does."""
+    """Mark a call of the engine, unless the program marks its steps itself.
+
+    A pipeline's engine calls itself, and not for all of its work.
+    """
     if not seen.get("marks_itself") and not seen.get("pipeline"):
         mark(name)
 
@@ -90,7 +94,7 @@ _PRIVATE = ("asked", "optimizer", "engine", "inside_engine", "watched", "acceler
 
 
 def facts() -> dict[str, Any]:
-    """What the first step showed of how the program is built."""
+    """Return what the first step showed about the program."""
     named = {k: v for k, v in seen.items() if k not in _PRIVATE}
     asked = seen.get("asked")
     return {**named, "reads": sorted(asked.read) if asked is not None else []}

@@ -1,9 +1,9 @@
-"""What is watched while the program trains: its steps, its first batch, its model.
+"""Observation of the program while it trains: its steps, its first batch, its model.
 
-Whatever reports an optimizer step first (the DeepSpeed engine, a torch optimizer, the program)
-is the one that is counted. Until the first step the calls of modules are watched too, because they
-show the micro-batches and the model, and the model's own switch for activation checkpointing. What
-does not train as asked raises `NotAsAsked`.
+The first source that reports an optimizer step (the DeepSpeed engine, a torch optimizer, the
+program) is the one that counts. Until the first step the calls of modules are watched too, for the
+micro-batches, the model, and the model's own switch for activation checkpointing. A program that
+does not train as requested raises `NotAsAsked`.
 """
 
 import inspect
@@ -16,13 +16,16 @@ from . import state
 
 
 def step() -> None:
-    """One optimizer step is done. Only for programs whose steps the hook cannot see by itself."""
+    """Report an optimizer step. Only for programs whose steps the hook cannot see by itself."""
     count("program")
 
 
 def count(source: str) -> None:
-    """Count a step. The first source that reports one is the one that counts: the DeepSpeed engine,
-    the first torch optimizer, or the program itself, which may all report the same step."""
+    """Count a step, from the first source that reports one.
+
+    The DeepSpeed engine, the first torch optimizer and the program itself may all report the same
+    step.
+    """
     if state.seen.setdefault("counts", source) != source:
         return
     watched = state.seen.pop("watched", None)
@@ -35,7 +38,7 @@ def count(source: str) -> None:
 
 
 def _check_ranks() -> None:
-    """Make sure that all ranks train one model."""
+    """Check that all ranks train one model."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     together = 1
@@ -49,7 +52,7 @@ def _check_ranks() -> None:
 
 
 def patch_torch(torch: Any) -> None:
-    """Count the steps of the first torch optimizer, where no DeepSpeed engine counts them."""
+    """Count the steps of the first torch optimizer if no DeepSpeed engine counts them."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -73,7 +76,7 @@ _OWNERS = {
 
 
 def owner() -> str:
-    """The framework that calls, where it is not the program itself: it owns the batches then."""
+    """Return the framework that calls and thus owns the batches; empty for the program itself."""
     found = set()
     frame = inspect.currentframe()
     while frame is not None:
@@ -84,7 +87,7 @@ def owner() -> str:
 
 
 class FirstForwards:
-    """Watches the calls of modules until the first optimizer step, where DeepSpeed is not there to.
+    """Watcher of module calls until the first optimizer step, for programs without DeepSpeed.
 
     Of the outermost modules that are called in training, the one with the most parameters is the
     model (a loss may be a module too): its calls are the micro-batches of a step.
@@ -120,7 +123,7 @@ class FirstForwards:
         self._calls.setdefault(id(module), []).append(_shape_of(inputs))
 
     def end(self) -> None:
-        """The first step is done: tell what was seen, and be gone."""
+        """Record the observations of the first step and stop watching."""
         self._over, self._module.__call__ = True, self._plain
         if not self._models or state.seen.get("engines"):
             return
@@ -134,7 +137,7 @@ class FirstForwards:
 
 
 def _tensors(value: Any) -> Iterator[Any]:
-    """Every tensor in nested inputs, token ids first."""
+    """Yield every tensor in nested inputs, token ids first."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         yield value
     elif isinstance(value, Mapping):
@@ -146,7 +149,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def see_batch(inputs: Any) -> None:
-    """Note the shape of the first batch, and refuse one of another size than was asked for."""
+    """Note the shape of the first batch, and refuse it if its size is not the requested one."""
     state.seen["batch"], state.seen["tokens"] = _shape_of(inputs)
     _check_batch()
 
@@ -160,7 +163,7 @@ def _check_batch() -> None:
 
 
 def _shape_of(inputs: Any) -> tuple[list[int], bool]:
-    """The shape of the first tensor in nested inputs, and whether it holds token ids."""
+    """Return the shape of the first tensor in nested inputs, and True if it holds token ids."""
     first = next((t for t in _tensors(inputs) if len(t.shape) > 0), None)
     if first is None:
         return [], False
@@ -168,7 +171,7 @@ def _shape_of(inputs: Any) -> tuple[list[int], bool]:
 
 
 def with_switch(module: Any) -> Any:
-    """The outermost part of a model that has transformers' switch for checkpointing; or None."""
+    """Return the outermost part of a model with transformers' checkpointing switch, or None."""
     for part in module.modules() if hasattr(module, "modules") else ():
         if getattr(part, "supports_gradient_checkpointing", False) and hasattr(
             part, "gradient_checkpointing_enable"

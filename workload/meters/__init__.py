@@ -1,9 +1,8 @@
-"""Meters: what draws how many joules, in which scope, and how that is known.
+"""Meters: energy sources of a node, each with its scope and its kind of reading.
 
-NVML where GPUs do the work, RAPL for a machine without, and an estimate, always labelled, where
-neither can be read. On superchips the hwmon module meter can be read beside NVML's, in a scope of
-its own. `open_meter` picks, `open_beside` finds the others; whoever holds a meter sees the protocol
-only.
+NVML on GPUs, RAPL on a machine without, and an estimate, always labelled, where neither can be
+read. On superchips the hwmon module meter can be read beside NVML's, in a scope of its own.
+`open_meter` picks one, `open_beside` finds the others; callers use the protocol only.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from search_spaces.cluster import Cluster, Device, load_device
-from search_spaces.errors import InputError, UnknownName
-from workload.meters.base import Meter, PowerSample, Reading
-from workload.meters.errors import MeterError
+from tuner.search_spaces.cluster import Cluster, Device, load_device
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.workload.meters.base import Meter, PowerSample, Reading
+from tuner.workload.meters.errors import MeterError
 
 __all__ = [
     "METERS",
@@ -40,7 +39,7 @@ def open_meter(
     hwmon: str | Path = "/sys/class/hwmon",
     envelope: Device | None = None,
 ) -> Meter:
-    """The best meter for this node of `cluster`.
+    """Open the best meter for this node of `cluster`.
 
     GPUs are metered by NVML, or on request by their superchip modules' meter, and by nothing else,
     since a processor's joules would pass for theirs. Cores are metered by RAPL where it may be
@@ -71,18 +70,18 @@ def open_meter(
 
     def opened(name: str) -> Meter:
         if name == "nvml":
-            from workload.meters.nvml import NvmlMeter
+            from tuner.workload.meters.nvml import NvmlMeter
 
             return NvmlMeter(nvml=nvml)
         if name == "hwmon":
-            from workload.meters.hwmon import HwmonMeter
+            from tuner.workload.meters.hwmon import HwmonMeter
 
             return HwmonMeter(hwmon)
         if name == "rapl":
-            from workload.meters.rapl import RaplMeter
+            from tuner.workload.meters.rapl import RaplMeter
 
             return RaplMeter(powercap)
-        from workload.meters.estimated import EstimatedMeter
+        from tuner.workload.meters.estimated import EstimatedMeter
 
         core = envelope
         if core is None and cluster is not None and cluster.device.type == "cpu":
@@ -109,7 +108,7 @@ def open_meter(
 
 
 def open_beside(meter: Meter, *, hwmon: str | Path = "/sys/class/hwmon") -> tuple[Meter, ...]:
-    """The meters of other scopes that can be read beside `meter` on this node.
+    """Open the meters of other scopes that this node can read beside `meter`.
 
     Their figures are shown beside its own and never added to them: a GPU is part of its module.
 
@@ -119,7 +118,7 @@ def open_beside(meter: Meter, *, hwmon: str | Path = "/sys/class/hwmon") -> tupl
     """
     if meter.info.name != "nvml":
         return ()
-    from workload.meters.hwmon import HwmonMeter
+    from tuner.workload.meters.hwmon import HwmonMeter
 
     try:
         return (HwmonMeter(hwmon),)

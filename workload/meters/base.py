@@ -1,4 +1,4 @@
-"""The one protocol of every meter, and the thread that draws its timeline.
+"""Protocol of every meter, and its readings and samples.
 
 Energy is a counter: a window's energy is the difference of two readings taken at its boundaries.
 Sampled power only draws the picture. A meter says what scope it charges and whether it is an
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from workload.probe import MeterInfo
+from tuner.workload.probe import MeterInfo
 
 __all__ = ["Meter", "PowerSample", "Reading"]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A meter's counter at one instant.
+    """Value of a meter's counter at one instant.
 
     Attributes:
         time_s: monotonic clock (CLOCK_MONOTONIC), seconds.
@@ -29,9 +29,9 @@ class Reading:
     energy_J: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PowerSample:
-    """One point of the power timeline.
+    """Point of the power timeline.
 
     Attributes:
         time_s: monotonic clock, seconds.
@@ -47,10 +47,10 @@ class PowerSample:
 
 @runtime_checkable
 class Meter(Protocol):
-    """Reads energy and power of one scope.
+    """Source of energy and power readings of one scope.
 
     `read` and `sample` may be called from two threads. A meter that cannot read raises `MeterError`
-    (`workload.meters.errors`), never returns zero for "no reading".
+    (`tuner.workload.meters.errors`), never returns zero for "no reading".
 
     Attributes:
         info: what is charged and how it is known.
@@ -60,12 +60,14 @@ class Meter(Protocol):
     info: MeterInfo
 
     @property
-    def resolution_s(self) -> float: ...
+    def resolution_s(self) -> float:
+        """Longest time between two updates of the energy counter, seconds."""
 
-    def read(self) -> Reading: ...
+    def read(self) -> Reading:
+        """Return the counter now."""
 
     def boundary(self, *, opens: bool) -> Reading:
-        """A reading for a window's edge, as exact as the source allows.
+        """Return a reading for a window's edge, as exact as the source allows.
 
         It may wait for the counter's next update, while the devices are idle. An opening reading
         tells the energy of the moment in which the call returns, a closing one that of the moment
@@ -73,6 +75,8 @@ class Meter(Protocol):
         """
         ...
 
-    def sample(self) -> PowerSample: ...
+    def sample(self) -> PowerSample:
+        """Return the power now."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the source. May be called twice."""

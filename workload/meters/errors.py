@@ -1,4 +1,4 @@
-"""What a meter says when it cannot read. "No reading" is never zero joules."""
+"""Error of a meter that cannot read. "No reading" is never zero joules."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["MeterError"]
 
 
 class MeterError(Exception):
-    """A meter cannot be opened or read; `str(error)` is one sentence that says which and why."""
+    """Failure to open or read a meter; `str(error)` is a sentence with meter and reason."""

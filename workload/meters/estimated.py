@@ -1,4 +1,4 @@
-"""An estimate where nothing can be metered: how busy the cores were, times a stated envelope.
+"""Estimate for machines without a meter: utilisation of the cores times a stated envelope.
 
 Each core is charged `idle_W` all the time and `max_W - idle_W` more while it is busy; the busy time
 comes from /proc/stat, in the kernel's ticks of 10 ms, and counts every process on those cores. This
@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from search_spaces.errors import InvalidValue
-from workload.host import busy_ticks
-from workload.meters.base import PowerSample, Reading
-from workload.meters.errors import MeterError
-from workload.meters.slope import Slope
-from workload.probe import MeterInfo
+from tuner.search_spaces.errors import InvalidValue
+from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.slope import Slope
+from tuner.workload.node.host import busy_ticks
+from tuner.workload.probe import MeterInfo
 
 __all__ = ["EstimatedMeter", "assumption"]
 
@@ -29,14 +29,14 @@ MIN_SLOPE_S = 0.05
 
 
 def assumption(cores: int, *, idle_W: float, max_W: float, host_W: float = 0.0) -> str:
-    """The envelope in numbers, for people: "2 cores x (5 W idle + 7.5 W x utilisation)"."""
+    """Describe the envelope: "2 cores x (5 W idle + 7.5 W x utilisation)"."""
     host = f"{host_W:g} W + " if host_W else ""
     plural = "s" if cores != 1 else ""
     return f"{host}{cores} core{plural} x ({idle_W:g} W idle + {max_W - idle_W:g} W x utilisation)"
 
 
 class EstimatedMeter:
-    """Utilisation times a stated envelope; scope "node".
+    """Meter of utilisation times a stated envelope; scope "node".
 
     Args:
         idle_W: what one core is charged when idle.
@@ -94,7 +94,7 @@ class EstimatedMeter:
         self._slope = Slope(self.read, min_s=MIN_SLOPE_S, sleep=sleep)
 
     def _ticks(self) -> dict[int, int]:
-        """Busy ticks a core since boot. A core that is switched off has no line."""
+        """Return busy ticks since boot, by core. A core that is switched off has no line."""
         try:
             ticks = busy_ticks(self._cpus, self._stat)
         except (OSError, ValueError) as error:
@@ -104,7 +104,7 @@ class EstimatedMeter:
         return ticks
 
     def read(self) -> Reading:
-        """Estimated joules since the meter was opened.
+        """Return the estimated joules since the meter was opened.
 
         Raises:
             MeterError: the processor times cannot be read any more.
@@ -121,11 +121,11 @@ class EstimatedMeter:
             return Reading(now_s, energy_J + self._busy_W * self._busy_ticks * self._tick_s)
 
     def boundary(self, *, opens: bool) -> Reading:
-        """A reading; the counter is fine enough to need no wait."""
+        """Return a reading; the counter is fine enough to need no wait."""
         return self.read()
 
     def sample(self) -> PowerSample:
-        """Mean power since the sample before, watts.
+        """Return the mean power since the previous sample, watts.
 
         Raises:
             MeterError: the processor times cannot be read any more.
@@ -133,6 +133,6 @@ class EstimatedMeter:
         return self._slope.sample()
 
     def close(self) -> None:
-        """May be called twice; reading afterwards is an error."""
+        """Close the meter; reading afterwards is an error. May be called twice."""
         with self._lock:
             self._closed = True

@@ -1,4 +1,4 @@
-"""Which GPUs this process may use, and the questions to NVML that several rooms ask.
+"""GPUs that this process may use, and NVML queries shared by several modules.
 
 NVML numbers every GPU of the machine; the training processes see those of CUDA_VISIBLE_DEVICES
 only, which may hold indices, UUIDs or prefixes of UUIDs. Meter, governor and machine detection all
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from search_spaces.errors import InputError
-from workload.meters.errors import MeterError
+from tuner.search_spaces.errors import InputError
+from tuner.workload.meters.errors import MeterError
 
 __all__ = [
     "Gpu",
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU.
+    """Visible GPU.
 
     Attributes:
         index: NVML's number of it (PCI bus order).
@@ -46,7 +46,7 @@ class Gpu:
 
 
 def open_nvml(nvml: Any = None) -> Any:
-    """An initialised NVML: `nvml` itself, or the pynvml module. Each call needs one `nvmlShutdown`.
+    """Initialise NVML: `nvml` itself, or the pynvml module. Each call needs one `nvmlShutdown`.
 
     Raises:
         MeterError: the Python package or the driver's library is missing, or will not start.
@@ -67,7 +67,7 @@ def open_nvml(nvml: Any = None) -> Any:
 
 
 def ask(nvml: Any, default: Any, question: Callable[[], Any]) -> Any:
-    """The answer to an optional question; `default` where this GPU or binding has none."""
+    """Return the answer to an optional query; `default` if the GPU or binding lacks it."""
     try:
         return question()
     except (nvml.NVMLError, AttributeError):
@@ -120,7 +120,7 @@ def _mig(nvml: Any, gpu: Gpu) -> bool:
 def visible_gpus(
     nvml: Any, *, devices: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[Gpu, ...]:
-    """The GPUs this process may use, in the order in which CUDA numbers them.
+    """Return the GPUs this process may use, in CUDA's order.
 
     Args:
         nvml: an initialised NVML.
@@ -160,7 +160,7 @@ def visible_gpus(
 
 
 def field_W(nvml: Any, gpu: Gpu, name: str, of: str = "GPU") -> float:
-    """A power that NVML tells as a field value, watts.
+    """Return a power that NVML provides as a field value, watts.
 
     Args:
         nvml: an initialised NVML.
@@ -183,7 +183,7 @@ def field_W(nvml: Any, gpu: Gpu, name: str, of: str = "GPU") -> float:
 
 
 def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
-    """What the GPU runs at this instant and what holds it back.
+    """Return the GPU's present clocks, temperature, utilisation and throttling.
 
     Returns: those that the GPU tells of "clock_MHz" and "memory_clock_MHz"; "temperature_C";
         "utilisation" (0 to 1); "throttle_power", "throttle_thermal" and "throttle_hw", 1 where the
@@ -232,7 +232,7 @@ def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
 
 
 def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Several GPUs' `clock_state` as one: means, but the hottest temperature and any throttle."""
+    """Combine several GPUs' `clock_state`: means, but the hottest temperature and any throttle."""
     merged: dict[str, float] = {}
     for name in {name for state in states for name in state}:
         values = [state[name] for state in states if name in state]
@@ -242,7 +242,7 @@ def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def each_device(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Power and clocks of each of several GPUs, as "gpu0_power_W", ...; nothing of a single one."""
+    """Return each GPU's power and clocks as "gpu0_power_W", ...; nothing for a single GPU."""
     kept = ("power_W", "clock_MHz", "memory_clock_MHz")
     if len(states) < 2:
         return {}

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload.meters.base import PowerSample, Reading
-from workload.meters.errors import MeterError
-from workload.meters.integral import Integral, LostJoules
-from workload.meters.ticker import Ticker
-from workload.probe import MeterInfo
+from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.integral import Integral, LostJoules
+from tuner.workload.meters.ticker import Ticker
+from tuner.workload.probe import MeterInfo
 
 __all__ = ["HwmonMeter"]
 
@@ -33,7 +33,7 @@ _PARTS = {"Grace": "grace_W", "CPU": "cpu_W", "SysIO": "sysio_W"}
 
 @dataclass(frozen=True)
 class _Channel:
-    """One power channel of one socket."""
+    """Power channel of one socket."""
 
     part: str
     socket: int
@@ -46,7 +46,8 @@ class _Channel:
         except PermissionError as error:
             raise MeterError(
                 f"the module's power is here, but only root may read {self.file}; an administrator "
-                f"can run: chmod a+r {self.file}"
+                f"can grant it to a group: chgrp energy {self.file}; chmod g+r {self.file} (not to "
+                "everyone: readings of power can reveal what other users compute)"
             ) from error
         except (OSError, ValueError) as error:
             raise MeterError(f"{self.file} cannot be read as a power: {error}") from error
@@ -79,7 +80,7 @@ def _channels(root: Path) -> list[_Channel]:
 
 
 class HwmonMeter:
-    """Energy and power of all superchip modules of this node; scope "module".
+    """Meter of all superchip modules of this node; scope "module".
 
     Args:
         root: the hwmon class folder.
@@ -130,7 +131,7 @@ class HwmonMeter:
             self.read()
 
     def read(self) -> Reading:
-        """Joules of all modules since the meter was opened.
+        """Return the joules of all modules since the meter was opened.
 
         Raises:
             MeterError: a channel cannot be read any more, or was not for 2 s: the joules drawn
@@ -147,11 +148,11 @@ class HwmonMeter:
                 raise
 
     def boundary(self, *, opens: bool) -> Reading:
-        """A reading, which takes a sample of its own at the edge."""
+        """Return a reading, with a sample of its own at the edge."""
         return self.read()
 
     def sample(self) -> PowerSample:
-        """Power of all modules now; its parts as "grace_W", "cpu_W", "sysio_W" where offered.
+        """Return the power of all modules; parts as "grace_W", "cpu_W", "sysio_W" if offered.
 
         Raises:
             MeterError: a channel cannot be read any more.
@@ -165,7 +166,7 @@ class HwmonMeter:
         return PowerSample(self._clock(), self._power_W(), extra)
 
     def close(self) -> None:
-        """May be called twice; reading afterwards is an error."""
+        """Close the meter; reading afterwards is an error. May be called twice."""
         self._ticker.stop()
         with self._lock:
             self._broken = "the module meter is closed"

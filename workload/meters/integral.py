@@ -1,14 +1,14 @@
 """Joules from sampled power, for sources that have no energy counter.
 
-Trapezoids between the samples; a thread of the meter's takes them often enough. Joules drawn while
-nobody sampled cannot be known, and are an error rather than a guess.
+Trapezoids between the samples, which a thread of the meter takes often enough. Joules drawn during
+a gap in the samples are unknown, and an error rather than a guess.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from workload.meters.errors import MeterError
+from tuner.workload.meters.errors import MeterError
 
 __all__ = ["SILENT_S", "Integral", "LostJoules"]
 
@@ -19,11 +19,11 @@ SILENT_S = 2.0
 
 
 class LostJoules(MeterError):
-    """What was drawn cannot be known any more: no later difference of readings would be right."""
+    """Loss of joules: no later difference of readings would be right."""
 
 
 class Integral:
-    """Joules since construction by integrating sampled power.
+    """Joules since construction, by integrating sampled power.
 
     Args:
         power_W: tells the power now, watts.

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from workload.meters.base import PowerSample, Reading
-from workload.meters.errors import MeterError
-from workload.meters.gpus import (
+from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.gpus import (
     Gpu,
     ask,
     clock_state,
@@ -28,9 +28,9 @@ from workload.meters.gpus import (
     over_devices,
     visible_gpus,
 )
-from workload.meters.integral import SILENT_S, Integral, LostJoules
-from workload.meters.ticker import Ticker
-from workload.probe import MeterInfo
+from tuner.workload.meters.integral import SILENT_S, Integral, LostJoules
+from tuner.workload.meters.ticker import Ticker
+from tuner.workload.probe import MeterInfo
 
 __all__ = ["NvmlMeter"]
 
@@ -85,7 +85,7 @@ class NvmlMeter:
 
     Raises:
         MeterError: NVML does not start, no GPU is visible, or one tells neither energy nor power.
-        InputError: the devices cannot be metered as named (`workload.meters.gpus`).
+        InputError: the devices cannot be metered as named (`tuner.workload.meters.gpus`).
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class NvmlMeter:
         return ", and ".join([by_counter] * bool(counted) + [by_power] * bool(sampled))
 
     def _find_power(self, gpu: Gpu) -> Callable[[], float] | None:
-        """Instant power where offered (the plain call is a 1 s average from Ampere on), watts."""
+        """Return the power query: instant power if offered, else a 1 s average; None without."""
         nvml = self._nvml
 
         def instant_W() -> float:
@@ -154,7 +154,7 @@ class NvmlMeter:
         return None
 
     def _find_more(self, gpu: Gpu) -> dict[str, Callable[[], float]]:
-        """Further powers that this GPU tells, watts: averaged, of its memory, of its module."""
+        """Return queries of further powers of this GPU, watts: averaged, memory, module."""
         nvml = self._nvml
         offers: dict[str, Callable[[], float]] = {
             "averaged_W": lambda: float(nvml.nvmlDeviceGetPowerUsage(gpu.handle)) / 1000,
@@ -177,7 +177,7 @@ class NvmlMeter:
         return Integral(power_W, self._clock())
 
     def _counts_the_module(self, gpu: Gpu, power_W: Callable[[], float]) -> bool:
-        """Whether the energy counter is that of the superchip module, found by watching it.
+        """Return True if the energy counter is the superchip module's, found by watching it.
 
         Only where NVML tells a module's power that differs from the GPU's (GH200; Zeus PR 172).
         """
@@ -205,7 +205,7 @@ class NvmlMeter:
 
     @contextlib.contextmanager
     def _reading(self) -> Any:
-        """Under the lock; joules that are lost break the meter for good."""
+        """Return the joules, with the lock held; lost joules break the meter for good."""
         with self._lock:
             self._check()
             try:
@@ -217,7 +217,7 @@ class NvmlMeter:
                 raise MeterError(f"NVML does not tell the GPUs' energy: {error}") from error
 
     def read(self) -> Reading:
-        """Joules of all GPUs since the meter was opened.
+        """Return the joules of all GPUs since the meter was opened.
 
         Raises:
             MeterError: a GPU does not answer. Where joules were lost (a counter that ran backwards
@@ -230,7 +230,7 @@ class NvmlMeter:
             return Reading((before_s + self._clock()) / 2, energy_J)
 
     def boundary(self, *, opens: bool) -> Reading:
-        """Joules at a window's edge, finer than the counter's steps.
+        """Return the joules at a window's edge, finer than the counter's steps.
 
         The counter shows its value of the last update, up to a period ago. This waits for the next
         update, whose time is then known, and charges the wait, in which the GPUs are idle, at the
@@ -269,7 +269,7 @@ class NvmlMeter:
 
     @property
     def resolution_s(self) -> float:
-        """The counter's update period, found once by watching it; the sampling period without."""
+        """Update period of the counter, measured once; without a counter, the sampling period."""
         if self._period_s is None:
             with self._reading():
                 counters = [s for s in self._sources if isinstance(s, _Counter)]
@@ -279,7 +279,7 @@ class NvmlMeter:
         return self._period_s
 
     def _watch(self, counter: _Counter) -> float:
-        """Seconds between two updates of a counter, the usual where none is seen in 0.5 s."""
+        """Return the seconds between two updates of a counter; the usual if none within 0.5 s."""
         began_s = now_s = self._clock()
         value_J, updates = counter.energy_J(now_s), list[float]()
         tries = round(2 * LOOK_MAX_S / LOOK_S)
@@ -295,7 +295,7 @@ class NvmlMeter:
         return (updates[-1] - updates[0]) / (len(updates) - 1)
 
     def sample(self) -> PowerSample:
-        """Power of all GPUs now, with clocks, temperature, utilisation and throttling.
+        """Return the power of all GPUs, with clocks, temperature, utilisation and throttling.
 
         `extra` holds the means over the GPUs of `clock_state` and, where offered, "averaged_W",
         "memory_W" and "module_W" (sums); of several GPUs also each one's "gpu0_power_W",
@@ -326,7 +326,7 @@ class NvmlMeter:
         return PowerSample(now_s, math.fsum(powers), extra)
 
     def close(self) -> None:
-        """Stop sampling and let NVML go. May be called twice; reading afterwards is an error."""
+        """Stop sampling and release NVML; reading afterwards is an error. May be called twice."""
         if self._ticker is not None:
             self._ticker.stop()
             self._ticker = None

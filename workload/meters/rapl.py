@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workload.meters.base import PowerSample, Reading
-from workload.meters.errors import MeterError
-from workload.meters.slope import Slope
-from workload.meters.ticker import Ticker
-from workload.probe import MeterInfo
+from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.slope import Slope
+from tuner.workload.meters.ticker import Ticker
+from tuner.workload.probe import MeterInfo
 
 __all__ = ["RaplMeter"]
 
@@ -30,7 +30,7 @@ RAPL_UPDATE_S, MIN_SLOPE_S = 0.001, 0.01
 
 
 class _Zone:
-    """One counter, in microjoules, with its wraps undone."""
+    """Counter in microjoules, corrected for wraps."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
@@ -44,8 +44,9 @@ class _Zone:
             return int(file.read_text())
         except PermissionError as error:
             raise MeterError(
-                f"RAPL is here, but only root may read {file}; an administrator can run: "
-                "chmod -R a+r /sys/class/powercap/*"
+                f"RAPL is here, but only root may read {file}; an administrator can grant it to a "
+                f"group: chgrp energy {file}; chmod g+r {file} (not to everyone: readings of "
+                "energy can reveal other users' keys, PLATYPUS, CVE-2020-8694)"
             ) from error
         except (OSError, ValueError) as error:
             raise MeterError(f"RAPL zone {self.name} cannot be read: {error}") from error
@@ -89,7 +90,7 @@ def _zones(root: Path) -> list[_Zone]:
 
 
 class RaplMeter:
-    """Energy and power of all packages and their DRAM; scope "node" (without fans, disks, GPUs).
+    """Meter of all packages and their DRAM; scope "node" (without fans, disks, GPUs).
 
     Args:
         root: the powercap folder.
@@ -130,7 +131,7 @@ class RaplMeter:
             self.read()
 
     def read(self) -> Reading:
-        """Joules of all zones since the meter was opened.
+        """Return the joules of all zones since the meter was opened.
 
         Raises:
             MeterError: a zone cannot be read any more.
@@ -143,11 +144,11 @@ class RaplMeter:
             return Reading((before_s + self._clock()) / 2, energy_uJ / 1e6)
 
     def boundary(self, *, opens: bool) -> Reading:
-        """A reading; the counter is fine enough to need no wait."""
+        """Return a reading; the counter is fine enough to need no wait."""
         return self.read()
 
     def sample(self) -> PowerSample:
-        """Mean power since the sample before, watts.
+        """Return the mean power since the previous sample, watts.
 
         Raises:
             MeterError: a zone cannot be read any more.
@@ -155,7 +156,7 @@ class RaplMeter:
         return self._slope.sample()
 
     def close(self) -> None:
-        """May be called twice; reading afterwards is an error."""
+        """Close the meter; reading afterwards is an error. May be called twice."""
         with self._lock:
             self._closed = True
         self._ticker.stop()

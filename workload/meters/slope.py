@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import PowerSample, Reading
 
 __all__ = ["Slope"]
 
 
 class Slope:
-    """Turns successive readings of one counter into power samples.
+    """Converter of successive readings of one counter to power samples.
 
     Args:
         read: takes a reading.
@@ -35,7 +35,7 @@ class Slope:
         self._last = read()
 
     def sample(self) -> PowerSample:
-        """Mean power since the sample before (since opening, for the first), watts."""
+        """Return the mean power since the previous sample (since opening, for the first), watts."""
         with self._lock:
             reading = self._read()
             while (elapsed_s := reading.time_s - self._last.time_s) < self._min_s:

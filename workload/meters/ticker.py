@@ -1,4 +1,4 @@
-"""A thread that does one thing at a period, and counts the times it could not.
+"""A thread that calls a function periodically and counts the missed calls.
 
 Shared by the timeline, the meter that integrates power and the one whose counter wraps. It keeps to
 the grid start + k x period, so that a late tick does not shift those after it.
@@ -14,7 +14,7 @@ __all__ = ["Ticker"]
 
 
 class Ticker:
-    """Calls `action` every `period_s` seconds on a daemon thread until `stop`.
+    """Thread that calls `action` every `period_s` seconds until `stop`.
 
     Attributes:
         ticks: how often `action` was called.
@@ -42,7 +42,7 @@ class Ticker:
                 due_s += late * self._period_s
 
     def stop(self) -> None:
-        """End the thread; returns when the call under way is over. May be called twice."""
+        """End the thread and wait for the call in progress. May be called twice."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()

@@ -1,4 +1,4 @@
-"""The power timeline: what the meter's power looked like, sample by sample.
+"""The power timeline: samples of a meter's power.
 
 It draws the picture only; a window's energy comes from the meter's counter. It runs in the agent,
 outside the training processes. A sample that could not be taken is counted, never made up.
@@ -11,15 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workload.meters.base import Meter, PowerSample
-from workload.meters.errors import MeterError
-from workload.meters.ticker import Ticker
+from tuner.workload.meters.base import Meter, PowerSample
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.ticker import Ticker
 
 __all__ = ["Timeline"]
 
 
 class Timeline:
-    """Samples a meter's power from construction until `stop`.
+    """Sampler of a meter's power from construction until `stop`.
 
     Args:
         meter: whose power is drawn.
@@ -55,7 +55,7 @@ class Timeline:
 
     @property
     def samples(self) -> tuple[PowerSample, ...]:
-        """Those taken so far."""
+        """Samples taken so far."""
         return tuple(self._samples)
 
     @property

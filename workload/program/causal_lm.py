@@ -21,12 +21,12 @@ from transformers import (
 
 
 def reads_video(job: dict[str, Any]) -> bool:
-    """Whether the job's model encodes frames beside reading text."""
+    """Return True if the job's model encodes frames besides reading text."""
     return "vision_config" in job["model"]
 
 
 def planned_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
-    """The job's model without weights: it takes no memory until `Filler` fills it."""
+    """Build the job's model without weights: it takes no memory until `Filler` fills it."""
     values = dict(job["model"])
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
@@ -43,7 +43,7 @@ def planned_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
 
 
 def build_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
-    """The job's whole model, in fp32 on the host; DeepSpeed casts and moves it."""
+    """Build the job's whole model, in fp32 on the host; DeepSpeed casts and moves it."""
     model = planned_model(job, activation_checkpointing)
     Filler(model, job["seed"])(model)
     model.tie_weights()
@@ -51,7 +51,7 @@ def build_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
 
 
 class Filler:
-    """Gives modules of a planned model their weights, as the family initialises them.
+    """Initialiser of a planned model's weights, in the way of the model's family.
 
     The same module gets the same weights on every rank and under every configuration.
     """
@@ -62,20 +62,22 @@ class Filler:
         self._know(model, "", model)
 
     def _know(self, module: Any, name: str, owner: Any) -> None:
-        """Note each module's name, and the innermost model, which knows how it is initialised."""
+        """Note each module's name, and the innermost model, which can initialise it."""
         owner = module if isinstance(module, PreTrainedModel) else owner
         self._known[module] = name, owner
         for child, part in module.named_children():
             self._know(part, f"{name}.{child}", owner)
 
     def __call__(self, *modules: Any, recurse: bool = True) -> None:
-        """Fill modules and what is in them (`recurse`), but for what has weights already."""
+        """Fill modules and, if `recurse`, their parts, except those that have weights already."""
         for module in modules:
             self._fill(module, recurse)
 
     def _fill(self, module: Any, recurse: bool) -> bool:
-        """The same; whether anything was filled. Parts come first, as transformers has it: what
-        holds them may draw their weights anew."""
+        """Fill modules, parts first; return True if anything was filled.
+
+        The order is that of transformers: a module may draw its parts' weights anew.
+        """
         filled = False
         for part in module.children() if recurse else ():
             filled |= self._fill(part, recurse)
@@ -91,13 +93,13 @@ class Filler:
 
 
 def blocks_of(model: Any) -> Any:
-    """The transformer blocks, whatever the family calls them."""
+    """Return the transformer blocks, by any family's name for them."""
     decoder = model.get_decoder()
     return decoder.layers if hasattr(decoder, "layers") else decoder.h
 
 
 def encoder_blocks_of(model: Any) -> Any:
-    """The blocks of the encoder of images, where there is one."""
+    """Return the blocks of the image encoder, if there is one."""
     encoder = getattr(model.base_model, "vision_tower", None)
     return () if encoder is None else encoder.encoder.layers
 
@@ -115,7 +117,7 @@ def checkpoint_blocks(model: Any, every: int) -> None:
 
 
 def check_attention(model: Any, length: int) -> None:
-    """Make sure that attention is plainly causal, for where the family's own mask is not used.
+    """Check that attention is plainly causal, for use without the family's own mask.
 
     Raises:
         NotImplementedError: a window shorter than the sequence hides some of what came before.
@@ -127,7 +129,7 @@ def check_attention(model: Any, length: int) -> None:
 
 @dataclass(frozen=True)
 class Share:
-    """Which of a step's samples, and which part of each, is this rank's.
+    """Share of this rank in a step: its samples, and its part of each.
 
     Attributes:
         accumulation: micro-batches a step.
@@ -144,23 +146,23 @@ class Share:
     part: int = 0
 
     def of(self, samples: torch.Tensor) -> torch.Tensor:
-        """This replica's of all samples of a step: (accumulation, micro_batch, ...)."""
+        """Return this replica's samples of a step: (accumulation, micro_batch, ...)."""
         shape = (self.accumulation, self.replicas, self.micro_batch, *samples.shape[1:])
         return samples.view(shape)[:, self.replica]
 
     def slice(self, length: int) -> slice:
-        """This rank's part of a sequence of `length` tokens."""
+        """Return this rank's part of a sequence of `length` tokens."""
         each = length // self.parts
         return slice(self.part * each, (self.part + 1) * each)
 
 
 def generator_of(job: dict[str, Any], step: int) -> torch.Generator:
-    """Random numbers of one step: the same on all ranks, others at each step."""
+    """Return the random generator of one step: the same on all ranks, different for each step."""
     return torch.Generator().manual_seed(job["seed"] * 1_000_003 + step)
 
 
 def tokens_of_step(job: dict[str, Any], step: int) -> torch.Tensor:
-    """One step's tokens, (global_batch, sequence_length + 1), the same on all ranks.
+    """Draw one step's tokens, (global_batch, sequence_length + 1), the same on all ranks.
 
     One more than the length, so that each position has a token to predict and every part of a
     sequence weighs the same.
@@ -170,13 +172,13 @@ def tokens_of_step(job: dict[str, Any], step: int) -> torch.Tensor:
 
 
 class Samples:
-    """The samples of a job, a step at a time, this rank's share of them."""
+    """Samples of a job, one step at a time, in this rank's share."""
 
     def __init__(self, job: dict[str, Any], share: Share) -> None:
         self._job, self._share = job, share
 
     def of_step(self, step: int) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        """(inputs, what each token is to predict) of each micro-batch."""
+        """Yield inputs and target tokens of each micro-batch."""
         share, own = self._share, self._share.slice(self._job["sequence_length"])
         for tokens in share.of(tokens_of_step(self._job, step)):
             inputs: dict[str, Any] = {"input_ids": tokens[:, :-1][:, own]}

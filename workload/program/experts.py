@@ -1,4 +1,4 @@
-"""Expert parallelism by DeepSpeed: the experts of each layer shared out over ranks.
+"""Expert parallelism by DeepSpeed: the experts of each layer distributed over ranks.
 
 `transformers` keeps all experts of a layer in one tensor; `deepspeed.moe.layer.MoE` holds each
 rank's own and sends tokens to where their experts live. The weights are taken over, no token is
@@ -14,7 +14,7 @@ from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optim
 
 
 class Expert(torch.nn.Module):
-    """One gated MLP, taken out of the layer's stacked weights."""
+    """Gated MLP, taken out of the layer's stacked weights."""
 
     def __init__(self, stacked: Any) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Expert(torch.nn.Module):
 
 
 class SpreadExperts(torch.nn.Module):
-    """A sparse MLP whose experts live on `degree` ranks."""
+    """Sparse MLP with its experts distributed over `degree` ranks."""
 
     def __init__(self, block: Any, degree: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class SpreadExperts(torch.nn.Module):
 
 
 def spread(model: Any, degree: int) -> None:
-    """Share the experts of every layer out over `degree` ranks.
+    """Distribute the experts of every layer over `degree` ranks.
 
     Raises:
         NotImplementedError: a family whose experts are not stacked as OLMoE's are.
@@ -96,7 +96,7 @@ def spread(model: Any, degree: int) -> None:
 
 
 def parameter_groups(model: Any) -> list[dict[str, Any]]:
-    """What the optimizer is given: experts apart, for DeepSpeed reduces them over other ranks."""
+    """Return the optimizer's groups, experts apart: DeepSpeed reduces them over other ranks."""
     return split_params_into_different_moe_groups_for_optimizer(
         {"params": list(model.parameters()), "name": "parameters"}
     )

@@ -1,4 +1,4 @@
-"""Activation offload: what the backward pass needs waits in pinned host memory.
+"""Activation offload to pinned host memory until the backward pass.
 
 Both forms catch each tensor that autograd saves (`torch.autograd.graph.saved_tensors_hooks`) but
 parameters, which stay on the device anyway, and small ones. "sync" copies it out and back while the
@@ -20,7 +20,7 @@ SMALLEST_BYTES = 64 * 1024
 def activations_on_host(
     mode: str, runtime: Any = torch.cuda
 ) -> contextlib.AbstractContextManager[Any]:
-    """The context to run a forward pass in.
+    """Return the context in which to run a forward pass.
 
     Args:
         mode: "none", "sync" or "async".
@@ -33,7 +33,7 @@ def activations_on_host(
 
 
 def worth_moving(tensor: torch.Tensor) -> bool:
-    """False for a parameter, a view of one, and what is small."""
+    """Return False for a parameter, a view of one, and a small tensor."""
     parameter = isinstance(tensor, torch.nn.Parameter) or isinstance(
         tensor._base, torch.nn.Parameter
     )
@@ -41,14 +41,16 @@ def worth_moving(tensor: torch.Tensor) -> bool:
 
 
 def host_memory_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Allocate host memory of a tensor's size, pinned if the tensor is on a GPU."""
     pin = tensor.device.type == "cuda"
     return torch.empty(tensor.size(), dtype=tensor.dtype, pin_memory=pin)
 
 
 class Blocking:
-    """Out and back while the device waits."""
+    """Copies out and back while the device waits."""
 
     def pack(self, tensor: torch.Tensor) -> Any:
+        """Copy a tensor to the host."""
         if not worth_moving(tensor):
             return tensor
         host = host_memory_for(tensor)
@@ -56,6 +58,7 @@ class Blocking:
         return tensor.device, host
 
     def unpack(self, saved: Any) -> torch.Tensor:
+        """Copy a saved tensor back to its device."""
         if isinstance(saved, torch.Tensor):
             return saved
         device, host = saved
@@ -63,7 +66,7 @@ class Blocking:
 
 
 class Saved:
-    """One saved tensor: on its way out, on the host, or on its way back."""
+    """Saved tensor: on its way out, on the host, or on its way back."""
 
     def __init__(self, host: torch.Tensor, tensor: torch.Tensor, before: "Saved | None") -> None:
         self.host, self.device = host, tensor.device
@@ -76,7 +79,7 @@ class Saved:
 
 
 class SideStream:
-    """Out and back on a side stream. One object serves one forward pass and its backward pass."""
+    """Copies on a side stream, for one forward pass and its backward pass."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime, self._stream = runtime, runtime.Stream()
@@ -84,6 +87,7 @@ class SideStream:
         self._last: Saved | None = None
 
     def pack(self, tensor: torch.Tensor) -> Any:
+        """Start to copy a tensor to the host."""
         if not worth_moving(tensor):
             return tensor
         saved = self._last = Saved(host_memory_for(tensor), tensor, self._last)
@@ -97,6 +101,7 @@ class SideStream:
         return saved
 
     def unpack(self, saved: Any) -> torch.Tensor:
+        """Return a saved tensor on its device, and start to copy the next one back."""
         if isinstance(saved, torch.Tensor):
             return saved
         self._fetch(saved)
@@ -113,7 +118,7 @@ class SideStream:
         return tensor
 
     def _fetch(self, saved: Saved) -> None:
-        """Begin its way back, if it has not begun."""
+        """Start to copy a tensor back, unless it is already on its way."""
         if saved.back is not None:
             return
         tensor, saved.tensor = saved.tensor, None

@@ -1,4 +1,4 @@
-"""A model of video and text, all of it `transformers`' own parts, and its synthetic samples.
+"""Model of video and text, built from `transformers`' own parts, and its synthetic samples.
 
 LLaVA-OneVision as it comes: SigLIP encodes each frame, a two-layer MLP projects its patches to the
 language model's width, and 2x2 pooling leaves a quarter of them (27 x 27 become 14 x 14 = 196).
@@ -25,13 +25,13 @@ IGNORED = -100
 
 
 def tokens_a_side(model: Any) -> int:
-    """Tokens along one side of a frame, after pooling; `model` is the configuration's mapping."""
+    """Return the number of tokens along a side of a frame, after pooling."""
     vision = model["vision_config"]
     return math.ceil(vision["image_size"] // vision["patch_size"] / 2)
 
 
 class Layout:
-    """Where text and video stand in every sample of a job; the same in all of them.
+    """Positions of text and video, the same in every sample of a job.
 
     Attributes:
         visual: tokens of the video, the one that ends it included.
@@ -52,10 +52,10 @@ class Layout:
         self.before = max(1, int(self.learnt * BEFORE))
 
     def positions(self) -> torch.Tensor:
-        """Time, height and width of each token, (3, sequence_length).
+        """Return time, height and width of each token, (3, sequence_length).
 
         Qwen2-VL (arXiv 2409.12191, section 2.1): text counts on equally in all three; a video's
-        token has its frame, row and column, from the first free number; the text after it goes on
+        token has its frame, row and column, from the first free number; the text after it continues
         from the greatest number used.
         """
         side = torch.arange(self._side)
@@ -67,20 +67,20 @@ class Layout:
         return torch.cat([text_before, video, text_after], dim=1)
 
     def place(self, text: torch.Tensor, placeholder: int) -> torch.Tensor:
-        """Text (samples, sequence_length + 1) with the video's tokens marked by a placeholder."""
+        """Mark the video's tokens in text (samples, sequence_length + 1) by a placeholder."""
         text[:, self.before : self.before + self.visual] = placeholder
         return text
 
 
 def pool_of(job: dict[str, Any]) -> torch.Tensor:
-    """The frames that samples are made of: (POOL, channels, height, width), bytes."""
+    """Draw the frames for all samples: (POOL, channels, height, width), bytes."""
     vision = job["model"]["vision_config"]
     shape = (POOL, vision.get("num_channels", 3), vision["image_size"], vision["image_size"])
     return torch.randint(256, shape, dtype=torch.uint8, generator=generator_of(job, -1))
 
 
 class Samples:
-    """The samples of a job, a step at a time, this rank's share of them."""
+    """Samples of a job, one step at a time, in this rank's share."""
 
     def __init__(self, job: dict[str, Any], share: Share) -> None:
         self._job, self._share, self._pool = job, share, pool_of(job)
@@ -88,7 +88,7 @@ class Samples:
         self._positions = self._layout.positions()
 
     def of_step(self, step: int) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        """(inputs, what each token is to predict) of each micro-batch."""
+        """Yield inputs and target tokens of each micro-batch."""
         job, share, layout = self._job, self._share, self._layout
         generator = generator_of(job, step)
         samples, length = job["global_batch"], job["sequence_length"]
@@ -113,7 +113,7 @@ class Samples:
 
 
 def prepare(model: Any, phase: Callable[[str], None]) -> None:
-    """Let the encoder take bytes, and mark where encoder and language model begin."""
+    """Make the encoder accept bytes, and mark the starts of encoder and language model."""
     inner = model.model
 
     def normalised(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ def prepare(model: Any, phase: Callable[[str], None]) -> None:
 
 
 class GatherFrames(torch.autograd.Function):
-    """Features of all frames from those of each rank's; gradients go back to who encoded them."""
+    """Features of all frames from those of each rank; gradients return to the encoding rank."""
 
     @staticmethod
     def forward(context: Any, own: torch.Tensor, group: Any) -> torch.Tensor:
@@ -152,8 +152,10 @@ class GatherFrames(torch.autograd.Function):
 
 
 def split_sequences(model: Any, group: Any) -> None:
-    """Each rank of a sequence encodes its share of the frames, and then keeps its part of the
-    tokens: text and video are put together whole, once, before the sequence is cut."""
+    """Split the frames of a sequence over its ranks for encoding, and its tokens afterwards.
+
+    Text and video are put together whole, once, before the sequence is cut.
+    """
     inner = model.model
     degree, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
     encode = inner.get_video_features

@@ -1,4 +1,4 @@
-"""Pipeline parallelism by DeepSpeed: the same blocks, cut into stages of equally many.
+"""Pipeline parallelism by DeepSpeed: the same blocks in stages of equal numbers of blocks.
 
 `transformers` plans the whole model, which takes no memory; each stage then fills its own layers
 with the weights that they have under every other configuration. Between two stages flow hidden
@@ -19,7 +19,7 @@ Fill = Callable[..., None]
 
 
 class Table(torch.nn.Module):
-    """The table of tokens, which the last stage shares where the family ties the two."""
+    """Token embedding table, which the last stage shares if the family ties the two."""
 
     def __init__(self, decoder: Any, fill: Fill) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Table(torch.nn.Module):
 
 
 class Start(torch.nn.Module):
-    """What some families do between table and first block: widen, and add learned positions."""
+    """Projection and learned positions that some families have between table and first block."""
 
     def __init__(self, decoder: Any, fill: Fill) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Start(torch.nn.Module):
 
 
 class Block(torch.nn.Module):
-    """One transformer block, given what the decoder would have handed it."""
+    """Transformer block with the inputs that the decoder would pass to it."""
 
     def __init__(self, block: Any, angles: "Angles | None", fill: Fill) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Block(torch.nn.Module):
 
 
 class Angles:
-    """Rotary angles, computed once a shape.
+    """Rotary angles, computed once per shape.
 
     Args:
         rotary: the family's module that turns positions into angles.
@@ -92,7 +92,7 @@ class Angles:
 
 
 class End(torch.nn.Module):
-    """The last norm and, where the family has one, the projection back to the table's width."""
+    """Last norm and, in some families, the projection back to the table's width."""
 
     def __init__(self, decoder: Any, fill: Fill) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class End(torch.nn.Module):
 
 
 class Head(torch.nn.Module):
-    """The output projection of a model that does not share its table."""
+    """Output projection of a model that does not share its table."""
 
     def __init__(self, model: Any, fill: Fill) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Head(torch.nn.Module):
 
 
 class Frames(torch.nn.Module):
-    """The table of tokens and the encoder of frames, whose features take the video's places."""
+    """Token table and frame encoder, whose features replace the video's tokens."""
 
     def __init__(self, model: Any, fill: Fill) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Frames(torch.nn.Module):
 
 
 def fed(parts: Iterable[tuple[dict[str, Any], torch.Tensor]]) -> Iterator[tuple[Any, torch.Tensor]]:
-    """What the first stage takes, and what the last one compares with."""
+    """Yield the input of the first stage, and the targets of the last one."""
     for inputs, targets in parts:
         given = [value for name, value in inputs.items() if name != "position_ids"]
         yield (given[0] if len(given) == 1 else tuple(given)), targets
@@ -163,8 +163,7 @@ PHASES = {
 
 
 def mark_phases(engine: Any, phase: Callable[[str], None]) -> None:
-    """Mark what this rank's stage does: several forward and backward passes a step, and between
-    them what it waits for from its neighbours."""
+    """Mark the phases of this rank's stage: several passes a step, and waits for its neighbours."""
 
     def marked(name: str, run: Callable[..., None]) -> Callable[..., None]:
         def instruction(self: Any, **given: Any) -> None:
@@ -180,7 +179,7 @@ def mark_phases(engine: Any, phase: Callable[[str], None]) -> None:
 
 
 def cut(model: Any, stages: int, job: dict[str, Any], fill: Fill) -> PipelineModule:
-    """The model as a pipeline of `stages`, each with equally many blocks.
+    """Return the model as a pipeline of `stages`, each with the same number of blocks.
 
     Args:
         model: the planned model.
@@ -239,5 +238,5 @@ def _logits(table: Table, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in fp32, as transformers' own."""
+    """Return the mean cross-entropy in fp32, as transformers computes it."""
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())

@@ -1,4 +1,4 @@
-"""The built-in training program: a plain DeepSpeed script, as any user could have written it.
+"""Built-in training program: a plain DeepSpeed script, as any user could have written it.
 
 It builds a causal language model, or one of video and text, by `transformers` from a Hugging Face
 configuration (random weights), feeds it synthetic samples and trains. It imports nothing of
@@ -44,13 +44,14 @@ FIRST_STEPS = 5
 
 
 def phase(name: str) -> None:
-    """Tell the hook, where there is one, which part of the step begins."""
+    """Report to the hook, if there is one, the part of the step that begins."""
     hook = sys.modules.get("joulefront_hook")
     if hook is not None:
         hook.phase(name)
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line."""
     parser.add_argument("--job", required=True)
     parser.add_argument("--deepspeed_config", required=True)
     parser.add_argument("--pipeline_parallel", type=int, default=1)
@@ -65,7 +66,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argparse.Namespace) -> Any:
-    """The model under DeepSpeed, split as the arguments say; only what is asked for is imported."""
+    """Return the model under DeepSpeed, split by the arguments; import only what they need."""
     model = planned_model(job, arguments.activation_checkpointing)
     fill = Filler(model, job["seed"])
     if arguments.pipeline_parallel == 1 or arguments.expert_parallel > 1:
@@ -107,8 +108,10 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
 
 
 def give_weights(model: Any, fill: Filler, shard: dict[str, Any] | None) -> None:
-    """Fill the whole model; under ZeRO-3 (`shard`: the settings) a block at a time, of which each
-    rank then keeps its share, so that no rank ever holds all weights."""
+    """Fill the whole model; under ZeRO-3 (`shard`: the settings) one block at a time.
+
+    Each rank then keeps its share of the block, so that no rank ever holds all weights.
+    """
     if shard is not None:
         # Which ranks share a sequence is not known here, so the batch would not add up.
         shard = {name: value for name, value in shard.items() if name != "train_batch_size"}
@@ -122,7 +125,7 @@ def give_weights(model: Any, fill: Filler, shard: dict[str, Any] | None) -> None
 
 
 def mark_reduction(engine: Any) -> None:
-    """Mark where a backward pass ends in waiting for gradients to be reduced."""
+    """Mark the point of a backward pass from which it only waits for the gradients' reduction."""
     plain = engine.allreduce_gradients
 
     def reduce(*given: Any, **named: Any) -> Any:
@@ -138,8 +141,10 @@ def plain_step(
     arguments: argparse.Namespace,
     where: tuple[str, str],
 ) -> torch.Tensor:
-    """One optimizer step; this rank's mean loss. `where` names the part of the model that the
-    forward pass and the backward pass each begin with."""
+    """Run one optimizer step; return this rank's mean loss.
+
+    `where` names the part of the model in which the forward and the backward pass each begin.
+    """
     accumulation, degree = engine.gradient_accumulation_steps(), arguments.sequence_parallel
     share = 1.0
     if degree > 1:
@@ -173,8 +178,10 @@ def pipeline_step(
     arguments: argparse.Namespace,
     where: tuple[str, str],
 ) -> torch.Tensor:
-    """One optimizer step of a pipeline; the mean loss, which DeepSpeed tells all stages. The stages
-    know positions by themselves; what is left of the inputs are tensors in the order of `cut`."""
+    """Run one optimizer step of a pipeline; return the mean loss, the same on all stages.
+
+    Stages compute positions themselves; the remaining inputs are tensors in the order of `cut`.
+    """
     import stages
 
     with activations_on_host(arguments.activation_offload):
@@ -182,6 +189,7 @@ def pipeline_step(
 
 
 def main() -> None:
+    """Train, and print the loss."""
     arguments = arguments_of(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
     job = json.loads(Path(arguments.job).read_text())
     settings = json.loads(Path(arguments.deepspeed_config).read_text())

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 
 
 def split_sequences(model: Any, degree: int) -> ModuleType:
-    """Make the model attend across `degree` ranks; returns the mpu for `deepspeed.initialize`.
+    """Make the model attend across `degree` ranks; return the mpu for `deepspeed.initialize`.
 
     The mpu is what makes DeepSpeed reduce gradients over these ranks too: the same degree by
     `mesh_param` or by the JSON leaves that out and trains another model (0.19.8).
@@ -62,7 +62,7 @@ def _whole_sequence_attention(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Causal attention of some heads over all tokens; tensors (batch, sequence, heads, width)."""
+    """Compute causal attention of some heads over all tokens (batch, sequence, heads, width)."""
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     out = torch.nn.functional.scaled_dot_product_attention(
         query,
@@ -77,7 +77,7 @@ def _whole_sequence_attention(
 
 
 def loss_share(degree: int, zero_stage: int) -> float:
-    """What to multiply a rank's mean loss by, so that gradients are those of the whole sequence.
+    """Return the factor of a rank's mean loss that gives gradients of the whole sequence.
 
     DeepSpeed 0.19.8 sums gradients over the ranks of a sequence at ZeRO 0 to 2 and averages them at
     ZeRO 3. Adam hides the difference, gradient clipping does not.

@@ -1,2 +1,0 @@
-"""One module for each thing that the models are held against: published figures
-(`benchmarks.published`), and recorded tables and simulated clusters (`benchmarks.prediction`)."""

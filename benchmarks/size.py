@@ -1,0 +1,273 @@
+"""Size and shape of the code: lines, longest pieces, layers and missing docstrings.
+
+Lines are counted in .py files as `wc -l` does. `production_lines` is the import package without
+`tuner.testing`, whose lines are counted with the tests that use it. The two public entry points
+`optimize` and `replay` are left out of `most_parameters`; each longest piece is named above the
+figures.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from benchmarks.figures import Figure, arguments, publish
+
+__all__ = ["LAYERS", "Module", "import_violations", "production", "undocumented"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: The import package's parts from the ground up: each may import those before it.
+LAYERS = (
+    *("search_spaces", "workload", "models"),
+    *("formatting", "pareto", "storage", "terminal"),
+    *("problem", "executors", "search", "results", "study"),
+    *("display", "deploy", "api", "cli"),
+)
+#: Imports inside a function that look upwards by design: methods of `Result` that draw and export.
+DEFERRED = {("tuner.results.result", "display")}
+#: Functions whose parameters are the product's interface.
+ENTRY_POINTS = ("optimize", "replay")
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of the import package.
+
+    Attributes:
+        name: dotted name.
+        path: its file.
+    """
+
+    name: str
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        """The source."""
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The parsed source."""
+        return ast.parse(self.text)
+
+    @property
+    def lines(self) -> int:
+        """Number of lines."""
+        return self.text.count("\n")
+
+    @property
+    def layer(self) -> str:
+        """The part of the import package that holds it; "" for `tuner/__init__.py`."""
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else ""
+
+    def definitions(self) -> Iterator[tuple[str, Definition]]:
+        """Every class and function with its qualified name."""
+
+        def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, Definition):
+                    name = f"{prefix}.{child.name}"
+                    yield name, child
+                    yield from below(child, name)
+                else:
+                    yield from below(child, prefix)
+
+        yield from below(self.tree, self.name)
+
+
+def production() -> list[Module]:
+    """Every module of the import package but the fakes for tests."""
+    roots = {"tuner": "tuner"}
+    roots |= {f"tuner.{name}": name for name in ("search_spaces", "workload", "models")}
+    found = []
+    for package, folder in roots.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if package == "tuner" and parts[0] in ("testing", *(roots.values())):
+                continue
+            kept = parts[:-1] if parts[-1] == "__init__" else parts
+            found.append(Module(".".join((package, *kept)), path))
+    return found
+
+
+def _lines(*folders: str) -> int:
+    return sum(
+        path.read_text(encoding="utf-8").count("\n")
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+    )
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Modules of ours that are imported below a node, and whether inside a function."""
+
+    def below(node: ast.AST, deferred: bool) -> Iterator[tuple[str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ImportFrom) and child.module and not child.level:
+                if child.module == "tuner":
+                    yield from ((f"tuner.{alias.name}", deferred) for alias in child.names)
+                else:
+                    yield child.module, deferred
+            elif isinstance(child, ast.Import):
+                yield from ((alias.name, deferred) for alias in child.names)
+            inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from below(child, deferred or inner)
+
+    yield from below(node, False)
+
+
+def import_violations(modules: list[Module]) -> list[str]:
+    """Imports that look upwards, and imports of our folders under their bare names."""
+    found = []
+    for module in modules:
+        for name, deferred in _imports(module.tree):
+            top, _, rest = name.partition(".")
+            if top in ("search_spaces", "workload", "models", "benchmarks", "tests"):
+                found.append(f"{module.name} imports {name}")
+            if top != "tuner" or not module.layer:
+                continue
+            layer = rest.partition(".")[0]
+            if deferred and (module.name, layer) in DEFERRED:
+                continue
+            if layer not in LAYERS or LAYERS.index(layer) > LAYERS.index(module.layer):
+                found.append(f"{module.name} imports {name}")
+    return found
+
+
+def _methods(node: ast.ClassDef) -> dict[str, bool]:
+    """The public methods of a class, and whether each has a docstring."""
+    return {
+        child.name: ast.get_docstring(child) is not None
+        for child in node.body
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not child.name.startswith("_")
+    }
+
+
+def _properties(node: ast.ClassDef) -> set[str]:
+    return {
+        child.name
+        for child in node.body
+        if isinstance(child, ast.FunctionDef)
+        and any(ast.unparse(each) == "property" for each in child.decorator_list)
+    }
+
+
+def undocumented(modules: list[Module]) -> list[str]:
+    """Public modules, classes, functions and methods without a docstring.
+
+    A method that implements a documented one needs none of its own: that of a base class, or of a
+    protocol of ours whose methods the class has.
+    """
+    classes = {
+        node.name: node
+        for module in modules
+        for _, node in module.definitions()
+        if isinstance(node, ast.ClassDef)
+    }
+    protocols = [
+        node
+        for node in classes.values()
+        if any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+    ]
+
+    def inherited(node: ast.ClassDef, method: str) -> bool:
+        mine = set(_methods(node))
+        for base in node.bases:
+            parent = classes.get(ast.unparse(base).split("[")[0].split(".")[-1])
+            if parent is None and not ast.unparse(base).startswith("Protocol"):
+                return True  # a library's class, which documents what may be overridden
+            if parent is not None and (_methods(parent).get(method) or inherited(parent, method)):
+                return True
+        # A property of the protocol may be an attribute of the class.
+        return any(
+            _methods(protocol).get(method)
+            and set(_methods(protocol)) - _properties(protocol) <= mine
+            for protocol in protocols
+        )
+
+    found = []
+    for module in modules:
+        private = any(part.startswith("_") for part in module.name.split("."))
+        if private:
+            continue
+        if ast.get_docstring(module.tree) is None:
+            found.append(module.name)
+        for node in module.tree.body:
+            if not isinstance(node, Definition) or node.name.startswith("_"):
+                continue
+            if ast.get_docstring(node) is None:
+                found.append(f"{module.name}.{node.name}")
+            if isinstance(node, ast.ClassDef):
+                found += [
+                    f"{module.name}.{node.name}.{method}"
+                    for method, documented in _methods(node).items()
+                    if not documented and not inherited(node, method)
+                ]
+    return found
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    arguments = node.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return sum(each.arg not in ("self", "cls") for each in every)
+
+
+def main() -> None:
+    """Print the longest pieces and the figures."""
+    parser = arguments("size and shape of the code")
+    parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
+    options = parser.parse_args()
+    modules = production()
+    pieces: dict[str, list[tuple[int, str]]] = {
+        "file": [(module.lines, module.name) for module in modules],
+        "class": [],
+        "function": [],
+        "parameters": [],
+    }
+    for module in modules:
+        for name, node in module.definitions():
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if isinstance(node, ast.ClassDef):
+                pieces["class"].append((length, name))
+                continue
+            pieces["function"].append((length, name))
+            if not (module.name == "tuner.api" and node.name in ENTRY_POINTS):
+                pieces["parameters"].append((_parameters(node), name))
+    packages = Counter(module.name.rpartition(".")[0] for module in modules)
+    pieces["modules"] = [(count, name) for name, count in packages.items()]
+    for what, found in pieces.items():
+        found.sort(reverse=True)
+        for length, name in found[: options.top]:
+            print(f"{what:10} {length:5} {name}")
+    violations, missing = import_violations(modules), undocumented(modules)
+    for line in (*violations, *(f"no docstring: {name}" for name in missing)):
+        print(line)
+    publish(
+        [
+            Figure("production_lines", sum(module.lines for module in modules), "lines"),
+            Figure("test_lines", _lines("tests", "tuner/testing"), "lines"),
+            Figure("benchmark_lines", _lines("benchmarks"), "lines"),
+            Figure("longest_file", pieces["file"][0][0], "lines"),
+            Figure("longest_class", pieces["class"][0][0], "lines"),
+            Figure("longest_function", pieces["function"][0][0], "lines"),
+            Figure("most_parameters", pieces["parameters"][0][0], "count"),
+            Figure("modules_in_largest_package", pieces["modules"][0][0], "count"),
+            Figure("import_violations", len(violations), "count"),
+            Figure("public_without_docstring", len(missing), "count"),
+        ],
+        options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The findings of a study of parallelism and SM clock on A100, compared with unfitted models.
+
+The study's figures are plots without numbers, so its four findings are compared: energy has a
+minimum over the clock; power falls and time rises monotonically as the clock falls; data-parallel
+configurations depend more on the clock than pipeline ones, whose stages can be slowed inside the
+bubble; and a slower pipeline configuration at a reduced clock needs less energy than the fastest
+data-parallel one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from benchmarks.figures import Figure
+from benchmarks.validation.comparison import Comparison, table
+from tuner.models.analytic.model import AnalyticModel
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import load_job
+
+__all__ = ["compare"]
+
+#: (dp, pp, tp, micro-batch) as in the study's Figure 5.
+PLANS = ((4, 1, 2, 1), (2, 2, 2, 1), (2, 2, 2, 2), (1, 4, 2, 4))
+#: The step time that slack may cost: none to speak of.
+FREE = 1.002
+#: Share of the energy that is to be saved where sensitivity to the clock is compared.
+SAVED = 0.1
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One plan over clocks; arrays over settings."""
+
+    name: str
+    clocks: list[Any]
+    time_s: np.ndarray
+    energy_J: np.ndarray
+
+
+def _model(global_batch: int) -> AnalyticModel:
+    job = load_job("opt-350m")
+    model = {**job.model, "word_embed_proj_dim": 1024}  # as Megatron trains it
+    job = replace(job, global_batch=global_batch, model=model)
+    # Megatron-DeepSpeed's attention stores its scores.
+    return AnalyticModel(job, load_cluster("a100-40gb-8"), fused_attention=False)
+
+
+def _sweep(model: AnalyticModel, name: str, clocks: list[Any], **knobs: int) -> Sweep:
+    said = model.predict([Configuration.of(**knobs, clock_MHz=clock) for clock in clocks])
+    return Sweep(name, clocks, said.step_time_s, said.step_time_s * said.power_W)
+
+
+def compare() -> Comparison:
+    offered = [clock for clock in load_cluster("a100-40gb-8").clocks_MHz if clock >= 240]
+    one = _sweep(_model(256), "one A100", offered, micro_batch=1)
+    power = one.energy_J / one.time_s
+    bottom = int(one.energy_J.argmin())
+    valley = 0 < bottom < len(offered) - 1
+    monotone = bool((np.diff(power) > 0).all() and (np.diff(one.time_s) < 0).all())
+
+    model = _model(1024)
+    # The study's whole range, every fourth clock: what happens below the valley is part of it.
+    clocks = offered[::-4][::-1]
+    sweeps, staged, free_saving = [], [], {}
+    for d, p, t, b in PLANS:
+        name = f"dp{d}-pp{p}-tp{t}-mbs{b}"
+        knobs = {
+            "data_parallel": d,
+            "pipeline_parallel": p,
+            "tensor_parallel": t,
+            "micro_batch": b,
+        }
+        sweeps.append(_sweep(model, name, clocks, **knobs))
+        if p > 1:
+            each = list(product(clocks[::-3] if p > 2 else clocks, repeat=p))
+            each = list(dict.fromkeys([*each, *((clock,) * p for clock in clocks)]))
+            both = _sweep(model, f"{name}, a clock a stage", each, **knobs)
+            staged.append(both)
+            full = sweeps[-1]
+            free = both.time_s <= FREE * full.time_s[-1]
+            free_saving[name] = float(1 - both.energy_J[free].min() / full.energy_J[-1])
+
+    data = min(sweeps, key=lambda sweep: sweep.time_s[-1])
+    # What a tenth less energy than at full clock costs in time; stages may be slowed apart.
+    full_J = {sweep.name: float(sweep.energy_J[-1]) for sweep in sweeps}
+    full_s = {sweep.name: float(sweep.time_s[-1]) for sweep in sweeps}
+    slowdown = {}
+    for sweep in (*sweeps, *staged):
+        name = sweep.name.split(",")[0]
+        saved = sweep.energy_J <= (1 - SAVED) * full_J[name]
+        slowdown[name] = float(sweep.time_s[saved].min() / full_s[name] - 1)
+    pipeline = min(staged, key=lambda both: float(both.energy_J.min()))
+    fastest_is_data = "pp1" in data.name
+    crossover = float(pipeline.energy_J.min()) < float(data.energy_J[-1])
+    envelope = np.interp(pipeline.time_s, data.time_s[::-1], data.energy_J[::-1])
+    within = pipeline.time_s <= data.time_s.max()
+    below = within & (pipeline.energy_J < envelope)
+    crosses = bool(below.any())
+    feels = all(
+        slowdown[data.name] > value for name, value in slowdown.items() if "pp1" not in name
+    )
+    saves = all(value > 0.01 for value in free_saving.values())
+
+    rows = [
+        (
+            s.name,
+            f"{s.time_s[-1]:.2f}",
+            f"{s.energy_J[-1] / 1e3:.2f}",
+            f"{100 * slowdown[s.name]:.1f} %",
+            f"{clocks[int(s.energy_J.argmin())]}",
+            f"{s.energy_J.min() / 1e3:.2f}",
+            f"{100 * free_saving[s.name]:.1f} %" if s.name in free_saving else "",
+        )
+        for s in sweeps
+    ]
+    heads = ("plan", "s at 1410", "kJ", "10 % less costs", "valley MHz", "kJ", "free")
+    checks = {
+        "energy has a valley over the clock": valley,
+        "power falls and time rises monotonically": monotone,
+        "the data-parallel plan is the fastest at full clock": fastest_is_data,
+        "data parallelism feels the clock more than pipelines whose stages are slowed apart": feels,
+        "clocks by stage save energy inside the bubble, at no time": saves,
+        "a pipeline at reduced clocks needs less than the fastest plan at full clock": crossover,
+        "the pipeline's curve passes below the data-parallel one's at equal time": crosses,
+    }
+    lines = [
+        f"one A100, 256 sequences: least energy at {offered[bottom]} MHz, "
+        f"{100 * (1 - one.energy_J[bottom] / one.energy_J[-1]):.0f} % below 1410 MHz",
+        *table(heads, rows),
+        "10 % less costs: time that saving a tenth of the energy costs, stages slowed apart; free: "
+        "energy saved by clocks a stage within 0.2 % of the time at 1410 MHz",
+        *(f"{'yes' if true else 'NO '}  {what}" for what, true in checks.items()),
+    ]
+    if crosses:
+        first = int(np.flatnonzero(below)[pipeline.time_s[below].argmin()])
+        lines.append(
+            f"the crossing: from {pipeline.time_s[first]:.1f} s on ({pipeline.name} at "
+            f"{pipeline.clocks[first]} MHz, {pipeline.energy_J[first] / 1e3:.1f} kJ), where the "
+            f"data-parallel plan needs {envelope[first] / 1e3:.1f} kJ; the study names "
+            "dp2-pp2-tp2-mbs2 as the plan that crosses; which one does depends on the network, "
+            "which it does not state (50 Gbit/s a node is assumed)"
+        )
+    figures = [
+        Figure("clock_study_findings", sum(checks.values()) / len(checks), "ratio"),
+        Figure("clock_study_valley_MHz", offered[bottom], "MHz"),
+    ]
+    return Comparison(
+        "clock_study",
+        "parallelism and clock on A100, nothing fitted",
+        lines,
+        figures,
+        _plot(one, sweeps, staged, free_saving),
+    )
+
+
+def _front(sweep: Sweep) -> np.ndarray:
+    """Settings of a sweep that no other beats, by time."""
+    order = np.argsort(sweep.time_s)
+    best = np.minimum.accumulate(sweep.energy_J[order])
+    return order[sweep.energy_J[order] <= best]
+
+
+def _plot(
+    one: Sweep, sweeps: list[Sweep], staged: list[Sweep], free_saving: dict[str, float]
+) -> Any:
+    """A panel for each finding."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    titles = (
+        "one A100: a valley of energy over the clock",
+        "one A100: power falls, time rises",
+        "what slowing down costs and saves (against 1410 MHz)",
+        "energy over time, by clock: where the curves cross",
+        "saved inside the bubble, by a clock a stage (%)",
+    )
+    figure = make_subplots(
+        2,
+        3,
+        subplot_titles=titles,
+        specs=[[{}, {"secondary_y": True}, {}], [{"colspan": 2}, None, {}]],
+    )
+
+    def line(x: Any, y: Any, name: str, row: int, column: int, **more: Any) -> None:
+        secondary = more.pop("secondary", None)
+        figure.add_trace(
+            go.Scatter(x=x, y=y, name=name, **{"mode": "lines+markers", **more}),
+            row,
+            column,
+            secondary_y=secondary,
+        )
+
+    line(one.clocks, one.energy_J / 1e3, "energy", 1, 1)
+    line(one.clocks, one.energy_J / one.time_s, "power (W)", 1, 2, secondary=False)
+    line(one.clocks, one.time_s, "iteration time (s)", 1, 2, secondary=True)
+    best = [*sweeps, *staged]
+    for sweep in best:
+        rows = _front(sweep)
+        dotted = {"line": {"dash": "dot"}, "mode": "lines"} if sweep in staged else {}
+        full = sweeps[[s.name for s in sweeps].index(sweep.name.split(",")[0])]
+        slower = 100 * (sweep.time_s[rows] / full.time_s[-1] - 1)
+        saved = 100 * (1 - sweep.energy_J[rows] / full.energy_J[-1])
+        line(slower, saved, sweep.name, 1, 3, showlegend=False, **dotted)
+        shown = rows if sweep in staged else np.arange(len(sweep.clocks))
+        line(
+            sweep.time_s[shown],
+            sweep.energy_J[shown] / 1e3,
+            sweep.name,
+            2,
+            1,
+            text=[str(sweep.clocks[i]) for i in shown],
+            **dotted,
+        )
+    figure.add_trace(
+        go.Bar(
+            x=list(free_saving),
+            y=[100 * share for share in free_saving.values()],
+            showlegend=False,
+        ),
+        2,
+        3,
+    )
+    figure.update_xaxes(title="SM clock (MHz)", row=1)
+    figure.update_xaxes(title="slower (%)", row=1, col=3)
+    figure.update_yaxes(title="less energy (%)", row=1, col=3)
+    longest = 1.6 * max(sweep.time_s[-1] for sweep in sweeps)
+    figure.update_xaxes(title="iteration time (s)", range=[0, longest], row=2, col=1)
+    figure.update_yaxes(title="predicted energy of an iteration (kJ)", row=1, col=1)
+    figure.update_yaxes(title="kJ", row=2, col=1)
+    figure.update_layout(template="plotly_white", width=1400, height=900)
+    return figure

@@ -1,0 +1,108 @@
+"""Probes of a study that run out of memory, with and without the margin learned from probes.
+
+The simulated cluster's true peaks are the models' times a factor common to all launches, which the
+models do not know, times each launch's own 5 %. A study that relies on predicted memory runs out of
+memory again and again; one that learns from its first failures and measured peaks does not
+(`tuner.models.memory_margin`). Studies with and without differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import optuna
+
+from benchmarks.figures import Figure
+from benchmarks.validation.comparison import table
+from tuner.executors.local import SimulatedExecutor
+from tuner.models.memory_margin import MEMORY_SPREAD
+from tuner.models.simulated import Conditions, SimulatedRunner
+from tuner.problem.from_job import problem_of_job
+from tuner.problem.problem import Problem
+from tuner.problem.settings import SamplerDesign
+from tuner.search.sampler import CandidateSampler
+from tuner.study.recorder import StudyRecorder
+from tuner.workload.probe import ProbeRecord, ProbeRequest
+
+__all__ = ["OomStudy", "compare", "failures"]
+
+#: (job, cluster): memory binds on each.
+CASES = (("qwen2.5-7b", "a100-8"), ("qwen2.5-7b", "h100-32"), ("lmm-7b", "h100-32"))
+#: Logs of true over predicted peak, common to a cluster's launches: none, and one and two standard
+#: deviations of what the margin expects before it has seen anything.
+BIASES = (0.0, 0.15, 0.3)
+
+
+@dataclass(frozen=True)
+class OomStudy:
+    """Probes of one study: how many were made, and how many ran out of memory."""
+
+    probes: int
+    ran_out: int
+
+
+def failures(problem: Problem, *, bias: float, learn: bool, probes: int, seed: int = 0) -> OomStudy:
+    """One study on a simulated cluster whose memory the models misjudge by `bias` (in log)."""
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    assert problem.job is not None
+    assert problem.cluster is not None
+    runner = SimulatedRunner(
+        problem.job,
+        problem.cluster,
+        seed=seed,
+        conditions=Conditions(model_error=0.05, memory_bias=bias, memory_error=MEMORY_SPREAD),
+    )
+    sampler = CandidateSampler(
+        problem.candidates,
+        prior=problem.prior,
+        cost=problem.cost,
+        seed=seed,
+        memory_bytes=problem.device_memory_bytes,
+        design=SamplerDesign(learn_memory=learn),
+    )
+    book = StudyRecorder.in_memory(sampler)
+    executor = SimulatedExecutor(runner)
+    executor.next_settings = lambda request, windows: book.next_settings(
+        ProbeRecord(request, tuple(windows), runner.meter)
+    )
+    made = ran_out = 0
+    while made < probes and (plan := sampler.plan(book.study)) is not None:
+        request = ProbeRequest(
+            f"p{made:04d}", plan.launch, plan.live, time_limit_s=3600.0, extendable=plan.extendable
+        )
+        book.start(request)
+        executor.submit(request)
+        record = executor.wait()
+        assert record is not None
+        book.finish(record)
+        made += 1
+        ran_out += record.failure is not None and record.failure.kind == "out_of_memory"
+    return OomStudy(made, ran_out)
+
+
+def compare(
+    *, seeds: int = 2, probes: int = 20, cases: Sequence[tuple[str, str]] = CASES
+) -> tuple[list[str], list[Figure]]:
+    """The table and the figures."""
+    rows, with_it, without, made = [], 0, 0, 0
+    for job, cluster in cases:
+        problem = problem_of_job(job, cluster, "parallelism", plan=True)
+        for bias in BIASES:
+            learned, blind = (
+                [
+                    failures(problem, bias=bias, learn=learn, probes=probes, seed=seed)
+                    for seed in range(seeds)
+                ]
+                for learn in (True, False)
+            )
+            counts = [sum(study.ran_out for study in studies) for studies in (learned, blind)]
+            every = sum(study.probes for study in learned)
+            rows.append((f"{job} on {cluster}", f"{bias:+.2f}", every, counts[0], counts[1]))
+            with_it, without, made = with_it + counts[0], without + counts[1], made + every
+    lines = table(("study", "log bias", "probes", "OOM, learned", "OOM, not learned"), rows)
+    return lines, [
+        Figure("oom_share_learned", with_it / made, "ratio"),
+        Figure("oom_share_not_learned", without / made, "ratio"),
+    ]

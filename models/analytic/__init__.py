@@ -1,0 +1,1 @@
+"""Analytic models of step time, memory and power."""

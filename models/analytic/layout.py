@@ -1,0 +1,181 @@
+"""Configurations as arrays for the analytic models, with one row per launch.
+
+Many configurations share a launch and differ only in a clock, so the launch knobs are read for the
+distinct launches, and each configuration points to its launch's row. So 100,000 configurations are
+predicted in a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InvalidValue
+from tuner.search_spaces.knobs import KNOBS
+
+__all__ = ["Launches", "Layout", "read_layout"]
+
+_DEGREES = {
+    "d": "data_parallel",
+    "t": "tensor_parallel",
+    "p": "pipeline_parallel",
+    "u": "sequence_parallel",
+    "e": "expert_parallel",
+    "b": "micro_batch",
+    "z": "zero_stage",
+}
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Launch knobs as arrays, one entry per launch.
+
+    Attributes:
+        d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
+        b: sequences of a micro-batch.
+        z: ZeRO stage.
+        m: number of micro-batches per replica and step.
+        recomputed: share of the blocks that are recomputed in the backward pass.
+        parameters_offloaded: True if ZeRO-3's parameters are on the host between uses.
+        offload, offload_async: True if the optimizer's states are on the host, at all and
+            asynchronously.
+        offload_nvme, parameters_nvme: True if they are on the node's drive instead.
+        activations, activations_async: True if kept activations go to the host, at all and
+            asynchronously.
+    """
+
+    d: np.ndarray
+    t: np.ndarray
+    p: np.ndarray
+    u: np.ndarray
+    e: np.ndarray
+    b: np.ndarray
+    z: np.ndarray
+    m: np.ndarray
+    recomputed: np.ndarray
+    parameters_offloaded: np.ndarray
+    offload: np.ndarray
+    offload_async: np.ndarray
+    offload_nvme: np.ndarray
+    parameters_nvme: np.ndarray
+    activations: np.ndarray
+    activations_async: np.ndarray
+
+    @property
+    def replicas(self) -> np.ndarray:
+        """Ranks that hold the same parameters before ZeRO shards: data x sequence parallel."""
+        return self.d * self.u
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """Number of ranks."""
+        return self.d * self.t * self.p * self.u
+
+    def __len__(self) -> int:
+        return len(self.d)
+
+    def __getitem__(self, rows: Any) -> Launches:
+        return Launches(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Configurations as arrays.
+
+    Attributes:
+        launches: the distinct launches.
+        row: row of each configuration's launch, shape (n,).
+        clock_MHz, limit_W, memory_clock_MHz: live settings, shape (n,); NaN if left to the device
+            or set per stage.
+        stage_clocks_MHz, stage_limits_W: settings per stage, by the configuration's number.
+    """
+
+    launches: Launches
+    row: np.ndarray
+    clock_MHz: np.ndarray
+    limit_W: np.ndarray
+    memory_clock_MHz: np.ndarray
+    stage_clocks_MHz: dict[int, tuple[int, ...]]
+    stage_limits_W: dict[int, tuple[int, ...]]
+
+
+def _value(settings: Settings, name: str) -> object:
+    return settings.get(name, KNOBS[name].default if name in KNOBS else None)
+
+
+def _recomputed(settings: Settings) -> float:
+    """Return the share of the blocks that a launch recomputes."""
+    mode = str(_value(settings, "activation_checkpointing"))
+    return 1.0 / int(mode.removeprefix("every_")) if mode.startswith("every_") else mode == "full"
+
+
+def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
+    degrees: dict[str, np.ndarray] = {}
+    for short, name in _DEGREES.items():
+        values = [_value(launch, name) for launch in launches]
+        for value in values:
+            if not isinstance(value, int):
+                raise InvalidValue(name, value, "an integer")
+        degrees[short] = np.array(values, dtype=float)
+
+    chosen = [launch.get("global_batch") for launch in launches]
+    batches = np.array([b if isinstance(b, int) else global_batch for b in chosen], dtype=float)
+
+    def holds(name: str, *values: str) -> np.ndarray:
+        return np.array([_value(launch, name) in values for launch in launches], dtype=bool)
+
+    return Launches(
+        **degrees,
+        m=np.maximum(1.0, np.round(batches / (degrees["b"] * degrees["d"]))),
+        recomputed=np.array([_recomputed(launch) for launch in launches], dtype=float),
+        parameters_offloaded=holds("parameter_offload", "cpu", "nvme"),
+        offload=holds("optimizer_offload", "cpu", "async", "nvme"),
+        offload_async=holds("optimizer_offload", "async"),
+        offload_nvme=holds("optimizer_offload", "nvme"),
+        parameters_nvme=holds("parameter_offload", "nvme"),
+        activations=holds("activation_offload", "sync", "async"),
+        activations_async=holds("activation_offload", "async"),
+    )
+
+
+def read_layout(configurations: Sequence[Configuration], global_batch: int) -> Layout:
+    """Read configurations into arrays.
+
+    Raises:
+        InvalidValue: a degree is not an integer.
+    """
+    launches: dict[Settings, int] = {}
+    row = np.empty(len(configurations), dtype=np.intp)
+    lives: dict[Settings, int] = {}
+    live_row = np.empty(len(configurations), dtype=np.intp)
+    for i, configuration in enumerate(configurations):
+        row[i] = launches.setdefault(configuration.launch, len(launches))
+        live_row[i] = lives.setdefault(configuration.live, len(lives))
+
+    def live(name: str) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
+        values = [settings.get(name) for settings in lives]
+        numbers = np.array(
+            [np.nan if v is None or isinstance(v, tuple) else v for v in values], dtype=float
+        )
+        staged = {i: v for i, v in enumerate(values) if isinstance(v, tuple)}
+        by_number = {}
+        if staged:
+            by_number = {i: staged[int(j)] for i, j in enumerate(live_row) if int(j) in staged}
+        return numbers[live_row] if len(numbers) else np.empty(0), by_number
+
+    clock, stage_clocks = live("clock_MHz")
+    limit, stage_limits = live("power_limit_W")
+    memory_clock, _ = live("memory_clock_MHz")
+    return Layout(
+        launches=_read_launches(list(launches), global_batch),
+        row=row,
+        clock_MHz=clock,
+        limit_W=limit,
+        memory_clock_MHz=memory_clock,
+        stage_clocks_MHz=stage_clocks,
+        stage_limits_W=stage_limits,
+    )

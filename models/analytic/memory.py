@@ -1,0 +1,155 @@
+"""Peak memory of the fullest rank, on the device and on its host.
+
+Parameters, gradients and optimizer states as ZeRO shards them; activations of every micro-batch in
+flight; logits; DeepSpeed's buffers; the framework's memory without any model. Arrays are of shape
+(launches, kinds of stage), and the peak is the largest sum over the stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.models.analytic.compute import activation_bytes_per_token, encoder_block_bytes
+from tuner.models.analytic.layout import Launches
+from tuner.models.analytic.setup import Setup
+from tuner.models.analytic.stages import Stages
+from tuner.search_spaces.model_facts import ModelFacts, model_state_bytes
+
+__all__ = ["MemoryParts", "memory_parts", "stage_parameters"]
+
+#: Bytes per logit at the peak: 16-bit logits, their fp32 copy, and the gradient (2 + 4 + 4).
+LOGIT_BYTES = 10.0
+#: Bytes per score that attention without a fused kernel keeps for the backward pass: softmax
+#: output, dropout output and mask (Korthikanti et al. 2022, arXiv 2205.05198: 5 a s^2 b per layer).
+SCORE_BYTES = 5.0
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Parts of the memory, bytes; arrays of shape (launches, kinds of stage).
+
+    Attributes:
+        states: parameters, gradients and optimizer states on the device.
+        activations: values kept for the backward pass, of all micro-batches in flight.
+        logits: values of the loss.
+        buffers: communication buckets and the parameters that ZeRO-3 gathers.
+        context: CUDA and NCCL contexts (or the interpreter), allocator overhead.
+        host: memory of one node's host: offloaded states and activations of the node's ranks.
+    """
+
+    states: np.ndarray
+    activations: np.ndarray
+    logits: np.ndarray
+    buffers: np.ndarray
+    context: np.ndarray
+    host: np.ndarray
+
+    @property
+    def device(self) -> np.ndarray:
+        """Memory of the device, the sum of its parts."""
+        return self.states + self.activations + self.logits + self.buffers + self.context
+
+
+def stage_parameters(
+    facts: ModelFacts, launches: Launches, stages: Stages
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parameters of one rank of each stage before ZeRO: (all but experts, experts).
+
+    A head that shares its table with the embedding is a copy if it is on another stage.
+    """
+    t, e = launches.t[:, None], launches.e[:, None]
+    outside = facts.parameters - facts.block_parameters
+    embedding = outside if facts.tied else outside - facts.head_parameters
+    head = facts.head_parameters * (0.0 if facts.tied and len(stages.kind) == 1 else 1.0)
+    per_block = (facts.block_parameters - facts.expert_parameters) / facts.layers
+    plain = stages.blocks * per_block + stages.embeds * embedding + stages.heads * head
+    experts = stages.blocks * facts.expert_parameters / facts.layers
+    return plain / t, experts / t / e
+
+
+def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryParts:
+    """Return the peak bytes of each part."""
+    column = launches[:, None]
+    facts, element, constants = setup.facts, setup.element, setup.constants
+    plain, experts = stage_parameters(facts, launches, stages)
+    states, offloaded, fetched = _states(setup, column, plain, experts)
+    activations, on_host = _activations(setup, column, stages)
+    tokens = column.b * setup.job.sequence_length / column.u
+    logits = stages.heads * LOGIT_BYTES * element / 2 * tokens * facts.vocab / column.t
+
+    parameters = plain + experts
+    bucket = np.minimum(constants.buffer_elements, parameters) * element
+    sharded = np.minimum(2.0 * facts.largest_layer, parameters) * element
+    gathered = np.where(column.z == 3, sharded, 0.0)
+    buckets = np.where(column.replicas > 1, np.where(column.z >= 1, 2.0, 1.0), 0.0)
+    context = np.full_like(states, constants.context_bytes)
+
+    on_node = np.minimum(column.ranks, setup.cluster.devices_per_node)
+    # DeepSpeed keeps a 16-bit (or fp32) gradient buffer beside the fp32 states on the host. States
+    # on a drive are not in host memory: only their gradients are.
+    moments = _moment_bytes(setup)
+    in_memory = np.where(column.offload_nvme, 0.0, offloaded)
+    optimizer = np.where(column.offload, in_memory + element * offloaded / moments, 0.0)
+    fetched = np.where(column.parameters_nvme, 0.0, fetched)
+    if setup.cluster.device.type == "cpu":  # device and host are one memory
+        host = np.zeros_like(states)
+    else:
+        host = on_node * (optimizer + fetched + on_host)
+    return MemoryParts(states, activations, logits, buckets * bucket + gathered, context, host)
+
+
+def _moment_bytes(setup: Setup) -> float:
+    """Return the bytes per parameter that offload moves: fp32 weights and moments, or moments."""
+    return 8.0 if setup.job.precision == "fp32" else 12.0
+
+
+def _states(
+    setup: Setup, column: Launches, plain: np.ndarray, experts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (states on the device, optimizer states offload moves, parameters on the host)."""
+    z, replicas = column.z, column.replicas
+    expert_replicas = np.maximum(1.0, replicas / column.e)
+
+    def states_of(parameters: np.ndarray, shards: np.ndarray) -> np.ndarray:
+        each = [model_state_bytes(parameters, k, shards, setup.job.precision) for k in range(4)]  # type: ignore[arg-type]
+        return np.select([z == k for k in range(4)], each)
+
+    states = states_of(plain, replicas) + states_of(experts, expert_replicas)
+    offloaded = _moment_bytes(setup) * (
+        plain / np.where(z >= 1, replicas, 1.0) + experts / np.where(z >= 1, expert_replicas, 1.0)
+    )
+    states = states - np.where(column.offload, offloaded, 0.0)
+    fetched = setup.element * (plain / replicas + experts / expert_replicas)
+    fetched = np.where(column.parameters_offloaded & (z == 3), fetched, 0.0)
+    return states - fetched, offloaded, fetched
+
+
+def _activations(setup: Setup, column: Launches, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of activations (on the device, on the host), of all micro-batches."""
+    facts, element, t = setup.facts, setup.element, column.t
+    tokens = column.b * setup.job.sequence_length / column.u
+    block = tokens * activation_bytes_per_token(facts, t, element)
+    if not setup.fused_attention:
+        scores = SCORE_BYTES * element / 2 * setup.job.sequence_length * facts.heads / t
+        block = block + tokens * scores
+    again = column.recomputed
+    kept = again * element * tokens * facts.hidden + (1 - again) * block
+    in_flight = np.minimum(column.m, len(stages.kind) - stages.first)
+    # Offloaded activations leave two blocks' worth on the device: one in use, one in transit.
+    resident = np.where(column.activations, np.minimum(2.0, stages.blocks), stages.blocks)
+    on_device = resident * np.where(column.activations, 1.0, in_flight) * kept
+    on_host = np.where(column.activations, stages.blocks * in_flight * kept, 0.0)
+    if facts.vision is not None:
+        patches = column.b * setup.job.frames * facts.vision.patches / column.u
+        one = encoder_block_bytes(facts, patches, t, element, fused_attention=setup.fused_attention)
+        encoded = again * element * patches * facts.vision.hidden + (1 - again) * one
+        in_all = facts.vision.layers * in_flight
+        resident = np.where(column.activations, 2.0, in_all)
+        on_device = on_device + stages.embeds * resident * encoded
+        on_host = on_host + np.where(column.activations, stages.embeds * in_all * encoded, 0.0)
+        on_device = on_device + np.where(again > 0, stages.embeds * one, 0.0)
+    # The block under recomputation, or the gradients of the block being processed.
+    on_device = on_device + np.where(again > 0, block, 0.5 * block)
+    return on_device * (1 + setup.constants.memory_overhead), on_host

@@ -1,0 +1,312 @@
+"""Step time, power and memory of any configuration, from first principles and data sheets.
+
+A step is arithmetic (which the SM clock scales), memory traffic, dispatch, collectives over the
+links they cross, the pipeline's bubble and offload traffic (none of which the clock scales). Energy
+is the power of each part while it is busy, above the idle power of a device. The figures are only a
+prior: the surrogates fit its scale to measurements and learn the rest
+(`tuner.models.surrogate.surrogates`), and `benchmarks.published` prints its errors against
+published measurements. All candidates are computed at once with NumPy; the parts are in
+`tuner.models.analytic.step`, `tuner.models.analytic.compute`, `tuner.models.analytic.collectives`,
+`tuner.models.analytic.memory` and `tuner.models.analytic.power`, the constants in
+`tuner.models.analytic.constants`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from tuner.models.analytic.breakdown import Breakdown, break_down
+from tuner.models.analytic.constants import Constants, constants_of
+from tuner.models.analytic.layout import Launches, Layout, read_layout
+from tuner.models.analytic.memory import memory_parts
+from tuner.models.analytic.power import Busy, PowerModel, capped_clock
+from tuner.models.analytic.setup import Setup
+from tuner.models.analytic.stages import Stages, cut
+from tuner.models.analytic.step import StepParts, step_parts
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+
+__all__ = ["AnalyticModel", "Breakdown", "Prediction", "Prior"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted figures of configurations; arrays of one figure per configuration.
+
+    Attributes:
+        step_time_s: seconds of one optimizer step.
+        power_W: average power of the whole job, watts.
+        memory_bytes: peak of the fullest rank's device, bytes.
+        host_memory_bytes: peak that the job's ranks use on one node's host, bytes; empty if the
+            prior does not predict it.
+        clock_MHz: mean clock of the devices after any limit; empty if not predicted.
+    """
+
+    step_time_s: np.ndarray
+    power_W: np.ndarray
+    memory_bytes: np.ndarray
+    host_memory_bytes: np.ndarray = field(default_factory=lambda: np.empty(0))
+    clock_MHz: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """Prediction before a measurement, used as the surrogates' mean."""
+
+    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
+        """Return the figures of these configurations."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Configurations whose pipelines have the same stages.
+
+    Attributes:
+        members: their numbers.
+        launches: knobs of their launches, one row per member.
+        stages: the kinds of stage.
+        parts: their steps but for the clock, one row per member.
+        clock, limit_W: settings of each kind of stage, shape (members, kinds); the clock as a
+            share of the highest.
+    """
+
+    members: np.ndarray
+    launches: Launches
+    stages: Stages
+    parts: StepParts
+    clock: np.ndarray
+    limit_W: np.ndarray
+
+
+class AnalyticModel:
+    """Model of the step time, power and memory of a job on a cluster.
+
+    Args:
+        job: the training job.
+        cluster: the machines.
+        constants: shares of the data sheet that are reached; by default those of the device.
+        fused_attention: True if attention runs in a fused kernel, which stores no scores, as in
+            the built-in training program.
+        partitions: number of blocks of each stage by pipeline degree, if known.
+
+    Raises:
+        InputError: the job's model lacks a size (from `facts_of`), or a partition does not fit it.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        *,
+        constants: Constants | None = None,
+        fused_attention: bool = True,
+        partitions: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        device = cluster.device
+        self.constants = constants or constants_of(device)
+        self.setup = Setup.of(job, cluster, self.constants, fused_attention=fused_attention)
+        self.job, self.cluster, self.facts = job, cluster, self.setup.facts
+        self.power = PowerModel(device, self.constants)
+        self._partitions = dict(partitions or {})
+        self._top_MHz = float(max(device.clocks_MHz, default=device.default_clock_MHz or 1))
+        self._default = (device.default_clock_MHz or self._top_MHz) / self._top_MHz
+
+    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
+        """Return step time, power and memory; arrays of shape (len(configurations),).
+
+        Raises:
+            InvalidValue: a degree is not an integer.
+        """
+        layout = read_layout(configurations, self.job.global_batch)
+        time, power, clock = (np.empty(len(configurations)) for _ in range(3))
+        for group in self._groups(layout):
+            clocks, slot, step = self._run(group)
+            joules = self._joules(group, clocks, slot, step)
+            time[group.members] = step
+            power[group.members] = sum(joules.values()) / step
+            clock[group.members] = clocks @ group.stages.count / group.stages.count.sum()
+        device, host = self._memory(layout.launches)
+        return Prediction(
+            step_time_s=time,
+            power_W=power,
+            memory_bytes=device[layout.row],
+            host_memory_bytes=host[layout.row],
+            clock_MHz=clock * self._top_MHz,
+        )
+
+    def memory_bytes(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Return the peak bytes on the device of the fullest rank."""
+        layout = read_layout(configurations, self.job.global_batch)
+        return self._memory(layout.launches)[0][layout.row]
+
+    def breakdown(self, configuration: Configuration) -> Breakdown:
+        """Return the parts of one configuration's time, energy and memory.
+
+        Raises:
+            InvalidValue: a degree is not an integer.
+        """
+        layout = read_layout([configuration], self.job.global_batch)
+        (group,) = self._groups(layout)
+        clocks, slot, step = self._run(group)
+        return break_down(
+            parts=group.parts,
+            stages=group.stages,
+            constants=self.constants,
+            clocks=clocks,
+            slot=slot,
+            step_time_s=float(step[0]),
+            joules={
+                name: float(value[0])
+                for name, value in self._joules(group, clocks, slot, step).items()
+            },
+            memory=memory_parts(
+                self.setup, layout.launches, self._stages(float(layout.launches.p[0]))
+            ),
+            clock_MHz=float(clocks[0] @ group.stages.count / group.stages.count.sum())
+            * self._top_MHz,
+        )
+
+    def _stages(self, p: float) -> Stages:
+        return cut(self.facts.layers, int(p), self._partitions.get(int(p)))
+
+    def _groups(self, layout: Layout) -> Iterator[_Group]:
+        staged = np.zeros(len(layout.row), dtype=bool)
+        staged[[*layout.stage_clocks_MHz, *layout.stage_limits_W]] = True
+        degree = layout.launches.p
+        for p in np.unique(degree):
+            launches = np.flatnonzero(degree == p)
+            place = np.full(len(degree), -1, dtype=np.intp)
+            place[launches] = np.arange(len(launches))
+            here = degree[layout.row] == p
+            for each in (False, True):
+                members = np.flatnonzero(here & (staged == each))
+                if not len(members):
+                    continue
+                stages = self._stages(float(p))
+                stages = stages.each() if each else stages
+                parts = step_parts(self.setup, layout.launches[launches], stages)
+                clock, limit = self._settings(layout, members, len(stages.count))
+                yield _Group(
+                    members=members,
+                    launches=layout.launches[layout.row[members]],
+                    stages=stages,
+                    parts=replace(
+                        parts[place[layout.row[members]]],
+                        memory_rate=self._memory_rate(layout.memory_clock_MHz[members]),
+                    ),
+                    clock=clock,
+                    limit_W=limit,
+                )
+
+    def _memory_rate(self, clock_MHz: np.ndarray) -> np.ndarray:
+        """Return memory clocks as shares of the one of the stated bandwidth, shape (n, 1).
+
+        Memory bandwidth is proportional to its clock. A device whose file does not state that clock
+        is assumed to run at it always, and the surrogates learn the difference.
+        """
+        stated = self.cluster.device.memory_clock_MHz
+        if not stated:
+            return np.ones((len(clock_MHz), 1))
+        return np.where(np.isnan(clock_MHz), 1.0, clock_MHz / stated)[:, None]
+
+    def _settings(
+        self, layout: Layout, members: np.ndarray, kinds: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return clocks (shares of the highest) and limits of each kind of stage."""
+        device = self.cluster.device
+        clock = np.repeat(layout.clock_MHz[members][:, None] / self._top_MHz, kinds, axis=1)
+        limit = np.repeat(layout.limit_W[members][:, None], kinds, axis=1)
+        for i, member in enumerate(members) if layout.stage_clocks_MHz else ():
+            if int(member) in layout.stage_clocks_MHz:
+                clock[i] = np.array(layout.stage_clocks_MHz[int(member)]) / self._top_MHz
+        for i, member in enumerate(members) if layout.stage_limits_W else ():
+            if int(member) in layout.stage_limits_W:
+                limit[i] = layout.stage_limits_W[int(member)]
+        clock = np.where(np.isnan(clock), self._default, clock)
+        return clock, np.where(np.isnan(limit), device.max_W, limit)
+
+    def _run(self, group: _Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return clocks after the limit, slots at them (members, kinds), and steps (members,)."""
+        parts, constants = group.parts, self.constants
+
+        def power_at(flat: np.ndarray, clock: np.ndarray) -> np.ndarray:
+            # A limit acts within milliseconds, so it applies to a slot's power, not a step's.
+            one = flat.reshape(-1, 1)
+            row, kind = np.divmod(one[:, 0], group.clock.shape[1])
+            here = _flat(parts, row, kind)
+            slot = here.slot_s(clock, constants)
+            busy = _busy_slot(here)
+            return self.power.watts(busy, clock, np.maximum(slot, 1e-12))
+
+        clock = capped_clock(power_at, group.clock, group.limit_W)
+        slot = parts.slot_s(clock, constants)
+        return clock, slot, parts.step_s(slot, group.stages, constants)
+
+    def _joules(
+        self, group: _Group, clock: np.ndarray, slot: np.ndarray, step: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return the joules of the whole job in one step, by part; each of shape (members,)."""
+        parts, cluster = group.parts, self.cluster
+        busy_slot = _busy_slot(parts)
+        hidden_offload = np.minimum(parts.offload_behind, parts.m * slot)
+        busy = Busy(
+            arithmetic_s=parts.m * busy_slot.arithmetic_s,
+            memory_s=parts.m * busy_slot.memory_s + parts.update,
+            link_s=parts.m * busy_slot.link_s + parts.sync,
+            host_link_s=parts.m * busy_slot.host_link_s
+            + np.maximum(0.0, parts.offload + hidden_offload - parts.host_update),
+        )
+        span = np.repeat(step[:, None], slot.shape[1], axis=1)
+        ranks = (group.launches.d * group.launches.t * group.launches.u)[:, None]
+        each = self.power.energies_J(busy, clock, span)
+        joules = {
+            name: (value * group.stages.count * ranks).sum(axis=1) for name, value in each.items()
+        }
+        world = group.launches.ranks
+        nodes = np.ceil(world / cluster.devices_per_node)
+        supply = cluster.supply_loss * sum(joules.values())
+        joules["host"] = nodes * cluster.host_W * step + (
+            self.constants.host_busy_W * world * parts.host_update.max(axis=1)
+            if cluster.host_W
+            else 0.0
+        )
+        joules["supply"] = np.asarray(supply)
+        if cluster.device.type == "cpu":  # a CPU's counter is the whole package's
+            joules["idle"] = joules["idle"] + (
+                (nodes * cluster.devices_per_node - world) * cluster.device.idle_W * step
+            )
+        return joules
+
+    def _memory(self, launches: Launches) -> tuple[np.ndarray, np.ndarray]:
+        """Return the peak bytes on the device and on one host, one per launch."""
+        device, host = np.empty(len(launches)), np.empty(len(launches))
+        for p in np.unique(launches.p):
+            rows = np.flatnonzero(launches.p == p)
+            parts = memory_parts(self.setup, launches[rows], self._stages(float(p)))
+            device[rows], host[rows] = parts.device.max(axis=1), parts.host.max(axis=1)
+        return device, host
+
+
+def _flat(parts: StepParts, row: np.ndarray, kind: np.ndarray) -> StepParts:
+    """Return single (row, kind) entries of the parts, as flat arrays."""
+    values = []
+    for each in fields(parts):
+        array = getattr(parts, each.name)
+        values.append(array[row, 0] if array.shape[1] == 1 else array[row, kind])
+    return StepParts(*values)
+
+
+def _busy_slot(parts: StepParts) -> Busy:
+    """Return the busy seconds of a micro-batch on a device."""
+    return Busy(
+        arithmetic_s=parts.arithmetic,
+        memory_s=parts.operands + parts.stream,
+        link_s=parts.links,
+        host_link_s=parts.host_now + parts.host_behind,
+    )

@@ -1,0 +1,104 @@
+"""Power of a device: idle, clock- and voltage-dependent compute, memory and links.
+
+Arithmetic costs V(f)^2 f while it runs, so a fixed amount of it costs energy as V(f)^2: flat up to
+the knee, rising above it. Memory and links draw power while they move data, at any SM clock. A
+device whose power would exceed its limit lowers its clock until it fits, and the step runs at that
+clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.models.analytic.constants import Constants
+from tuner.search_spaces.cluster import Device
+
+__all__ = ["Busy", "PowerModel", "capped_clock"]
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Seconds of a span in which each part of a device is busy; arrays of one shape.
+
+    Attributes:
+        arithmetic_s: full-rate arithmetic, counted at the highest clock.
+        memory_s: full-rate memory traffic.
+        link_s: traffic between devices.
+        host_link_s: traffic to host memory.
+    """
+
+    arithmetic_s: np.ndarray
+    memory_s: np.ndarray
+    link_s: np.ndarray
+    host_link_s: np.ndarray
+
+
+class PowerModel:
+    """Power model of one device.
+
+    Args:
+        device: gives idle power and limit.
+        constants: give the power of its parts.
+    """
+
+    def __init__(self, device: Device, constants: Constants) -> None:
+        self.device, self.constants = device, constants
+        self._reference_W = constants.reference_W or device.max_W - device.idle_W
+
+    def voltage(self, clock: np.ndarray) -> np.ndarray:
+        """Return the voltage at a clock, shares of the highest: flat to the knee, then linear."""
+        knee, lowest = self.constants.voltage_knee, self.constants.lowest_voltage
+        rise = np.clip((clock - knee) / (1 - knee), 0.0, None)
+        return np.asarray(lowest + (1 - lowest) * rise)
+
+    def energies_J(
+        self, busy: Busy, clock: np.ndarray, span_s: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return the joules of one device over a span, by part."""
+        c, reference = self.constants, self._reference_W
+        squared = self.voltage(clock) ** 2
+        return {
+            "idle": self.device.idle_W * span_s,
+            "awake": c.awake_W * reference * squared * clock * span_s,
+            "arithmetic": c.compute_W * reference * squared * busy.arithmetic_s,
+            "memory": c.memory_W * reference * busy.memory_s,
+            "links": c.link_W * reference * busy.link_s,
+            "host link": c.host_link_W * reference * busy.host_link_s,
+        }
+
+    def watts(self, busy: Busy, clock: np.ndarray, span_s: np.ndarray) -> np.ndarray:
+        """Return the average watts of one device over a span."""
+        return np.asarray(sum(self.energies_J(busy, clock, span_s).values()) / span_s)
+
+
+def capped_clock(
+    power_at: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    clock: np.ndarray,
+    limit_W: np.ndarray,
+    *,
+    lowest: float = 0.1,
+    rounds: int = 14,
+) -> np.ndarray:
+    """Return the clock under a limit as a share of the highest, by bisection if the limit binds.
+
+    Args:
+        power_at: returns the watts of flat indices at clocks.
+        clock: the clocks to limit, any shape.
+        limit_W: the limits, same shape.
+        lowest: lowest clock; a device at it may exceed its limit.
+        rounds: number of bisections.
+    """
+    flat, limit = clock.ravel().copy(), limit_W.ravel()
+    every = np.arange(flat.size)
+    over = every[power_at(every, flat) > limit]
+    if len(over):
+        low, high = np.full(len(over), lowest), flat[over]
+        for _ in range(rounds):
+            middle = 0.5 * (low + high)
+            above = power_at(over, middle) > limit[over]
+            high, low = np.where(above, middle, high), np.where(above, low, middle)
+        flat[over] = low
+    return flat.reshape(clock.shape)

@@ -1,0 +1,73 @@
+"""Job, cluster and constants together, as every term of the analytic models reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.models.analytic.constants import Constants
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.model_facts import ModelFacts, facts_of
+
+__all__ = ["Setup"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Job on a cluster.
+
+    Attributes:
+        job: the training job.
+        facts: sizes of its model.
+        cluster: the machines.
+        constants: shares of the data sheet that are reached, fixed times and power shares.
+        peak_flops: peak of the job's precision on one device, FLOP/s.
+        element: bytes of an activation, a gradient or a communicated parameter.
+        fused_attention: True if attention runs in a fused kernel, which stores no scores.
+    """
+
+    job: TrainingJob
+    facts: ModelFacts
+    cluster: Cluster
+    constants: Constants
+    peak_flops: float
+    element: float
+    fused_attention: bool
+
+    @classmethod
+    def of(
+        cls, job: TrainingJob, cluster: Cluster, constants: Constants, *, fused_attention: bool
+    ) -> Setup:
+        """Return the setup of a job on a cluster.
+
+        Raises:
+            InputError: the job's model lacks a size.
+        """
+        fp32 = job.precision == "fp32"
+        # TF32 runs at half the bf16 rate (156 of 312 TFLOP/s on A100, 494 of 989 on H100: NVIDIA
+        # data sheets); a CPU's stated peak is assumed to be that of the job's precision.
+        halved = fp32 and cluster.device.type == "cuda"
+        return cls(
+            job=job,
+            facts=facts_of(job),
+            cluster=cluster,
+            constants=constants,
+            peak_flops=cluster.device.peak_flops / (2.0 if halved else 1.0),
+            element=4.0 if fp32 else 2.0,
+            fused_attention=fused_attention,
+        )
+
+    @property
+    def bandwidth_Bps(self) -> float:
+        """Memory bandwidth that a stream reaches on one device, bytes per second."""
+        return self.constants.memory_efficiency * self.cluster.device.memory_bandwidth_Bps
+
+    @property
+    def flops_per_s(self) -> float:
+        """Rate that a large matrix product reaches on one device, FLOP/s."""
+        return self.constants.matrix_efficiency * self.peak_flops
+
+    @property
+    def host_link_Bps(self) -> float:
+        """Bandwidth reached to host memory, bytes per second, of 25 GB/s if none is stated."""
+        return self.constants.host_link_efficiency * (self.cluster.host_link_Bps or 2.5e10)

@@ -1,0 +1,306 @@
+"""Parts of one optimizer step: per micro-batch of each kind of stage, and once per step.
+
+`StepParts` holds everything that does not depend on the clock; `slot_s` and `step_s` add the clock.
+A micro-batch's slot is arithmetic (which the SM clock scales), memory traffic, the host's dispatch,
+collectives inside the layers and the transfer to the next stage (which it does not). A 1F1B
+pipeline takes (m - 1) slots of its slowest stage and one of every stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from tuner.models.analytic.collectives import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    link_of,
+    transfer_s,
+)
+from tuner.models.analytic.compute import Passes
+from tuner.models.analytic.constants import Constants
+from tuner.models.analytic.layout import Launches
+from tuner.models.analytic.memory import stage_parameters
+from tuner.models.analytic.setup import Setup
+from tuner.models.analytic.stages import Stages
+
+__all__ = ["StepParts", "step_parts"]
+
+#: Bytes per parameter that one Adam step moves: fp32 weight, two moments and gradient read, three
+#: written (4 x 4 + 3 x 4).
+ADAM_BYTES = 28.0
+#: Bytes per parameter that one step moves to and from a node's drive: fp32 weight and two moments,
+#: in and out again (ZeRO-Infinity, arXiv 2104.07857; gradients stay in host memory).
+NVME_BYTES = 24.0
+#: Host memory bandwidth of a node if the cluster states none, bytes per second: an estimate
+#: for a two-socket DDR5 server.
+HOST_MEMORY_BPS = 3e11
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Everything of a step but the clock, seconds; arrays of shape (launches, kinds of stage).
+
+    Attributes:
+        arithmetic, operands, stream, dispatch: terms of a micro-batch, over all its passes.
+        tensor, sequence, experts, transfer: collectives of a micro-batch: tensor-parallel
+            reductions, Ulysses' and experts' all-to-all, and the transfer to the next stage.
+        host_now, host_behind: transfer of a micro-batch's activations to the host and back, exposed
+            or hidden behind the rest of its slot.
+        sync, sync_share: collectives of gradients and ZeRO in a step, and the number of slots of
+            compute that they can hide behind.
+        update: the optimizer on the device.
+        offload, offload_behind: gradients to the host, its optimizer, parameters back: the exposed
+            part, and the part that hides behind compute if there is enough.
+        host_update: seconds of a step in which the host optimizer runs (it draws power).
+        m: number of micro-batches, shape (launches, 1).
+        memory_rate: the memory's clock as a share of the one its bandwidth is stated for, shape
+            (launches, 1); power is drawn by the traffic, which it does not change.
+    """
+
+    arithmetic: np.ndarray
+    operands: np.ndarray
+    stream: np.ndarray
+    dispatch: np.ndarray
+    tensor: np.ndarray
+    sequence: np.ndarray
+    experts: np.ndarray
+    transfer: np.ndarray
+    host_now: np.ndarray
+    host_behind: np.ndarray
+    sync: np.ndarray
+    sync_share: np.ndarray
+    update: np.ndarray
+    offload: np.ndarray
+    offload_behind: np.ndarray
+    host_update: np.ndarray
+    m: np.ndarray
+    memory_rate: np.ndarray
+
+    def __getitem__(self, rows: Any) -> StepParts:
+        return StepParts(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def device_s(self, clock: np.ndarray, constants: Constants) -> np.ndarray:
+        """Return the seconds of a micro-batch's arithmetic and memory traffic at a clock."""
+        memory = np.maximum(1.0, constants.bandwidth_clock / clock) / self.memory_rate
+        return np.asarray(
+            np.maximum(self.arithmetic / clock, self.operands * memory) + self.stream * memory
+        )
+
+    def dispatch_s(self, clock: np.ndarray, constants: Constants) -> np.ndarray:
+        """Return the seconds of dispatch that the device's work does not hide."""
+        hidden = np.minimum(self.dispatch, self.device_s(clock, constants))
+        return self.dispatch - constants.dispatch_hidden * hidden
+
+    def host_s(self, clock: np.ndarray, constants: Constants) -> np.ndarray:
+        """Return the seconds that moving activations to the host adds to a slot."""
+        behind = self.device_s(clock, constants) + self.tensor + self.sequence + self.experts
+        return self.host_now + np.maximum(0.0, self.host_behind - behind)
+
+    @property
+    def links(self) -> np.ndarray:
+        """Seconds of a micro-batch's collectives and transfers."""
+        return self.tensor + self.sequence + self.experts + self.transfer
+
+    def slot_s(self, clock: np.ndarray, constants: Constants) -> np.ndarray:
+        """Return the seconds of one micro-batch on one stage, forward and backward."""
+        return np.asarray(
+            self.device_s(clock, constants)
+            + self.dispatch_s(clock, constants)
+            + self.links
+            + self.host_s(clock, constants)
+        )
+
+    def sync_s(self, slot: np.ndarray, constants: Constants) -> np.ndarray:
+        """Return the seconds that collectives of gradients and ZeRO add to the step."""
+        hidden = np.minimum(self.sync, self.sync_share * slot)
+        return np.asarray(self.sync - hidden + constants.overlap_slowdown * hidden)
+
+    def offload_s(self, slot: np.ndarray) -> np.ndarray:
+        """Return the seconds that the optimizer's offload adds to the step."""
+        return self.offload + np.maximum(0.0, self.offload_behind - self.m * slot * 2 / 3)
+
+    def step_s(self, slot: np.ndarray, stages: Stages, constants: Constants) -> np.ndarray:
+        """Return the seconds of a step, shape (n,).
+
+        It is (m-1) slots of the slowest stage, one of each, and the terms that occur once (Sailor,
+        SOSP'25; 1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+        """
+        pipeline = (self.m[:, 0] - 1) * slot.max(axis=1) + (slot * stages.count).sum(axis=1)
+        update = self.update / self.memory_rate
+        once = self.sync_s(slot, constants) + update + self.offload_s(slot)
+        return np.asarray(pipeline + once.max(axis=1) + constants.step_s)
+
+
+def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
+    """Return everything of a step but the clock."""
+    forward = Passes(setup, launches)
+    block, head, encoder = forward.block(), forward.head(), forward.encoder()
+    column = launches[:, None]
+    passes = 3.0 + column.recomputed  # forward 1, backward 2, recomputation 1
+    shape = np.zeros((len(launches), len(stages.blocks)))
+    activation = (
+        column.b * setup.job.sequence_length / column.u * setup.facts.hidden * setup.element
+    )
+    tensor, sequence, experts, transfer = _collectives(setup, column, stages, activation)
+    kept = (column.recomputed + (1.0 - column.recomputed) * 17.0 / column.t) * activation
+    moved = np.where(column.activations, 2 * kept * stages.blocks / setup.host_link_Bps, 0.0)
+    offload, behind, host_update, update = _optimizer(setup, launches, stages)
+
+    def over_passes(name: str) -> np.ndarray:
+        """Return one figure of a stage's micro-batch over all passes."""
+        # The head is never recomputed. Frames are encoded on the stage that embeds tokens, by
+        # blocks that are recomputed as the others.
+        here = getattr(block, name)[:, None] * stages.blocks * passes
+        here = here + getattr(encoder, name)[:, None] * stages.embeds * passes
+        return np.asarray(here + 3.0 * getattr(head, name)[:, None] * stages.heads)
+
+    return StepParts(
+        arithmetic=over_passes("arithmetic_s"),
+        operands=over_passes("operand_s"),
+        stream=over_passes("stream_s"),
+        dispatch=over_passes("operators") * setup.constants.operator_s,
+        tensor=tensor + shape,
+        sequence=sequence + shape,
+        experts=experts + shape,
+        transfer=transfer + shape,
+        host_now=np.where(column.activations_async, 0.0, moved),
+        host_behind=np.where(column.activations_async, moved, 0.0),
+        sync=_sync(setup, launches, stages),
+        sync_share=_sync_share(setup.constants, column) + shape,
+        update=update,
+        offload=offload,
+        offload_behind=behind,
+        host_update=host_update,
+        m=column.m,
+        memory_rate=np.ones_like(column.m),
+    )
+
+
+def _collectives(
+    setup: Setup, column: Launches, stages: Stages, activation: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the seconds of a micro-batch's collectives: (tensor, sequence, experts, transfer).
+
+    Args:
+        setup: job and cluster.
+        column: the launches, as columns.
+        stages: the kinds of stage.
+        activation: bytes of a micro-batch's activation between blocks, per rank.
+    """
+    facts, cluster, constants = setup.facts, setup.cluster, setup.constants
+    d, t, u, e = column.d, column.t, column.u, column.e
+    tokens = column.b * setup.job.sequence_length / u
+
+    # Tensor parallelism: two all-reduces per block forward, two backward, two more to recompute
+    # (Megatron-LM, arXiv 1909.08053), of the whole activation.
+    reduces = (4.0 + 2.0 * column.recomputed) * stages.blocks
+    tensor = reduces * np.where(
+        t > 1, all_reduce_s(activation, t, link_of(cluster, constants, t)), 0.0
+    )
+    # Ulysses: q, k and v before attention, its output after, each pass (arXiv 2309.14509).
+    turns = (2.0 + column.recomputed) * stages.blocks
+    heads = 2 * facts.heads * facts.head_dim + 2 * facts.kv_heads * facts.head_dim
+    exchanged = tokens * heads * setup.element / t
+    sequence = turns * np.where(
+        u > 1, all_to_all_s(exchanged, u, link_of(cluster, constants, u * t)), 0.0
+    )
+    # Experts: tokens out and back, to each expert that they visit.
+    visited = 2 * max(facts.experts_per_token, 1) * activation
+    experts = turns * np.where(
+        e > 1, all_to_all_s(visited, e, link_of(cluster, constants, e * t)), 0.0
+    )
+    # Pipeline: an activation to the next stage, its gradient back, and the schedule itself. The
+    # next stage's ranks are d t u devices away. Each tensor-parallel rank sends its part, and the
+    # parts are gathered on arrival (DeepSpeed's PipelineEngine: `pipe_partitioned` and
+    # `grad_partitioned`, on by default; Megatron-LM scatters and gathers alike).
+    inside = (constants.link_efficiency, constants.transfer_efficiency)
+    next_stage = link_of(cluster, constants, 2 * d * t * u, efficiency=inside)
+    gathered = np.where(t > 1, all_gather_s(activation, t, link_of(cluster, constants, t)), 0.0)
+    transfer = np.where(
+        column.p > 1,
+        2 * (transfer_s(activation / t, next_stage) + gathered) + constants.stage_s,
+        0.0,
+    )
+    return tensor, sequence, experts, transfer
+
+
+def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
+    """Return the seconds of data parallelism's and ZeRO's collectives in a step.
+
+    Stages 0 and 1 reduce once per step (and stage 1 gathers the updated parameters); stage 2
+    reduces every micro-batch and gathers once; stage 3 gathers forward and backward and reduces,
+    every micro-batch (DeepSpeed's engine refuses no_sync for stages 2 and 3). Parameters on the
+    host are transferred for each of the two gathers.
+    """
+    cluster, constants, element = setup.cluster, setup.constants, setup.element
+    column = launches[:, None]
+    facts, host_link = setup.facts, setup.host_link_Bps
+    plain, experts = stage_parameters(facts, launches, stages)
+    inside = constants.reduce_efficiency
+    usual = (inside, inside * constants.reduce_over_network)
+    seconds = np.zeros_like(plain)
+    for parameters, ranks, apart in (
+        (plain, column.replicas, column.t),
+        (experts, np.maximum(1.0, column.replicas / column.e), column.t * column.e),
+    ):
+        rails = np.clip(cluster.devices_per_node / apart, 1.0, ranks)
+        link = link_of(cluster, constants, ranks * apart, rails=rails, efficiency=usual)
+        once = all_gather_s(parameters * element, ranks, link)
+        rounds = np.select(
+            [column.z <= 1, column.z == 2],
+            [2.0 * np.ones_like(column.m), column.m + 1],
+            3 * column.m,
+        )
+        # ZeRO-3 gathers block by block: its rounds are each block's.
+        blocks = np.where(column.z == 3, np.maximum(stages.blocks, 1.0) - 1, 0.0)
+        waiting = rounds * blocks * (ranks - 1) * link.latency_s
+        seconds = seconds + np.where(ranks > 1, rounds * once + waiting, 0.0)
+        # All ranks of a node share its drive; the link to the host is each rank's own.
+        on_node = np.minimum(column.ranks, cluster.devices_per_node)
+        drive = np.minimum(constants.nvme_Bps / on_node, host_link)
+        source = np.where(column.parameters_nvme, drive, host_link)
+        fetched = 2 * column.m * parameters / ranks * element / source
+        seconds = seconds + np.where(column.parameters_offloaded & (column.z == 3), fetched, 0.0)
+    return seconds
+
+
+def _sync_share(constants: Constants, column: Launches) -> np.ndarray:
+    """Return the number of slots of compute that the collectives of a step can hide behind."""
+    last_backward = constants.reduce_overlap * 2 / 3
+    return np.select(
+        [column.z <= 1, column.z == 2],
+        [last_backward * np.ones_like(column.m), last_backward * column.m],
+        constants.gather_overlap * column.m,
+    )
+
+
+def _optimizer(
+    setup: Setup, launches: Launches, stages: Stages
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the seconds of a step: (exposed offload, hideable offload, host update, update)."""
+    cluster, constants = setup.cluster, setup.constants
+    column = launches[:, None]
+    plain, experts = stage_parameters(setup.facts, launches, stages)
+    shards = np.where(column.z >= 1, column.replicas, 1.0)
+    share = plain / shards + experts / np.maximum(1.0, shards / column.e)
+    update = ADAM_BYTES * share / setup.bandwidth_Bps
+    if cluster.device.type == "cpu":  # device and host are one memory
+        none = np.zeros_like(share)
+        return none, none, none, update
+    on_node = np.minimum(column.ranks, cluster.devices_per_node)
+    memory = constants.host_memory_efficiency * (cluster.host_memory_Bps or HOST_MEMORY_BPS)
+    adam = ADAM_BYTES * share * on_node / memory
+    transfer = share * setup.element / setup.host_link_Bps  # one way
+    offloaded, later = column.offload, column.offload_async
+    # Synchronously the last gradients go to the host, Adam runs, parameters come back.
+    # Asynchronously (SuperOffload) all but the last bucket hides behind the backward pass, and fp32
+    # is moved, cast on the device: twice the bytes.
+    now = np.where(offloaded & ~later, 2 * transfer + adam, np.where(later, 0.1 * transfer, 0.0))
+    swapped = NVME_BYTES * share * on_node / constants.nvme_Bps
+    now = now + np.where(column.offload_nvme, swapped, 0.0)
+    behind = np.where(later, 4 * transfer + adam, 0.0)
+    return now, behind, np.where(offloaded, adam, 0.0), np.where(offloaded, 0.0, update)

@@ -1,0 +1,1 @@
+"""Surrogates of step time and power fitted to measurements."""

@@ -1,0 +1,239 @@
+"""Configurations as numbers: the feature columns of the surrogates.
+
+Each knob that varies over the candidates becomes one or more columns in [0, 1]: degrees by their
+logarithm, clocks and watts linearly, categories one-hot. The scale of a knob of a recorded table
+follows from its values. A live knob that is left to the device has its highest value, and a column
+of its own marks it. An analytic prior adds its log time and log power as two columns; measurements
+made elsewhere are means to choose from, without a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import KNOBS, Value
+
+if TYPE_CHECKING:
+    from tuner.models.analytic.model import Prior
+    from tuner.search_spaces.space import Candidates
+
+__all__ = ["FeatureMap", "knob_names", "varying_knobs"]
+
+#: An unlisted numeric knob whose values are positive and span more than this factor is logarithmic.
+LOG_RATIO = 4.0
+
+_Column = Callable[[Sequence["Value | None"]], "np.ndarray[Any, Any]"]
+
+
+def knob_names(configurations: Iterable[Configuration]) -> tuple[list[str], list[str]]:
+    """Return the names of the launch knobs and of the live knobs of any of these configurations."""
+    launch: dict[str, None] = {}
+    live: dict[str, None] = {}
+    for configuration in configurations:
+        launch.update(dict.fromkeys(configuration.launch))
+        live.update(dict.fromkeys(configuration.live))
+    return sorted(launch), sorted(live)
+
+
+def varying_knobs(configurations: Sequence[Configuration]) -> list[str]:
+    """Return the knobs with more than one value: launch knobs first, each half by name."""
+    launch, live = knob_names(configurations)
+    return [name for name in launch + live if len({c.get(name) for c in configurations}) > 1]
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbers(level: object) -> bool:
+    """Return True for a tuple of one number per stage."""
+    return isinstance(level, tuple) and bool(level) and all(map(_number, level))
+
+
+def _mean(level: Value) -> float:
+    return float(np.mean(np.asarray(level, dtype=float)))
+
+
+def _numeric_column(levels: Sequence[Value], *, log: bool) -> _Column:
+    """Scale to [0, 1]; values per stage have one column for each stage of the longest tuple."""
+    width = max((len(level) for level in levels if isinstance(level, tuple)), default=1)
+
+    def spread(value: Value) -> list[float]:
+        parts = value if isinstance(value, tuple) else (value,)
+        return [float(parts[i * len(parts) // width]) for i in range(width)]
+
+    def raw(values: Sequence[Value]) -> np.ndarray:
+        rows = np.array([spread(value) for value in values], dtype=float)
+        return np.log2(rows) if log else rows
+
+    rows = raw(levels)
+    low, high = float(rows.min()), float(rows.max())
+    top = max(levels, key=_mean)
+
+    def column(values: Sequence[Value | None]) -> np.ndarray:
+        filled = [top if value is None else value for value in values]
+        return (raw(filled) - low) / (high - low if high > low else 1.0)
+
+    return column
+
+
+def _missing_column(values: Sequence[Value | None]) -> np.ndarray:
+    return np.array([[value is None] for value in values], dtype=float)
+
+
+def _one_hot_column(levels: Sequence[Value]) -> _Column:
+    """Return a column per level, or one for two levels. An unknown level is all zeros."""
+    place = {level: i for i, level in enumerate(levels)}
+    eye = np.vstack([np.eye(len(levels)), np.zeros(len(levels))])
+    if len(levels) == 2:
+        eye = eye[:, 1:]
+
+    def column(values: Sequence[Value | None]) -> np.ndarray:
+        return eye[[place.get(value, len(levels)) for value in values]]  # type: ignore[arg-type]
+
+    return column
+
+
+def _columns_of(name: str, values: Sequence[Value | None]) -> list[_Column]:
+    """Return the columns of one knob, given its values over the candidates."""
+    levels = list(dict.fromkeys(value for value in values if value is not None))
+    missing = len(levels) < len(set(values))
+    numeric = all(_number(level) or _numbers(level) for level in levels)
+    scale = KNOBS[name].scale if name in KNOBS else None
+    columns: list[_Column] = []
+    if scale == "category" or not numeric:
+        if len(levels) > 1:
+            columns.append(_one_hot_column(sorted(levels, key=str)))
+    elif len(levels) > 1:
+        flat = np.array([_mean(level) for level in levels])
+        log = scale == "log2" or (
+            scale is None and flat.min() > 0 and flat.max() / flat.min() > LOG_RATIO
+        )
+        columns.append(_numeric_column(levels, log=log))
+    if missing and levels:
+        columns.append(_missing_column)
+    return columns
+
+
+class FeatureMap:
+    """Map from configurations to rows of numbers, all columns in [0, 1] over the candidates.
+
+    Args:
+        candidates: the candidates; they set the levels and ranges, and knobs that are constant over
+            them are dropped.
+        prior: the analytic model; adds its log step time and log power as columns.
+        earlier: predictions from measurements made elsewhere (`tuner.search.transfer`), for
+            `prior_log` only.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        *,
+        prior: Prior | None = None,
+        earlier: Sequence[Prior] = (),
+    ) -> None:
+        configurations = candidates.configurations
+        # Measurements come before the analytic model.
+        self._priors = (*earlier, *([prior] if prior is not None else ()))
+        self._columns: list[tuple[str, _Column]] = []
+        for name in varying_knobs(configurations):
+            values = [configuration.get(name) for configuration in configurations]
+            self._columns += [(name, column) for column in _columns_of(name, values)]
+        self._row = {c: i for i, c in enumerate(configurations)}
+        self._prior_log = self._predict_priors(configurations)
+        self._prior_low = self._prior_log.min(axis=0)
+        self._prior_span = np.ptp(self._prior_log, axis=0)
+        self._prior_span[: 2 * len(earlier)] = 0.0
+        self._matrix = self._compute(configurations, self._prior_log)
+        self._kinds = self._kinds_of_columns(configurations)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Rows of the candidates, in their order: shape (candidates, dimension)."""
+        return self._matrix
+
+    @property
+    def dimension(self) -> int:
+        """Number of columns."""
+        return int(self._matrix.shape[1])
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """Kind of each column: launch, live or mixed (`tuner.models.surrogate.kernel`)."""
+        return self._kinds
+
+    def _kinds_of_columns(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        _, live = knob_names(configurations)
+        first = configurations[:1]
+        kinds = [
+            LIVE if name in live else LAUNCH
+            for name, column in self._columns
+            for _ in range(column([c.get(name) for c in first]).shape[1])
+        ]
+        return np.array(kinds + [MIXED] * (self.dimension - len(kinds)), dtype=int)
+
+    @property
+    def has_prior(self) -> bool:
+        """True if there is at least one prior."""
+        return bool(self._priors)
+
+    @property
+    def priors(self) -> int:
+        """Number of priors: first those from earlier measurements, then the model."""
+        return len(self._priors)
+
+    def _predict_priors(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Return log step time and log power by each prior, (n, 2 x priors)."""
+        predictions = [prior.predict(configurations) for prior in self._priors]
+        columns = [figure for one in predictions for figure in (one.step_time_s, one.power_W)]
+        return (
+            np.log(np.column_stack(columns)) if predictions else np.zeros((len(configurations), 0))
+        )
+
+    def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
+        if not configurations:
+            width = self.dimension if hasattr(self, "_matrix") else 1
+            return np.empty((0, width))
+        parts = []
+        read: dict[str, list[Value | None]] = {}
+        for name, column in self._columns:
+            if name not in read:
+                read[name] = [configuration.get(name) for configuration in configurations]
+            parts.append(column(read[name]))
+        varying = self._prior_span > 1e-9
+        if varying.any():
+            parts.append(
+                ((prior - self._prior_low) / np.maximum(self._prior_span, 1e-9))[:, varying]
+            )
+        if not parts:  # a single candidate: one constant column
+            parts.append(np.zeros((len(configurations), 1)))
+        return np.hstack(parts)
+
+    def transform(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Return rows of features, shape (len(configurations), dimension).
+
+        Configurations that are not candidates have the same scales (and may leave [0, 1]).
+        """
+        rows = [self._row.get(configuration, -1) for configuration in configurations]
+        if -1 not in rows:
+            return self._matrix[rows].reshape(len(rows), self.dimension)
+        return self._compute(configurations, self._predict_priors(configurations))
+
+    def prior_log(self, configurations: Sequence[Configuration], which: int = 0) -> np.ndarray:
+        """Return one prior's log step time and log power, shape (n, 2); zeros without a prior.
+
+        Args:
+            configurations: any configurations.
+            which: index of the prior.
+        """
+        rows = [self._row.get(configuration, -1) for configuration in configurations]
+        if not self._priors:
+            return np.zeros((len(rows), 2))
+        log = self._prior_log[rows] if -1 not in rows else self._predict_priors(configurations)
+        return log.reshape(len(rows), 2 * self.priors)[:, 2 * which : 2 * which + 2]

@@ -1,0 +1,570 @@
+"""A Gaussian process as a scikit-learn regressor: exact, and cheap to extend and to evaluate again.
+
+    y(x) = offset + f(x) + noise,   f ~ GP(0, k) with the kernel of `tuner.models.surrogate.kernel`
+
+`fit` and `predict` are scikit-learn's and start from the parameters alone. The search calls
+`update`, which continues from the rows of the last call. The hyperparameters are fitted by maximum
+a posteriori. Rows are appended to the Cholesky factor instead of refactoring it, rows may be only
+believed (pending measurements), and a list of watched points has its posterior kept up to date at
+O(rows x watched) a new row. The hyperparameters are fitted anew only when the data have grown by a
+fifth, on at most `FIT_ROWS` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED, OWN, AdditiveKernel, Likelihood
+
+__all__ = ["GaussianProcess", "draw_normal"]
+
+#: Hyperparameters are fitted on at most this many rows: a likelihood costs O(rows^3).
+FIT_ROWS = 128
+#: With fewer rows than this the hyperparameters stay at the medians of their priors.
+LEAST_ROWS = 4
+#: The hyperparameters are fitted anew when the rows have grown by this factor.
+REFIT_GROWTH = 1.2
+#: Length scales are log-normal with median exp(sqrt(2)) sqrt(d) and log-sd sqrt(3): smooth unless
+#: the data say otherwise, whatever the dimension d (Hvarfner et al. 2024, "Vanilla Bayesian
+#: optimization performs great in high dimensions", arXiv 2402.02229, section 4).
+LENGTH_LOG_MEDIAN, LENGTH_LOG_SD = np.sqrt(2.0), 0.7
+#: Log-sd of the priors of the amplitude and of the noise (as standard deviations).
+AMPLITUDE_LOG_SD, NOISE_LOG_SD = 1.0, 0.7
+#: Draws of the hyperparameters behind `marginal`, and rows up to which they are still in doubt.
+MARGINAL_DRAWS, MARGINAL_ROWS = 24, 400
+
+
+def draw_normal(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -> np.ndarray:
+    """Return draws of N(mean, covariance), shape (draws, m).
+
+    Args:
+        mean: (m,).
+        covariance: (m, m).
+        normals: standard normal draws, shape (draws, at least m).
+    """
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(mean + normals[:, : len(mean)] @ root.T)
+
+
+class _PenalisedLikelihood:
+    """Negative log posterior of the hyperparameters' logs, and its gradient.
+
+    Args:
+        likelihood: negative log marginal likelihood.
+        prior_mean: of each log.
+        prior_sd: of each log; the prior is normal.
+    """
+
+    def __init__(
+        self, likelihood: Likelihood, prior_mean: np.ndarray, prior_sd: np.ndarray
+    ) -> None:
+        self._likelihood, self._prior_mean, self._prior_sd = likelihood, prior_mean, prior_sd
+
+    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = self._likelihood(theta)
+        pull = (theta - self._prior_mean) / self._prior_sd
+        return value + 0.5 * float(pull @ pull), gradient + pull / self._prior_sd
+
+
+class _HyperPosterior:
+    """Posterior of the hyperparameters' logs about its mode, to draw from.
+
+    Normal about the mode with the curvature there (Laplace), and each draw weighed by how likely it
+    really is. In no direction is it taken to be wider than the prior.
+
+    Args:
+        penalised: negative log posterior and its gradient.
+        mode: its least, by the optimiser.
+        prior_sd: of each.
+        bounds: of each, (d, 2).
+        present: which of the kernel's amplitudes are among them.
+        kernel: what a draw's kernel is made like.
+    """
+
+    def __init__(
+        self,
+        penalised: _PenalisedLikelihood,
+        mode: np.ndarray,
+        prior_sd: np.ndarray,
+        bounds: np.ndarray,
+        present: np.ndarray,
+        kernel: AdditiveKernel,
+    ) -> None:
+        self._penalised, self._mode, self._prior_sd = penalised, mode, prior_sd
+        self._bounds, self._present, self._kernel = bounds, present, kernel
+
+    def unpack(self, theta: np.ndarray) -> tuple[AdditiveKernel, float]:
+        """Return the kernel and the noise variance of these logs."""
+        count = len(self._present)
+        amplitudes = np.zeros(4)
+        amplitudes[self._present] = np.exp(0.5 * theta[:count])
+        return self._kernel.with_(amplitudes, np.exp(theta[count:-1])), float(np.exp(theta[-1]))
+
+    def draws(self, count: int, seed: int, step: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
+        """Draws (count, d) and their weights, which sum to one."""
+        d = len(self._mode)
+        base = self._penalised(self._mode)[1]
+        curvature = np.array(
+            [(self._penalised(self._mode + step * e)[1] - base) / step for e in np.eye(d)]
+        )
+        scaled = self._prior_sd * (curvature + curvature.T) / 2 * self._prior_sd[:, None]
+        values, vectors = np.linalg.eigh(scaled)
+        root = self._prior_sd[:, None] * vectors / np.sqrt(np.maximum(values, 1.0))
+        normals = np.random.default_rng(seed).standard_normal((count // 2, d))
+        normals = np.vstack([normals, -normals])
+        thetas = np.clip(self._mode + normals @ root.T, self._bounds[:, 0], self._bounds[:, 1])
+        log = np.array([-self._penalised(theta)[0] for theta in thetas])
+        log += 0.5 * (normals**2).sum(axis=1)
+        weights = np.exp(log - log.max())
+        # A single draw may not outweigh the others (truncated importance sampling: Ionides 2008).
+        weights = np.minimum(weights, weights.mean() * np.sqrt(count))
+        return thetas, weights / weights.sum()
+
+
+class GaussianProcess(RegressorMixin, BaseEstimator):
+    """A scikit-learn regressor: a Gaussian process over rows of features, exact in its data.
+
+    Args:
+        kinds: the kind of each column (`tuner.models.surrogate.kernel`), one a column; None for all
+            of one kind, that is one kernel of all columns.
+        noise: expected standard deviation of the noise, in units of y (median of its prior; half of
+            it is the floor).
+        amplitude: expected standard deviation of f, in units of y, used until there are data to
+            judge it by.
+        own_level: give each launch a level of its own in the kernel.
+        random_state: seed or generator for the choice of rows that the hyperparameters are fitted
+            on, and for their draws.
+
+    Attributes:
+        n_features_in_: columns of a row.
+        noise_: fitted standard deviation of the noise beside what the rows state.
+    """
+
+    def __init__(
+        self,
+        *,
+        kinds: Sequence[int] | np.ndarray | None = None,
+        noise: float = 0.1,
+        amplitude: float = 1.0,
+        own_level: bool = True,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        self.kinds = kinds
+        self.noise = noise
+        self.amplitude = amplitude
+        self.own_level = own_level
+        self.random_state = random_state
+
+    def _start(self, dimension: int) -> None:
+        """Forget all data: the state is the prior's."""
+        kinds = [MIXED] * dimension if self.kinds is None else self.kinds
+        self._kinds = np.asarray(kinds, dtype=int)
+        if len(self._kinds) != dimension:
+            raise ValueError(f"kinds has {len(self._kinds)} entries; X has {dimension} columns")
+        self.n_features_in_ = dimension
+        given = self.random_state
+        self._seed = given if isinstance(given, int) else check_random_state(given).randint(2**31)
+        self._kernel = self._kernel_of(self.amplitude)
+        self._white = self.noise**2
+        self._fitted_at = 0
+        self._posterior: _HyperPosterior | None = None
+        self._x = np.empty((0, dimension))
+        self._y = np.empty(0)
+        self._variance = np.empty(0)
+        self._watched = np.empty((0, dimension))
+        self._factor_all([], [], [])
+
+    # -- scikit-learn's interface --------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> GaussianProcess:
+        """Fit the hyperparameters and the posterior to these rows, from the start.
+
+        Args:
+            X: (n, columns); the priors of the lengths are made for columns of range 1.
+            y: (n,).
+            noise_variance: (n,) each row's own noise variance, beside the fitted one; 0 where None.
+
+        Raises:
+            ValueError: the input is not numeric, finite and of these shapes.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        variance = np.zeros(len(y))
+        if noise_variance is not None:
+            variance = variance + check_array(noise_variance, ensure_2d=False, dtype=np.float64)
+        self._start(X.shape[1])
+        self.update(X, np.asarray(y, dtype=np.float64), variance)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+        """Return the posterior mean of offset + f (no noise) at rows `X`.
+
+        Args:
+            X: (m, columns).
+            return_std: also return the standard deviation, (m,).
+            return_cov: also return the covariance, (m, m).
+
+        Raises:
+            ValueError: both `return_std` and `return_cov` are set, or `X` has other columns than
+                the rows fitted to.
+        """
+        if return_std and return_cov:
+            raise ValueError("predict returns a standard deviation or a covariance, not both")
+        X = self._checked(X)
+        if return_cov:
+            return self.joint(X)
+        mean, variance = self.posterior(X)
+        return (mean, np.sqrt(variance)) if return_std else mean
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Return joint draws of offset + f (no noise) at rows `X`, shape (m, n_samples)."""
+        X = self._checked(X)
+        normals = check_random_state(random_state).standard_normal((n_samples, len(X)))
+        return self.draw(X, normals).T
+
+    def _checked(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+
+    # -- hyperparameters ---------------------------------------------------------------------
+
+    def _scale_of_lengths(self) -> np.ndarray:
+        """sqrt(d) with d the columns of a column's own kind: distances grow so."""
+        counts = np.array([(self._kinds == kind).sum() for kind in (LAUNCH, LIVE, MIXED)])
+        if not AdditiveKernel.splits(self._kinds):
+            counts[:] = self.n_features_in_
+        return np.asarray(np.sqrt(counts[self._kinds]))
+
+    def _kernel_of(self, amplitude: float) -> AdditiveKernel:
+        """Return the kernel that is used before there are data to fit its parts to."""
+        # The median of the prior is long (nearly linear functions); start from a shorter one.
+        return AdditiveKernel.of(
+            self._kinds, amplitude, self._scale_of_lengths(), own_level=self.own_level
+        )
+
+    @property
+    def noise_(self) -> float:
+        """Fitted standard deviation of the noise beside what the rows state."""
+        return float(np.sqrt(self._white))
+
+    @property
+    def offset_variance(self) -> float:
+        """Of the constant: broad beside the function, so that the data set it."""
+        return float(9.0 * max(self._kernel.variance, self.amplitude**2))
+
+    def _covariance(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
+        """Of offset + f, without noise."""
+        return self._kernel(a, b) + self._offset2
+
+    @property
+    def _prior_variance(self) -> float:
+        return self._kernel.variance + self._offset2
+
+    def _optimise(self) -> None:
+        """Maximum a posteriori hyperparameters, warm-started, on at most `FIT_ROWS` rows."""
+        n = len(self._y)
+        rows = np.arange(n)
+        if n > FIT_ROWS:
+            rows = np.random.default_rng(self._seed).choice(n, FIT_ROWS, replace=False)
+        x, y, variance = self._x[rows], self._y[rows] - self._centre, self._variance[rows]
+        spread = max(float(np.std(y)), 2 * self.noise, 1e-4)
+        fresh = self._kernel_of(spread)
+        likelihood = Likelihood(fresh, x, y, variance, constant=9.0 * spread**2)
+        here = likelihood.present
+        count, d = len(here), self.n_features_in_
+        floor = (0.5 * self.noise) ** 2
+        prior_mean = np.concatenate(
+            [
+                2 * np.log(fresh.amplitudes[here]),
+                LENGTH_LOG_MEDIAN + np.log(self._scale_of_lengths()),
+                [2 * np.log(self.noise)],
+            ]
+        )
+        prior_sd = np.concatenate(
+            [np.full(count, 2 * AMPLITUDE_LOG_SD), np.full(d, LENGTH_LOG_SD), [2 * NOISE_LOG_SD]]
+        )
+        spread_bounds = np.log([1e-4, 1e2]) + 2 * np.log(max(spread, OWN))
+        bounds = np.vstack(
+            [
+                np.tile(spread_bounds, (count, 1)),
+                np.tile(np.log([0.03, 300.0]), (d, 1)),
+                [np.log([floor, max(0.09, 100 * floor)])],
+            ]
+        )
+        warm = fresh if self._fitted_at == 0 else self._kernel
+        start = np.concatenate(
+            [2 * np.log(warm.amplitudes[here]), np.log(warm.lengths), [np.log(self._white)]]
+        )
+        penalised = _PenalisedLikelihood(likelihood, prior_mean, prior_sd)
+        theta = minimize(
+            penalised,
+            np.clip(start, bounds[:, 0], bounds[:, 1]),
+            jac=True,
+            bounds=bounds,
+            method="L-BFGS-B",
+            options={"maxiter": 30},
+        ).x
+        self._posterior = _HyperPosterior(penalised, theta, prior_sd, bounds, here, fresh)
+        self._kernel, self._white = self._posterior.unpack(theta)
+        self._fitted_at = n
+
+    # -- data --------------------------------------------------------------------------------
+
+    def update(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> bool:
+        """Take these rows as the data; return True if the hyperparameters were fitted anew.
+
+        What continues the greater part of the last call's rows is appended to it; anything else
+        starts afresh. Without rows the posterior is the prior. The rows are taken as they are.
+
+        Args:
+            x: (n, columns), of the same columns in every call.
+            y: (n,).
+            variance: (n,) each row's own noise variance, beside the fitted one; 0 where unknown.
+        """
+        if not hasattr(self, "_y"):
+            self._start(x.shape[1])
+        self._forget()
+        known, common = len(self._y), self._common(x, y, variance)
+        # What was known for a while only (a probe that goes on) is taken out at its end.
+        same = 2 * common >= known
+        self._x, self._y, self._variance = x.copy(), y.copy(), variance.copy()
+        n = len(y)
+        if not same:
+            self._fitted_at = 0
+        self._centre = float(np.mean(y)) if n else 0.0
+        refit = n >= LEAST_ROWS and n >= REFIT_GROWTH * self._fitted_at
+        if refit:
+            self._optimise()
+        if refit or not same or known == 0:
+            self._factor_all(x, y, variance)
+        else:
+            self._truncate(common)
+            self._append(x[common:], variance[common:])
+            self._data_rows = n
+        self._weigh()
+        return refit
+
+    def _common(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> int:
+        """Return the number of leading rows that are those of the last fit."""
+        n = min(len(self._y), len(y))
+        same = (
+            (self._x[:n] == x[:n]).all(axis=1)
+            & (self._y[:n] == y[:n])
+            & (self._variance[:n] == variance[:n])
+        )
+        return n if same.all() else int(np.argmin(same))
+
+    def _factor_all(self, x: Any, y: Any, variance: Any) -> None:
+        self._lower = np.empty((0, 0))
+        self._rows = np.empty((0, self.n_features_in_))
+        self._projected: np.ndarray | None = None  # L^-1 K(rows, watched), built when asked for
+        self._watched_variance = np.empty(0)
+        self._centre = float(np.mean(y)) if len(y) else 0.0
+        self._offset2 = self.offset_variance
+        self._weights = np.empty(0)
+        if len(y):
+            self._append(np.asarray(x), np.asarray(variance))
+        self._data_rows = len(y)
+        self._weigh()
+
+    def _append(self, x: np.ndarray, variance: np.ndarray) -> None:
+        """Extend the Cholesky factor, and what is watched, by these rows (a block at once)."""
+        if not len(x):
+            return
+        n, k = len(self._rows), len(x)
+        corner = self._covariance(x)
+        corner[np.diag_indices(k)] += variance + self._white + 1e-12
+        lower = np.zeros((n + k, n + k))
+        below = np.empty((k, 0))
+        if n:
+            cross = self._covariance(self._rows, x)
+            below = solve_triangular(self._lower, cross, lower=True, check_finite=False).T
+            corner -= below @ below.T
+            lower[:n, :n], lower[n:, :n] = self._lower, below
+        try:
+            block = cholesky(corner, lower=True, check_finite=False)
+        except np.linalg.LinAlgError:  # rounding beside a tiny noise: a little more on the diagonal
+            jitter = 1e-8 * self._prior_variance
+            block = cholesky(corner + jitter * np.eye(k), lower=True, check_finite=False)
+        lower[n:, n:] = block
+        if self._projected is not None:
+            self._project(x, below, block)
+        self._lower, self._rows = lower, np.vstack([self._rows, x])
+
+    def _weigh(self) -> None:
+        """Return L^-1 (y - centre); believed rows are at their mean, so their weight is zero."""
+        n = self._data_rows
+        lower = self._lower[:n, :n]
+        self._weights = np.zeros(len(self._rows))
+        if n:
+            self._weights[:n] = solve_triangular(
+                lower, self._y - self._centre, lower=True, check_finite=False
+            )
+
+    def believe(self, x: np.ndarray) -> None:
+        """Take these rows as measured at their posterior mean (kriging believer): the mean stays as
+        it is, the variance shrinks. The next call, or `update`, takes them out again."""
+        self._forget()
+        self._append(x, np.zeros(len(x)))
+        self._weights = np.append(self._weights, np.zeros(len(x)))
+
+    def _forget(self) -> None:
+        """Take out what was only believed."""
+        self._truncate(self._data_rows)
+
+    def _truncate(self, n: int) -> None:
+        """Keep the first `n` rows only."""
+        if len(self._rows) > n:
+            if self._projected is not None:
+                self._watched_variance += np.einsum("ij,ij->j", *2 * [self._projected[n:]])
+                self._projected = self._projected[:n]
+            self._lower, self._rows = self._lower[:n, :n], self._rows[:n]
+            self._weights = self._weights[:n]
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def posterior(
+        self, x: np.ndarray, *, first: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance of offset + f (no noise) at rows `x`, each of shape (m,).
+
+        Args:
+            x: (m, columns).
+            first: condition on this number of rows only, the first. With fewer rows the variance is
+                larger, never smaller: a cheap upper bound.
+        """
+        n = len(self._rows) if first is None else min(first, len(self._rows))
+        mean, variance = np.empty(len(x)), np.empty(len(x))
+        for start in range(0, len(x), 4096):
+            part = slice(start, start + 4096)
+            mean[part], variance[part] = self._centre, self._prior_variance
+            if n:
+                projected = solve_triangular(
+                    self._lower[:n, :n],
+                    self._covariance(self._rows[:n], x[part]),
+                    lower=True,
+                    check_finite=False,
+                    overwrite_b=True,
+                )
+                mean[part] += self._weights[:n] @ projected
+                variance[part] -= np.einsum("ij,ij->j", projected, projected)
+        return mean, np.maximum(variance, 1e-12)
+
+    def marginal(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return `posterior` with the uncertainty of the hyperparameters in the variance.
+
+        Few rows leave the lengths open, and the most likely ones are long, so that the plain
+        variance is too small where the function turns out rougher. Mean and variance are those of
+        the mixture over draws from the hyperparameters' posterior. With more than `MARGINAL_ROWS`
+        rows, or too few to fit anything, it is `posterior`.
+        """
+        n = self._data_rows
+        if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_ROWS:
+            return self.posterior(x)
+        y = self._y - self._centre
+        means, variances = [], []
+        thetas, weights = self._posterior.draws(MARGINAL_DRAWS, self._seed)
+        for theta in thetas:
+            kernel, white = self._posterior.unpack(theta)
+            offset2 = 9.0 * max(kernel.variance, self.amplitude**2)
+            covariance = kernel(self._x) + offset2
+            covariance[np.diag_indices(n)] += self._variance + white + 1e-10
+            lower = cholesky(covariance, lower=True, check_finite=False)
+            cross = solve_triangular(
+                lower, kernel(self._x, x) + offset2, lower=True, check_finite=False
+            )
+            means.append(solve_triangular(lower, y, lower=True, check_finite=False) @ cross)
+            variances.append(kernel.variance + offset2 - np.einsum("ij,ij->j", cross, cross))
+        mean = weights @ np.array(means)
+        variance = weights @ (np.maximum(variances, 0.0) + (np.array(means) - mean) ** 2)
+        return self._centre + mean, np.maximum(variance, 1e-12)
+
+    def mean(self, x: np.ndarray) -> np.ndarray:
+        """Return the posterior mean alone at rows `x`: much cheaper than `posterior`."""
+        n = self._data_rows
+        if not n:
+            return np.full(len(x), self._centre)
+        dual = solve_triangular(
+            self._lower[:n, :n], self._weights[:n], lower=True, trans=1, check_finite=False
+        )
+        return np.asarray(self._centre + self._covariance(x, self._rows[:n]) @ dual)
+
+    def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """Return joint draws of offset + f at rows `x`, shape (draws, m), made of standard normal
+        ones, shape (draws, at least m)."""
+        return draw_normal(*self.joint(x), normals)
+
+    def draw_watched(self, rows: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """Draw as `draw` does, at these of the watched rows, without solving again."""
+        return draw_normal(*self._joint_watched(rows), normals)
+
+    def _joint_watched(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (m,) and covariance (m, m) of offset + f at these of the watched rows."""
+        self._build_watched()
+        assert self._projected is not None
+        covariance = self._covariance(self._watched[rows])
+        projected = self._projected[:, rows]
+        covariance -= projected.T @ projected
+        covariance[np.diag_indices(len(rows))] += 1e-10
+        return self._centre + self._weights @ projected, covariance
+
+    def joint(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (m,) and covariance (m, m) of offset + f at rows `x`."""
+        covariance = self._covariance(x)
+        mean = np.full(len(x), self._centre)
+        if len(self._rows):
+            projected = solve_triangular(
+                self._lower, self._covariance(self._rows, x), lower=True, check_finite=False
+            )
+            mean += self._weights @ projected
+            covariance -= projected.T @ projected
+        covariance[np.diag_indices(len(x))] += 1e-10
+        return mean, covariance
+
+    def watch(self, x: np.ndarray) -> None:
+        """Keep the posterior at these rows up to date from now on."""
+        self._watched, self._projected = x, None
+
+    def _project(self, x: np.ndarray, below: np.ndarray, block: np.ndarray) -> None:
+        assert self._projected is not None
+        cross = self._covariance(x, self._watched)
+        if len(self._projected):
+            cross -= below @ self._projected
+        added = solve_triangular(block, cross, lower=True, check_finite=False, overwrite_b=True)
+        self._projected = np.vstack([self._projected, added])
+        self._watched_variance -= np.einsum("ij,ij->j", added, added)
+
+    def watched(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (no noise) at the watched rows."""
+        self._build_watched()
+        assert self._projected is not None
+        mean = self._centre + self._weights @ self._projected
+        return mean, np.maximum(self._watched_variance, 1e-12)
+
+    def _build_watched(self) -> None:
+        if self._projected is None:
+            self._projected = np.empty((0, len(self._watched)))
+            self._watched_variance = np.full(len(self._watched), self._prior_variance)
+            if len(self._rows):
+                self._project(self._rows, np.empty((len(self._rows), 0)), self._lower)
+
+    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (noise included) of each datum given all the others.
+
+        Closed form from K^-1, no refit: mean_i = y_i - [K^-1 y]_i / [K^-1]_ii and variance_i =
+        1 / [K^-1]_ii (Rasmussen & Williams 2006, equations 5.10 to 5.12; Sundararajan & Keerthi
+        2001). The hyperparameters and the centre are those of all the data.
+        """
+        n = self._data_rows
+        inverse = cho_solve((self._lower[:n, :n], True), np.eye(n), check_finite=False)
+        diagonal = np.diag(inverse)
+        residual = (inverse @ (self._y - self._centre)) / diagonal
+        return self._y - residual, 1.0 / diagonal

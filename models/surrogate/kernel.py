@@ -1,0 +1,193 @@
+"""Covariance of the surrogates: effects of the launch, of the live setting, and their mix.
+
+    k(x, x') = a_launch^2 kL + a_live^2 kV + a_mix^2 kL kV kB + a_own^2 kO
+
+with kL, kV and kB Matern-5/2 kernels, one length a column, over the launch columns, the live ones
+and those of both (an analytic prediction). How a clock or a limit bends step time and power is much
+the same under every launch, so one well-visited launch tells most of every other's curve, and a
+single window fixes its level; what differs is left to the mix (additive kernels: Duvenaud,
+Nickisch & Rasmussen 2011, arXiv 1112.4394). Where one of the two halves has no column the mix
+stands for both. kO is a rough (Matern-1/2) kernel of the launch columns with a short fixed length:
+each launch has a few per cent of its own (which kernels its shapes select, where one bound takes
+over from another), which would else read as noise, or as a function without length. The gradient of
+the marginal likelihood is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.linalg import cho_solve, cholesky
+from scipy.spatial.distance import cdist
+
+__all__ = ["LAUNCH", "LIVE", "MIXED", "AdditiveKernel", "Likelihood"]
+
+#: Kinds of columns.
+LAUNCH, LIVE, MIXED = 0, 1, 2
+#: Prior shares of the first three parts' standard deviations.
+SHARES = np.array([0.9, 0.3, 0.2])
+#: Prior median of a launch's own level, in log: a few per cent between neighbours.
+OWN = 0.02
+#: Length of that level's kernel: a fifth of a column's range, times sqrt(columns).
+OWN_LENGTH = 0.2
+
+
+def _matern(distance: np.ndarray) -> np.ndarray:
+    """Matern-5/2 of distances that are already over their lengths."""
+    s = np.sqrt(5.0) * distance
+    return np.asarray((1.0 + s + s * s / 3.0) * np.exp(-s))
+
+
+@dataclass(frozen=True)
+class AdditiveKernel:
+    """Covariance at one set of hyperparameters.
+
+    Attributes:
+        kinds: LAUNCH, LIVE or MIXED, one a column.
+        amplitudes: standard deviations of the launch part, the live part, the mix and the launches'
+            own levels; 0 is absent.
+        lengths: one a column.
+    """
+
+    kinds: np.ndarray
+    amplitudes: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        kinds: Sequence[int] | np.ndarray,
+        amplitude: float,
+        lengths: np.ndarray,
+        *,
+        own_level: bool = True,
+    ) -> AdditiveKernel:
+        """Return a kernel of this total standard deviation, in the prior's shares."""
+        kinds = np.asarray(kinds, dtype=int)
+        shares = SHARES if cls.splits(kinds) else np.array([0.0, 0.0, 1.0])
+        own = OWN if own_level else 0.0
+        return cls(kinds, np.append(amplitude * shares / np.linalg.norm(shares), own), lengths)
+
+    @staticmethod
+    def splits(kinds: np.ndarray) -> bool:
+        """Return True if there are both launch columns and live columns."""
+        return bool((kinds == LAUNCH).any() and (kinds == LIVE).any())
+
+    @staticmethod
+    def launch_columns(kinds: np.ndarray) -> np.ndarray:
+        """Columns that tell launches apart; all of them where nothing is split."""
+        if AdditiveKernel.splits(kinds):
+            return kinds == LAUNCH
+        return np.ones(len(kinds), dtype=bool)
+
+    @property
+    def variance(self) -> float:
+        """k(x, x)."""
+        return float(np.sum(self.amplitudes**2))
+
+    def with_(self, amplitudes: np.ndarray, lengths: np.ndarray) -> AdditiveKernel:
+        """Return the kernel with other hyperparameters."""
+        return replace(self, amplitudes=amplitudes, lengths=lengths)
+
+    def __call__(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
+        """Covariance of rows `a` (n, d) with rows `b` (m, d), or among themselves; (n, m)."""
+        b = a if b is None else b
+        parts: list[np.ndarray | float] = []
+        told = self.launch_columns(self.kinds)
+        own = np.exp(-cdist(a[:, told], b[:, told]) / (OWN_LENGTH * np.sqrt(told.sum())))
+        for kind in (LAUNCH, LIVE, MIXED):
+            columns = self.kinds == kind
+            if not columns.any():
+                parts.append(1.0)
+                continue
+            lengths = self.lengths[columns]
+            distance = cdist(a[:, columns] / lengths, b[:, columns] / lengths)
+            parts.append(_matern(distance))
+        launch, live, mixed = parts
+        weight = self.amplitudes**2
+        total = launch * (weight[0] + weight[2] * (live * mixed)) + weight[1] * live
+        return np.asarray(total + weight[3] * own)
+
+
+class Likelihood:
+    """Negative log marginal likelihood of rows under the kernel, with its gradient.
+
+    Args:
+        kernel: gives the kinds and which parts are present.
+        x: (n, d).
+        y: (n,), centred.
+        variance: (n,), each row's own noise.
+        constant: variance of the constant that is added to the kernel.
+    """
+
+    def __init__(
+        self,
+        kernel: AdditiveKernel,
+        x: np.ndarray,
+        y: np.ndarray,
+        variance: np.ndarray,
+        constant: float,
+    ) -> None:
+        self._kernel, self._y, self._variance, self._constant = kernel, y, variance, constant
+        self._present = np.flatnonzero(kernel.amplitudes > 0)
+        # Squared differences a column: (d, n, n).
+        self._squares = (x.T[:, :, None] - x.T[:, None, :]) ** 2
+        told = kernel.launch_columns(kernel.kinds)
+        self._own = np.exp(-np.sqrt(self._squares[told].sum(axis=0) / told.sum()) / OWN_LENGTH)
+
+    @property
+    def present(self) -> np.ndarray:
+        """Mask of the four amplitudes that are hyperparameters."""
+        return self._present
+
+    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """Value and gradient.
+
+        Args:
+            theta: logs of the present variances a^2, of the lengths, and of the noise variance.
+        """
+        kernel, n = self._kernel, len(self._y)
+        count = len(self._present)
+        weight = np.zeros(4)
+        weight[self._present] = np.exp(theta[:count])
+        lengths, white = np.exp(theta[count:-1]), float(np.exp(theta[-1]))
+        inverse2 = lengths**-2
+        value = [np.ones((n, n))] * 3
+        slope = [np.zeros((n, n))] * 3  # of each Matern by the log of a length, over its square
+        for kind in (LAUNCH, LIVE, MIXED):
+            columns = np.flatnonzero(kernel.kinds == kind)
+            if len(columns):
+                s = np.sqrt(5.0 * np.tensordot(inverse2[columns], self._squares[columns], axes=1))
+                decay = np.exp(-s)
+                value[kind] = (1.0 + s + s * s / 3.0) * decay
+                slope[kind] = (5.0 / 3.0) * (1.0 + s) * decay
+        launch, live, mixed = value
+        parts = [launch, live, launch * live * mixed, self._own]
+        covariance = sum(weight[i] * parts[i] for i in self._present) + self._constant
+        covariance[np.diag_indices(n)] += self._variance + white + 1e-12
+        try:
+            lower = cholesky(covariance, lower=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            return 1e25, np.zeros_like(theta)
+        alpha = cho_solve((lower, True), self._y, check_finite=False)
+        loss = 0.5 * float(self._y @ alpha) + float(np.log(np.diag(lower)).sum())
+        loss += 0.5 * n * np.log(2 * np.pi)
+        outer = cho_solve((lower, True), np.eye(n), check_finite=False) - np.outer(alpha, alpha)
+        gradient = np.empty_like(theta)
+        for place, i in enumerate(self._present):
+            gradient[place] = 0.5 * weight[i] * np.sum(outer * parts[i])
+        by_kind = (
+            weight[0] + weight[2] * live * mixed,
+            weight[1] + weight[2] * launch * mixed,
+            weight[2] * launch * live,
+        )
+        for kind in (LAUNCH, LIVE, MIXED):
+            columns = np.flatnonzero(kernel.kinds == kind)
+            if len(columns):
+                through = outer * slope[kind] * by_kind[kind]
+                sums = np.tensordot(self._squares[columns], through, axes=([1, 2], [0, 1]))
+                gradient[count + columns] = 0.5 * inverse2[columns] * sums
+        gradient[-1] = 0.5 * white * float(np.trace(outer))
+        return loss, gradient

@@ -1,0 +1,37 @@
+"""Error of the surrogates in cross-validation.
+
+Kept apart from them, so that showing the figures does not import scikit-learn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LeaveOneOut"]
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Error of the surrogates on left-out measurements.
+
+    Attributes:
+        measurements: number of measurements that were left out.
+        time_error: median relative error of the step time.
+        power_error: median relative error of the power.
+        coverage: share of left-out values inside their 90 % interval (both outputs together).
+        pairs: (measured step time s, predicted, measured power W, predicted) of each
+            left-out point.
+        folds: folds that were left out one at a time; None if each is one measurement.
+    """
+
+    measurements: int
+    time_error: float
+    power_error: float
+    coverage: float
+    pairs: tuple[tuple[float, float, float, float], ...] = ()
+    folds: int | None = None
+
+    @property
+    def method(self) -> str:
+        """Name of the cross-validation."""
+        return "leave-one-out" if self.folds is None else f"{self.folds}-fold cross-validation"

@@ -1,0 +1,360 @@
+"""Sizes of a language model from its Hugging Face configuration, and the count of its parameters.
+
+Families of models have different names for the same size (`hidden_size`, `n_embd`, `d_model`),
+which the aliases below cover. Parameters are counted tensor by tensor from the properties that
+distinguish the families (`_FAMILIES`): gates, biases, norms, positions, experts. A family that is
+not listed is read by the standard keys, with `exact` False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tuner.search_spaces.errors import InputError, InvalidValue
+
+__all__ = ["Sizes", "count_parameters", "read_flag"]
+
+_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
+    "vocab": ("vocab_size",),
+    "head_dim": ("head_dim",),
+    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok", "moe_top_k", "num_experts_per_token"),
+    "expert_intermediate": ("moe_intermediate_size",),
+    "shared_intermediate": ("shared_expert_intermediate_size",),
+}
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Properties of a `model_type` that decide the count of its parameters.
+
+    Attributes:
+        gated: True if the MLP has a gate (three matrices, no bias by default) rather than two.
+        bias: True if every linear layer of attention and MLP has a bias.
+        qkv_bias: True if only the query, key and value projections have one.
+        layer_norm: True if norms have weight and bias, False if a weight alone.
+        norms: number of norms per layer.
+        learned_positions: True if there is a table of positions, of `max_position_embeddings` +
+            `extra_positions` entries.
+        qk_norm: norms on queries and keys: "" none, "head" over one head, "all" over all heads.
+        tied: default of `tie_word_embeddings`.
+        kv_heads, head_dim, positions: defaults of the configuration class; None if it has none.
+    """
+
+    gated: bool = True
+    bias: bool = False
+    qkv_bias: bool = False
+    layer_norm: bool = False
+    norms: int = 2
+    learned_positions: bool = False
+    extra_positions: int = 0
+    qk_norm: str = ""
+    tied: bool = False
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    positions: int | None = None
+
+
+# Read from transformers' modelling code; tests/search_spaces/test_model_facts.py compares each with
+# the model that transformers builds. Defaults are those of the configuration classes.
+_FAMILIES: Mapping[str, _Family] = {
+    "gpt2": _Family(
+        gated=False,
+        bias=True,
+        layer_norm=True,
+        learned_positions=True,
+        positions=1024,
+        tied=True,
+    ),
+    "opt": _Family(
+        gated=False,
+        bias=True,
+        layer_norm=True,
+        learned_positions=True,
+        positions=2048,
+        extra_positions=2,
+        tied=True,
+    ),
+    "gpt_neox": _Family(gated=False, bias=True, layer_norm=True),
+    "llama": _Family(),
+    "mistral": _Family(kv_heads=8),
+    "mixtral": _Family(kv_heads=8),
+    "qwen2": _Family(qkv_bias=True, kv_heads=32),
+    "qwen2_vl_text": _Family(qkv_bias=True, kv_heads=8),
+    "qwen2_moe": _Family(qkv_bias=True, kv_heads=16),
+    "qwen3": _Family(qk_norm="head", kv_heads=32, head_dim=128),
+    "qwen3_moe": _Family(qk_norm="head", kv_heads=4),
+    "olmoe": _Family(qk_norm="all"),
+    "olmo2": _Family(qk_norm="all"),
+    "gemma": _Family(tied=True, kv_heads=16, head_dim=256),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that a configuration gives, completed by the defaults of its family.
+
+    Attributes:
+        model_type: name of the family in the configuration.
+        family: its properties.
+        exact: True if the family is listed in `_FAMILIES`.
+        layers: number of transformer blocks.
+        hidden: width of the residual stream.
+        heads, kv_heads: number of query heads, and of key and value heads.
+        head_dim: width of one head.
+        vocab: entries of the embedding table.
+        dense, expert: width of a dense MLP and of an expert; equal without experts.
+        experts, experts_per_token: experts per layer, and those that a token visits; 0 if dense.
+        positions: longest sequence that the configuration states; None if it states none.
+        tied: True if the output projection shares the embedding table.
+    """
+
+    model_type: str
+    family: _Family
+    exact: bool
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    dense: int
+    expert: int
+    experts: int
+    experts_per_token: int
+    positions: int | None
+    tied: bool
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], model_type: str) -> Sizes:
+        """Read the sizes of a text model.
+
+        Raises:
+            InputError: a size is missing, is not a positive integer or does not fit another.
+        """
+        family = _FAMILIES.get(model_type)
+        exact = family is not None
+        if family is None:
+            gate = str(config.get("hidden_act", "silu"))
+            family = _Family(gated="silu" in gate or "glu" in gate)
+        hidden = _required(config, "hidden", model_type)
+        layers = _required(config, "layers", model_type)
+        heads = _required(config, "heads", model_type)
+        vocab = _required(config, "vocab", model_type)
+        head_dim = _size(config, "head_dim") or family.head_dim
+        if head_dim is None:
+            _check_divides(
+                heads, hidden, "num_attention_heads", f"the hidden size {hidden}", model_type
+            )
+            head_dim = hidden // heads
+        kv_heads = _size(config, "kv_heads") or family.kv_heads or heads
+        _check_divides(
+            kv_heads, heads, "num_key_value_heads", f"the {heads} attention heads", model_type
+        )
+        experts = _size(config, "experts") or 0
+        per_token = _size(config, "experts_per_token") or (min(2, experts) if experts else 0)
+        if per_token > experts:
+            raise InvalidValue(
+                f"num_experts_per_tok of the {model_type} config",
+                per_token,
+                f"at most the {experts} experts",
+            )
+        dense = _size(config, "intermediate")
+        if dense is None:
+            if exact and family.gated:
+                _required(config, "intermediate", model_type)  # raises: there is no usual width
+            dense = 4 * hidden  # GPT-2's width if n_inner is null
+        return cls(
+            model_type=model_type,
+            family=family,
+            exact=exact,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab=vocab,
+            dense=dense,
+            expert=(_size(config, "expert_intermediate") or dense) if experts else dense,
+            experts=experts,
+            experts_per_token=per_token,
+            positions=_size(config, "positions") or family.positions,
+            tied=read_flag(config, "tie_word_embeddings", family.tied),
+        )
+
+
+def _check_divides(value: int, total: int, key: str, total_name: str, model_type: str) -> None:
+    if total % value:
+        raise InvalidValue(f"{key} of the {model_type} config", value, f"a divisor of {total_name}")
+
+
+class _Blocks(NamedTuple):
+    """Parameters of all blocks: all, those one token uses, those that multiply it, and experts'.
+
+    `largest` is the number of parameters of the largest block.
+    """
+
+    total: int
+    active: int
+    matmul: int
+    experts: int
+    largest: int
+
+
+def count_parameters(config: Mapping[str, Any], sizes: Sizes) -> dict[str, int]:
+    """Return the counts of `ModelFacts` by name, from `parameters` to `largest_layer`.
+
+    Raises:
+        InputError: a key that decides the count has an illegal value.
+    """
+    family, hidden, is_opt = sizes.family, sizes.hidden, sizes.model_type == "opt"
+    norm = 2 * hidden if family.layer_norm else hidden
+    affine = not is_opt or read_flag(config, "layer_norm_elementwise_affine", True)
+    blocks = _count_blocks(config, sizes, norms=family.norms * norm if affine else 0)
+    # OPT-350m embeds into a narrower space and projects in and out of it.
+    width = (_number(config, "word_embed_proj_dim") if is_opt else None) or hidden
+    projections = 0 if width == hidden else 2 * hidden * width
+    table = sizes.vocab * width
+    head = 0 if sizes.tied else table
+    positions = 0
+    if family.learned_positions:
+        positions = ((sizes.positions or 0) + family.extra_positions) * hidden
+    final_norm = norm if affine else 0
+    if is_opt and not read_flag(config, "do_layer_norm_before", True):
+        final_norm = 0
+    outside = table + head + positions + final_norm + projections
+    return {
+        "parameters": blocks.total + outside,
+        "active_parameters": blocks.active + outside,
+        "matmul_parameters": blocks.matmul + table + projections,
+        "head_parameters": table + projections,
+        "block_parameters": blocks.total,
+        "expert_parameters": blocks.experts,
+        "largest_layer": max(blocks.largest, table),
+    }
+
+
+def _count_blocks(config: Mapping[str, Any], sizes: Sizes, *, norms: int) -> _Blocks:
+    """Count all blocks, of which each has `norms` parameters in its norms."""
+    layers, experts, per_token = sizes.layers, sizes.experts, sizes.experts_per_token
+    attention, small = _attention(config, sizes)
+    small += norms
+    dense_matrices, dense_biases = _mlp(config, sizes, sizes.dense)
+    matrices = attention + dense_matrices
+    dense = matrices + small + dense_biases
+    if not experts:
+        return _Blocks(layers * dense, layers * dense, layers * matrices, 0, dense)
+    is_qwen = sizes.model_type.endswith("_moe")
+    sparse = _sparse_layers(config, layers) if is_qwen else layers
+    expert_matrices, expert_biases = _mlp(config, sizes, sizes.expert)
+    expert = expert_matrices + expert_biases
+    router = sizes.hidden * experts
+    shared = 0
+    if sizes.model_type == "qwen2_moe":
+        width = _size(config, "shared_intermediate")
+        shared = 0 if width is None else sum(_mlp(config, sizes, width)) + sizes.hidden  # its gate
+    every = attention + small + router + shared
+    rest = (layers - sparse) * dense
+    return _Blocks(
+        total=sparse * (every + experts * expert) + rest,
+        active=sparse * (every + per_token * expert) + rest,
+        matmul=sparse * (attention + router + shared + per_token * expert_matrices)
+        + (layers - sparse) * matrices,
+        experts=sparse * experts * expert,
+        largest=max(dense, every + experts * expert),
+    )
+
+
+def _attention(config: Mapping[str, Any], sizes: Sizes) -> tuple[int, int]:
+    """Return (matrices, biases and norms of queries and keys) of one attention."""
+    family, hidden = sizes.family, sizes.hidden
+    q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    bias = _bias(config, sizes)
+    if sizes.model_type in ("llama", "olmoe", "olmo2", "qwen3", "qwen3_moe", "gemma", "gpt_neox"):
+        bias = read_flag(config, "attention_bias", family.bias)
+    qkv_bias = bias or family.qkv_bias
+    if sizes.model_type == "qwen2_moe":
+        qkv_bias = read_flag(config, "qkv_bias", True)
+    small = (q + 2 * kv if qkv_bias else 0) + (hidden if bias else 0)
+    if family.qk_norm:
+        small += 2 * sizes.head_dim if family.qk_norm == "head" else q + kv
+    return hidden * (q + 2 * kv) + q * hidden, small
+
+
+def _mlp(config: Mapping[str, Any], sizes: Sizes, width: int) -> tuple[int, int]:
+    """Return (matrices, biases) of one MLP."""
+    gated, hidden = sizes.family.gated, sizes.hidden
+    bias = _bias(config, sizes)
+    if sizes.model_type == "llama":
+        bias = read_flag(config, "mlp_bias", bias)
+    up = 2 * width if gated else width
+    return (3 if gated else 2) * hidden * width, (up + hidden if bias else 0)
+
+
+def _bias(config: Mapping[str, Any], sizes: Sizes) -> bool:
+    if sizes.model_type == "opt":
+        return read_flag(config, "enable_bias", True)
+    return sizes.family.bias
+
+
+def _sparse_layers(config: Mapping[str, Any], layers: int) -> int:
+    """Return the number of blocks of a Qwen MoE with experts (others have one dense MLP)."""
+    step = _number(config, "decoder_sparse_step") or 1
+    plain = config.get("mlp_only_layers")
+    dense = set(plain) if isinstance(plain, list | tuple) else set()
+    return sum(1 for i in range(layers) if i not in dense and (i + 1) % step == 0)
+
+
+#: Upper limit of every dimension of a model, so that products of several fit a float.
+LARGEST = 10**12
+
+
+def _number(config: Mapping[str, Any], key: str) -> int | None:
+    """Return the positive integer under a key; None if it is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidValue(f"{key} of the model config", value, "an integer of at least 1")
+    if value > LARGEST:
+        raise InvalidValue(f"{key} of the model config", "larger", f"at most {LARGEST:g}")
+    return value
+
+
+def _size(config: Mapping[str, Any], name: str) -> int | None:
+    """Return a size under the first of its aliases that the configuration has."""
+    for key in _ALIASES[name]:
+        value = _number(config, key)
+        if value is not None:
+            return value
+    return None
+
+
+def _required(config: Mapping[str, Any], name: str, model_type: str) -> int:
+    value = _size(config, name)
+    if value is None:
+        names = " or ".join(_ALIASES[name])
+        raise InputError(f"the {model_type} model config does not give {names}")
+    return value
+
+
+def read_flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    """Return the boolean under a key, or the default if it is absent or null.
+
+    Raises:
+        InvalidValue: it is not a boolean.
+    """
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise InvalidValue(f"{key} of the model config", value, "true or false")
+    return value

@@ -1,0 +1,181 @@
+"""Writes that follow no link, and the owner of the folders that they go to.
+
+A run folder may come from another user. A link in it in place of a file must not lead a write to a
+file elsewhere, so every file of this project is written here: as a new file that takes the old
+one's place, or opened in place after it was found to be a regular file with one name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import secrets
+import shlex
+import stat
+from pathlib import Path
+
+from tuner.search_spaces.errors import InputError
+
+__all__ = ["SCRIPT_MODE", "make_folder", "open_plain", "require_own", "write_bytes", "write_text"]
+
+#: Permissions of an executable script, before the umask.
+SCRIPT_MODE = 0o755
+
+
+def _refusal(path: Path, code: int, why: str) -> OSError:
+    return OSError(code, why, str(path))
+
+
+def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
+    """Replace a file in one step by a new one; a link in its place is replaced, not followed.
+
+    Args:
+        path: the file; its folder must exist.
+        data: its new content.
+        mode: permissions before the umask.
+        durable: wait until the content is on disk.
+
+    Raises:
+        OSError: it cannot be written, or a device, pipe or socket has this name.
+    """
+    path = Path(path)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        kind = path.stat().st_mode
+        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+            raise _refusal(path, errno.EINVAL, "it is not a regular file")
+    draft = path.with_name(f".joulefront-{secrets.token_hex(6)}.new")
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+    except OSError as error:  # name the file, not its draft
+        raise _refusal(path, error.errno or errno.EIO, error.strerror or str(error)) from error
+
+
+def write_text(path: str | Path, text: str, *, mode: int = 0o666, durable: bool = False) -> None:
+    """Write a text in UTF-8 as `write_bytes` does, with its line ends unchanged."""
+    write_bytes(path, text.encode(), mode=mode, durable=durable)
+
+
+def open_plain(path: str | Path, flags: int) -> int:
+    """Open a regular file in place, or create it, and return its descriptor.
+
+    Args:
+        path: the file; its folder must exist.
+        flags: of `os.open`, for reading and writing: O_CREAT or O_APPEND, say. Not O_TRUNC, which
+            acts before the file is checked.
+
+    Raises:
+        OSError: it cannot be opened, or it is a link, has a second name (a hard link) or is not a
+            regular file.
+    """
+    path = Path(path)
+    try:
+        # For reading, too: a pipe without a reader would block.
+        fd = os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refusal(path, errno.ELOOP, "it is a symbolic link; remove it") from error
+        raise
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return fd
+    os.close(fd)
+    if stat.S_ISREG(status.st_mode):
+        raise _refusal(
+            path, errno.EMLINK, "another name (a hard link) leads to it; replace it by a copy"
+        )
+    raise _refusal(path, errno.EINVAL, "it is not a regular file")
+
+
+def make_folder(path: str | Path, *, inside: str | Path) -> None:
+    """Make a folder inside of a run folder; on the way from there no link is followed.
+
+    Args:
+        path: the folder.
+        inside: the run folder, which is made too; a link above it or in its place is the user's.
+
+    Raises:
+        OSError: it cannot be made, or a folder on the way is a link.
+    """
+    folder = Path(inside)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in Path(path).relative_to(folder).parts:
+        folder /= part
+        if folder.is_symlink():
+            raise _refusal(folder, errno.ELOOP, "it is a symbolic link; remove it")
+        folder.mkdir(exist_ok=True)
+
+
+def _trusted(uid: int) -> bool:
+    """Return True if a user is this one, root, or the caller of sudo."""
+    me = os.geteuid()
+    return uid in (me, 0) or (me == 0 and os.environ.get("SUDO_UID") == str(uid))
+
+
+def _foreign_owner(folder: Path) -> int | None:
+    """Return the owner of a folder or of the link to it, if that user is not trusted."""
+    try:
+        owners = [folder.lstat().st_uid, folder.stat().st_uid]
+    except OSError:  # missing, or unreadable, which the write itself will report
+        return None
+    foreign = [uid for uid in owners if not _trusted(uid)]
+    if not foreign:
+        return None
+    # Network file systems may show our own files as another user's (NFS gives root's to "nobody").
+    probe = folder / f".joulefront-{secrets.token_hex(6)}.owner"
+    with contextlib.suppress(OSError):
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            if {os.fstat(fd).st_uid} == set(foreign):
+                return None
+        finally:
+            os.close(fd)
+            probe.unlink()
+    return foreign[0]
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
+
+
+def require_own(run: str | Path) -> None:
+    """Refuse to write to, or to start anything from, a run folder of another user.
+
+    Such a user could put a link or a command in at any moment. Root's folders pass, and for root
+    under sudo those of the user that called sudo. The folder may be missing; that of all runs is
+    refused where another user made it in a folder that every user can write to, such as /tmp.
+
+    Raises:
+        InputError: the folder belongs to another user; the sentence says how to copy it.
+    """
+    run = Path(run)
+    owner = _foreign_owner(run)
+    if owner is not None:
+        raise InputError(
+            f"{run} belongs to {_user(owner)}, so nothing is written to it or started from it; "
+            f"make a copy of your own first: cp -r --no-preserve=ownership "
+            f"{shlex.quote(str(run))} mine"
+        )
+    runs = run.parent
+    with contextlib.suppress(OSError):
+        owner = _foreign_owner(runs)
+        if owner is not None and Path(os.path.abspath(runs)).parent.stat().st_mode & stat.S_IWOTH:
+            raise InputError(
+                f"{runs} was made by {_user(owner)} in a folder that every user can write to; "
+                "choose another folder for runs (--runs-dir)"
+            )

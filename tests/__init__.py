@@ -1,0 +1,1 @@
+"""Tests of the package, laid out as it is; faults/ and fuzz/ are run by benchmarks, too."""

@@ -1,0 +1,171 @@
+"""What is published: the models held against it, and the errors that are kept beside them."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.validation import clock_study, jupiter, recorded, sailor
+from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_curve
+from benchmarks.validation.comparison import quantiles, table
+from tuner.models.analytic.constants import constants_of
+from tuner.models.analytic.known_error import known_error_lines, known_errors
+from tuner.results.predict import forecast, forecast_lines, stacked_bar
+from tuner.search_spaces.cluster import load_device
+from tuner.search_spaces.job import load_job
+from tuner.testing.studies import TRACES
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = TRACES.parent
+PLANS = SHARED / "published" / "sailor" / "plans.csv"
+
+
+def figures(comparison: sailor.Comparison) -> dict[str, float]:
+    return {figure.name: figure.value for figure in comparison.figures}
+
+
+@pytest.mark.traces
+def test_sailors_plans_are_predicted_in_time_memory_and_order() -> None:
+    plans = sailor.read_plans(PLANS)
+    constants = constants_of(load_device("GH200-96GB"))
+    said = [plan.predict(constants) for plan in plans]
+    time = [t / plan.time_s - 1 for (t, _), plan in zip(said, plans, strict=True)]
+    memory = [m / plan.memory_bytes - 1 for (_, m), plan in zip(said, plans, strict=True)]
+    for errors, aim in ((time, 0.08), (memory, 0.10)):
+        median, _, worst = quantiles(errors)
+        assert median < aim
+        assert worst < 0.20
+    for (a, p), (b, q) in permutations(zip(said, plans, strict=True), 2):
+        if q.time_s > 1.1 * p.time_s:
+            assert b[0] > a[0]
+
+
+@pytest.mark.traces
+def test_a_plan_is_predicted_without_itself() -> None:
+    """The plan with most bubbles, from a fit that never saw a pipeline of four on 16 GPUs."""
+    plans = sailor.read_plans(PLANS)
+    held = [plan for plan in plans if plan.row["pp"] == "4"]
+    constants = sailor.fit([plan for plan in plans if plan not in held])
+    for plan in held:
+        seconds, memory = plan.predict(constants)
+        assert seconds == pytest.approx(plan.time_s, rel=0.2)
+        assert memory == pytest.approx(plan.memory_bytes, rel=0.2)
+
+
+@pytest.mark.traces
+@pytest.mark.slow
+def test_the_known_errors_are_those_of_a_fresh_run() -> None:
+    found = {**figures(sailor.compare(SHARED)), **figures(_jupiter())}
+    names = {
+        "step time": "sailor_time_held_out",
+        "peak memory": "sailor_memory_held_out",
+        "power of a module": "jupiter_module_power_W",
+        "energy of a run": "jupiter_energy_kJ",
+        "TFLOP/s": "jupiter_tflops_per_gpu",
+    }
+    checks = {
+        check.what: check
+        for kind in ("GH200-96GB", "GH200-96GB-JUPITER")
+        for check in known_errors(load_device(kind))
+    }
+    assert set(checks) == set(names)
+    for what, check in checks.items():
+        assert 100 * check.median == pytest.approx(found[f"{names[what]}_median_error"], abs=0.1)
+        assert 100 * check.worst == pytest.approx(found[f"{names[what]}_worst_error"], abs=0.1)
+
+
+def _jupiter() -> sailor.Comparison:
+    return jupiter.compare(ROOT / "benchmarks" / "data" / "gh200_multimodal.csv")
+
+
+def test_the_jupiter_study_needs_nothing_beside_the_repository() -> None:
+    found = figures(_jupiter())
+    # What stands today; not every direction is right, and the comparison says which are wrong.
+    assert found["jupiter_wall_time_min_directions"] == 1.0
+    assert found["jupiter_energy_kJ_directions"] > 0.7
+    assert found["jupiter_sound_directions"] > 0.65
+    assert found["jupiter_energy_kJ_median_error"] < 15
+
+
+def test_the_clock_studys_findings_come_out_of_the_models() -> None:
+    lines = clock_study.compare().lines
+    said = {line[5:]: line[:3].strip() for line in lines if line.startswith(("yes", "NO "))}
+    assert len(said) == 7
+    assert [what for what, answer in said.items() if answer != "yes"] == []
+
+
+@pytest.mark.traces
+@pytest.mark.slow
+def test_three_limits_predict_the_others() -> None:
+    found = figures(recorded.compare_zeus(SHARED))
+    assert found["zeus_energy_median_error"] < 3.0
+    assert found["zeus_energy_p90_error"] < 10.0  # the aim is 8
+
+
+@pytest.mark.traces
+def test_three_plans_predict_the_others_and_slack_reaches_envpipe() -> None:
+    found = figures(recorded.compare_perseus(SHARED))
+    assert found["perseus_plans_energy_median_error"] < 3.0
+    assert found["perseus_plans_energy_p90_error"] < 8.0
+    assert found["perseus_slack_reaches_envpipe"] == 1.0
+
+
+def test_a_fit_finds_the_curve_that_made_its_settings() -> None:
+    device = DeviceCurve(let_through=0.95, sharpness=5.0, knee=0.7, floor=0.8, idle_W=50.0)
+    true = Curve(device, time_s=10.0, power_W=300.0, scaled=0.7, static_W=90.0)
+    limits = np.array([100.0, 150.0, 200.0, 250.0, 300.0, 400.0])
+    seconds, watts = true.predict(limit_W=limits)
+    assert (np.diff(seconds) < 0).all()
+    assert (np.diff(watts) > 0).all()
+    assert (watts < limits).all()
+    known = [
+        Setting(float(seconds[i]), float(watts[i]), limit_W=float(limits[i])) for i in (0, 2, 5)
+    ]
+    found, _ = fit_curve(device, known)
+    again = found.predict(limit_W=limits)
+    assert again[0] * again[1] == pytest.approx(seconds * watts, rel=0.03)
+    with pytest.raises(ValueError, match="two settings"):
+        fit_curve(device, known[:1])
+    with pytest.raises(ValueError, match="all clocks or all limits"):
+        fit_curve(device, [known[0], Setting(1.0, 100.0, clock=0.5)])
+
+
+# tuner predict
+
+
+def test_a_stacked_bar_is_exactly_as_long_as_it_says() -> None:
+    parts = {"compute": 2.0, "links": 1.0, "loop": 1e-6}
+    bar, letters = stacked_bar(parts, 30)
+    assert len(bar) == 30
+    assert bar.count(letters["compute"]) == 20
+    assert bar.count(letters["loop"]) == 0
+
+
+def test_a_forecast_shows_its_parts_and_its_known_error() -> None:
+    from tuner.search_spaces.cluster import load_cluster
+    from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.errors import InvalidConfiguration
+
+    job, cluster = load_job("opt-350m"), load_cluster("gh200-32")
+    said = forecast(job, cluster, Configuration.of(data_parallel=8, micro_batch=2))
+    lines = forecast_lines(said)
+    assert lines[0] == "Predicted, not measured: opt-350m on gh200-32"
+    text = "\n".join(lines)
+    assert "Known error" in text
+    assert "12 plans of OPT-350M" in text
+    assert said.to_json()["predicted"] is True
+    assert "DOES NOT FIT" in "\n".join(
+        forecast_lines(forecast(load_job("qwen2.5-7b"), cluster, Configuration.of()))
+    )
+    with pytest.raises(InvalidConfiguration):
+        forecast(job, cluster, Configuration.of(data_parallel=7))
+    unknown = known_error_lines(load_device("V100-SXM2-16GB"))
+    assert unknown[0].startswith("unknown")
+
+
+def test_a_table_is_aligned() -> None:
+    lines = table(("a", "bb"), [(1, 22), (333, 4)])
+    assert lines == ["  a  bb", "  1  22", "333   4"]

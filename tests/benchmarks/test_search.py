@@ -1,0 +1,132 @@
+"""The search benchmark on a table of our own: what it charges, whom it compares, what it prints."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.search.__main__ import main
+from benchmarks.search.runner import ABLATIONS, WITHIN, run, truth_of
+from benchmarks.search.statistics import holm, last_figures
+from tuner.search.optuna_samplers import OURS
+from tuner.testing.studies import TOML, table_point, write_table
+from tuner.workload.table import load_table
+
+NOISY = TOML + "[noise]\ntime_cv = 0.002\npower_cv = 0.01\n"
+GROUP = "made-up"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_table(tmp_path / "table", toml=NOISY)
+
+
+def visit_kJ(shape: int, speed: int) -> float:
+    return 5.0 * table_point(shape, speed)[1] / 1000
+
+
+def launch_kJ(shape: int, speed: int) -> float:
+    return 10.0 * 0.5 * table_point(shape, speed)[1] / 1000
+
+
+def test_the_oracle_launches_the_fronts_launches_and_visits_its_settings(folder: Path) -> None:
+    truth = truth_of(load_table(folder), GROUP)
+    # Shape 4 is the fastest at every speed; a narrower one never uses less energy.
+    every = {(s, v): table_point(s, v) for s in (1, 2, 3, 4, 6, 8) for v in range(1, 6)}
+    figures = {k: (t * p, t) for k, (t, p) in every.items()}
+    front = [
+        k
+        for k, (e, t) in figures.items()
+        if not any(a <= e and b <= t and (a, b) != (e, t) for a, b in figures.values())
+    ]
+    assert {shape for shape, _ in front} == {4}
+    assert (truth.oracle_launches, truth.oracle_measurements) == (1, len(front))
+    first = front[0]
+    expected = launch_kJ(*first) + sum(visit_kJ(*point) for point in front)
+    assert truth.oracle_kJ == pytest.approx(expected, rel=1e-4)
+    assert truth.whole_kJ == pytest.approx(
+        sum(launch_kJ(*k) + visit_kJ(*k) for k in every), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", [OURS, "random", "tpe", "no-sweep", f"{OURS}/extra-trees"])
+def test_a_run_ends_at_the_front_and_pays_for_what_it_probed(folder: Path, name: str) -> None:
+    made = run(folder, GROUP, name, seed=1)
+    assert made.found
+    assert made.curve[-1] == (pytest.approx(made.kJ), pytest.approx(made.curve[-1][1]))
+    assert made.curve[-1][1] <= WITHIN < made.curve[-2][1]
+    assert [kJ for kJ, _ in made.curve] == sorted(kJ for kJ, _ in made.curve)
+    assert len(made.curve) == made.launches
+    if not name.startswith(OURS):  # a launch a point
+        assert made.launches == made.measurements
+    else:
+        assert made.launches < made.measurements
+
+
+def test_a_run_that_never_gets_there_is_charged_the_whole_table(folder: Path) -> None:
+    truth = truth_of(load_table(folder), GROUP)
+    made = run(folder, GROUP, "random", seed=0, most=2)
+    assert not made.found
+    assert made.kJ == truth.whole_kJ
+    assert made.measurements == made.launches == 30
+
+
+def test_what_is_in_flight_at_the_end_is_paid_for(folder: Path) -> None:
+    alone, together = (run(folder, GROUP, OURS, seed=0, in_flight=n) for n in (1, 4))
+    assert together.found
+    assert together.launches >= alone.launches
+    assert len(together.curve) == together.launches
+    assert together.search_s > 0
+
+
+def test_the_same_seed_runs_the_same_and_another_does_not(folder: Path) -> None:
+    first, again, other = (run(folder, GROUP, "random", seed=s) for s in (3, 3, 4))
+    assert first.curve == again.curve
+    assert first.curve != other.curve
+
+
+def test_holm_steps_down() -> None:
+    corrected = holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    assert corrected == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+    assert holm({"a": 0.9, "b": 0.8})["a"] == 1.0
+
+
+def test_the_best_stock_sampler_is_the_best_of_each_group() -> None:
+    medians = {OURS: [2.0, 4.0], "tpe": [8.0, 4.0], "random": [4.0, 16.0], "no-sweep": [1.0, 1.0]}
+    figures = {f.name: f.value for f in last_figures(medians, medians, {OURS: [1.0, 4.0]})}
+    assert figures["ratio_best_stock"] == pytest.approx(math.sqrt(0.5 * 1.0))
+    assert figures["ratio_tpe"] == pytest.approx(math.sqrt(0.25 * 1.0))
+    assert figures["worst_group_over_random"] == pytest.approx(0.5)
+    assert figures["ratio_oracle"] == pytest.approx(2.0)
+
+
+def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = tmp_path / "two"
+    two.mkdir()
+    rows = (folder / "table.csv").read_text().splitlines()
+    lines = ["where," + rows[0]]
+    lines += [f"here,{row}" for row in rows[1:]] + [f"there,{row}" for row in rows[6:]]
+    (two / "table.csv").write_text("\n".join(lines) + "\n")
+    (two / "table.toml").write_text('group_by = ["where"]\n' + NOISY)
+    plot, figures = tmp_path / "curves.html", tmp_path / "figures.json"
+    options = ["--samplers", "random", "no-sweep", "--seeds", "2"]
+    options += ["--in-flight", "1,2", "--transfer"]
+    main([str(two), *options, "--plot", str(plot), "--json", str(figures)])
+    out = capsys.readouterr().out.splitlines()
+    assert sum("the oracle pays" in line for line in out) == 2
+    for name in (OURS, "random", "no-sweep"):
+        assert sum(line.split()[:1] == [name] for line in out) == 3
+    assert [line.split()[1] for line in out[-2:]] == ["ratio_best_stock", "ratio_oracle"]
+    told = {f["name"] for f in json.loads(figures.read_text())}
+    assert told >= {"random_over_oracle", "transfer_where_joules_ratio"}
+    assert sum("given there:" in line or "given here:" in line for line in out) == 2
+    assert "plotly" in plot.read_text()[:20000].lower()
+
+
+def test_each_ablation_differs_from_our_design_in_something() -> None:
+    assert len({repr(design) for design in ABLATIONS.values()}) == len(ABLATIONS)

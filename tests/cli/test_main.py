@@ -1,0 +1,320 @@
+"""The command: exit codes, one sentence for bad input, and what it prints."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.testing.studies import record, write_table
+from tuner.workload.trace import TraceWriter, read_trace
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return str(write_table(tmp_path / "table"))
+
+
+def run(capsys, *words):
+    """(exit code, standard output, standard error) of a command in this process."""
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def python(code: str, **more) -> subprocess.CompletedProcess:
+    script = textwrap.dedent(code)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, **more)
+
+
+# Bad input: one sentence, exit code 2, nothing lost.
+
+
+def job(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return path
+
+
+SIZE = "sequence_length = 64\nglobal_batch = {batch}\nsteps = 10\nprecision = 'fp32'\n"
+MODEL = "[model]\nconfig = 'tiny-gpt'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["optimize", "--frobnicate"], "frobnicate"),
+        (["frobnicate"], "frobnicate"),
+        (["optimize", "--max-probes", "many"], "max-probes"),
+        (["optimize", "no-such-job"], "tiny-gpt"),
+        (["optimize", "--cluster", "no-such-cluster"], "cpu-2"),
+        (["optimize", "--space", "no-such-space"], "default"),
+        (["optimize", "--executor", "cloud"], "inline"),
+        (["optimize", "--max-probes", "0"], "at least 1"),
+        (["optimize", "--budget-kJ", "-3"], "greater than 0"),
+        (["optimize", "--deadline-s", "nan"], "greater than 0"),
+        (["optimize", "--name", "a/b"], "letters"),
+        (["optimize", "--cluster", "cpu-2", "--storage", "nonsense"], "URL"),
+        (["optimize", "--cluster", "cpu-2", "--storage", "postgresql://127.0.0.1:1/x"], "storage"),
+        (["probe", "frobnicate=1"], "data_parallel"),
+        (["probe", "--cluster", "cpu-2", "data_parallel=4"], "2"),
+        (["probe", "--cluster", "cpu-2", "micro_batch=3"], "divide"),
+        (["probe", "--cluster", "cpu-2", "micro_batch=large"], "integer"),
+        (["probe", "--cluster", "cpu-2", "zero_stage=7"], "0, 1, 2, 3"),
+        (["probe", "one", "two"], "second job"),
+        (["replay", "nowhere"], "table.toml"),
+        (["front", "nowhere"], "unknown run"),
+        (["front"], "no run"),
+        (["report", "nowhere"], "unknown run"),
+        (["apply", "nowhere"], "unknown run"),
+        (["dashboard", "nowhere"], "unknown run"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys, tmp_path, words, told):
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert out == ""
+    (line,) = err.strip().splitlines()
+    assert line.startswith("tuner")
+    assert told in line
+    assert not list(tmp_path.rglob("probes.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (SIZE.format(batch=8), "no model"),
+        (SIZE.format(batch=7) + MODEL, "global batch 7"),
+        (SIZE.format(batch=0) + MODEL, "global_batch"),
+        (SIZE.format(batch=8) + "colour = 1\n" + MODEL, "colour"),
+        ("= nonsense", "TOML"),
+    ],
+)
+def test_a_bad_job_is_one_sentence(capsys, tmp_path, text, told):
+    path = job(tmp_path, text)
+    space = tmp_path / "even.toml"
+    space.write_text("[knobs]\nmicro_batch = [2, 4]\n")
+    words = ["optimize", path, "--cluster", "cpu-2", "--executor", "inline", "--space", space]
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert out == ""
+    (line,) = err.strip().splitlines()
+    assert told in line
+
+
+def test_a_truncated_trace_is_replayed_and_said(capsys, tmp_path):
+    path = tmp_path / "probes.jsonl"
+    with TraceWriter(path) as writer:
+        writer.append(record("p0000"))
+        writer.append(record("p0001"))
+    path.write_bytes(path.read_bytes()[:-40])
+    before = path.read_bytes()
+    code, _, err = run(capsys, "replay", path)
+    assert code == 0
+    assert "truncated" in err
+    assert path.read_bytes() == before
+
+
+def test_a_broken_trace_names_its_line(capsys, tmp_path):
+    path = tmp_path / "probes.jsonl"
+    with TraceWriter(path) as writer:
+        writer.append(record())
+    path.write_bytes(b"{broken\n" + path.read_bytes())
+    code, _, err = run(capsys, "replay", path)
+    assert code == 2
+    assert "line 1" in err
+
+
+# Answers.
+
+
+def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table):
+    code, out, err = run(
+        capsys, "replay", table, "--max-probes", 5, "--budget-kJ", 9, "--name", "r"
+    )
+    assert code == 0
+    for part in ("probing shape=", "measured at speed=", "kJ spent", "front so far"):
+        assert part in err
+    for part in (
+        "Front of r",
+        "Choice: Fastest within",
+        "Spent:",
+        "Baseline:",
+        "runs/r/report.html",
+    ):
+        assert part in out
+    assert Path("runs/r/report.html").is_file()
+
+
+def test_quiet_tells_only_the_answer(capsys, table):
+    code, out, err = run(capsys, "replay", table, "--max-probes", 3, "--quiet")
+    assert (code, err) == (0, "")
+    assert "Front of replay-made-up" in out
+
+
+def test_json_is_the_whole_answer(capsys, table):
+    code, out, _ = run(capsys, "replay", table, "--max-probes", 4, "--json", "--name", "r")
+    assert code == 0
+    answer = json.loads(out)
+    assert answer["choice"]["rule"] == "knee"
+    assert answer["front"]
+    assert answer["spent"]["probes"] == 4
+    code, out, _ = run(capsys, "front", "r", "--json")
+    assert json.loads(out)["front"][0]["configuration"] == answer["front"][0]["configuration"]
+
+
+def test_front_report_and_apply_answer_from_the_folder(capsys, table, tmp_path):
+    run(capsys, "replay", table, "--max-probes", 4, "--name", "r", "--quiet")
+    code, out, _ = run(capsys, "front")
+    assert code == 0
+    assert "Front of r" in out
+    code, out, _ = run(capsys, "report", "r", "--out", tmp_path / "page.html")
+    assert code == 0
+    assert (tmp_path / "page.html").stat().st_size > 1000
+    keys = [p["configuration"] for p in json.loads(run(capsys, "front", "--json")[1])["points"]]
+    key = " | ".join(
+        " ".join(f"{name}={value}" for name, value in half.items()) for half in keys[0].values()
+    )
+    code, out, _ = run(capsys, "compare", "r", "--from", key, "--to", "best")
+    assert code == 0
+    assert out.startswith(f"from  {key}\nto    ")
+    assert "step time: " in out
+    assert run(capsys, "compare", "r", "--from", "nothing")[0] == 2
+    code, _, err = run(capsys, "apply", "r")
+    assert code == 2  # a recorded table has no job to start
+    assert "job" in err
+
+
+def test_estimated_figures_say_so(capsys, tmp_path):
+    with TraceWriter(tmp_path / "probes.jsonl") as writer:
+        for i in range(3):
+            writer.append(record(f"p{i:04d}"))
+    _, out, err = run(capsys, "replay", tmp_path / "probes.jsonl")
+    for line in (out + err).splitlines():
+        if " W" in line and "fitted" not in line and "|" not in line:
+            table = line.lstrip().startswith(("front", "time")) or line.startswith("    ")
+            assert "estimated" in line or table or "%" in line or "to solution" in line, line
+    assert "(estimated)" in out
+
+
+@pytest.mark.parametrize("command", ["jobs", "clusters", "spaces", "doctor"])
+def test_what_is_named_and_offered(capsys, command):
+    code, out, _ = run(capsys, command)
+    assert code == 0
+    known = {"jobs": "tiny-gpt", "clusters": "cpu-2", "spaces": "default", "doctor": "meter"}
+    assert known[command] in out
+    code, out, _ = run(capsys, command, "--json")
+    assert code == 0
+    assert json.loads(out)
+
+
+def test_no_command_prints_the_help(capsys):
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert "optimize" in out
+
+
+# Light feet.
+
+
+def test_a_probe_needs_neither_ray_nor_optuna(tmp_path):
+    code = """
+        import sys
+        for name in ("ray", "optuna", "sklearn", "plotly"):
+            sys.modules[name] = None
+        import tuner.workload.node.runner
+        from tuner.testing.studies import record
+        class Fake:
+            def __init__(self, job, cluster, **more): self.meter = record().meter
+            def run(self, asked): return record(request=asked)
+            def close(self): pass
+        tuner.workload.node.runner.LocalRunner = Fake
+        from tuner.cli.main import main
+        words = "probe --cluster cpu-2 data_parallel=2 micro_batch=4 --json"
+        sys.exit(main(words.split()))
+    """
+    # study_tools models with the analytic model, which is NumPy alone.
+    ended = python(code, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads(ended.stdout)
+    assert answer["request"]["launch"] == {"data_parallel": 2, "micro_batch": 4}
+    assert answer["meter"]["estimated"] is True
+    (trace,) = tmp_path.rglob("probes.jsonl")
+    assert len(read_trace(trace).records) == 1
+
+
+def test_a_failed_probe_is_exit_code_1_with_its_log(capsys, monkeypatch):
+    import tuner.workload.node.runner
+    from tuner.workload.probe import Failure
+
+    class Fake:
+        meter = record().meter
+
+        def __init__(self, *arguments, **more):
+            pass
+
+        def run(self, asked):
+            failure = Failure("out_of_memory", "rank 1 ran out of memory", "line one\nKilled")
+            return record(request=asked, measurements=(), failure=failure)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(tuner.workload.node.runner, "LocalRunner", Fake)
+    code, out, _ = run(capsys, "probe", "--cluster", "cpu-2", "micro_batch=1")
+    assert code == 1
+    assert "failed: out of memory: rank 1 ran out of memory" in out
+    assert "| Killed" in out
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_exit_code_130_and_says_how_to_go_on(tmp_path, table, how):
+    code = f"""
+        import sys, time
+        from tuner.workload import replay
+        answer = replay.TableRunner.run
+        def slow(self, request):
+            time.sleep(0.3)
+            return answer(self, request)
+        replay.TableRunner.run = slow
+        from tuner.cli.main import main
+        sys.exit(main(["replay", {table!r}, "--name", "cut"]))
+    """
+    script = textwrap.dedent(code)
+    running = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    trace = tmp_path / "runs" / "cut" / "trace" / "probes.jsonl"
+    for _ in range(300):
+        if trace.exists() and trace.read_bytes().count(b"\n") >= 2:
+            break
+        time.sleep(0.1)
+    os.kill(running.pid, how)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert "--name cut" in err.strip().splitlines()[-1]
+    kept = len(read_trace(trace).records)
+    assert kept >= 2
+    words = f"--name cut --max-probes {kept + 1} --json --quiet"
+    again = subprocess.run(
+        [sys.executable, "-m", "tuner.cli.main", "replay", table, *words.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["spent"]["probes"] == kept + 1

@@ -1,0 +1,198 @@
+"""What the commands print of others' words: no control character reaches the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.cli import main as cli
+from tuner.cli.main import main
+from tuner.deploy import train
+from tuner.search_spaces.configuration import Settings
+from tuner.terminal import VisibleStream, raw_stream, visible
+from tuner.testing.studies import TOML, record, write_table
+from tuner.workload.probe import Failure, ProbeRequest
+from tuner.workload.trace import TraceWriter
+
+#: A window title ended by BEL, a cleared screen, a colour by the C1 introducer, a link, a new line
+#: over the old one.
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x1b]8;;mailto:a\x1b\\click\x1b]8;;\x1b\\ \rX\x08"
+
+
+def assert_clean(*texts: str) -> None:
+    for text in texts:
+        assert not re.search("[\x00-\x08\x0b-\x1f\x80-\x9f]", text), repr(text)
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command in this process: (exit code, standard output, standard error)."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        out, err = io.BytesIO(), io.BytesIO()
+        with monkeypatch.context() as patch:
+            # Bytes that are no UTF-8 come through, as in the C locale.
+            for name, stream in (("stdout", out), ("stderr", err)):
+                coded = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape")
+                patch.setattr(sys, name, coded)
+            patch.setattr(sys, "excepthook", sys.excepthook)
+            try:
+                code = main(list(words))
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return code, *(s.getvalue().decode(errors="surrogateescape") for s in (out, err))
+
+    return run
+
+
+def test_each_control_is_shown_and_nothing_else_is_changed() -> None:
+    assert visible("a\tb\nµ €") == "a\tb\nµ €"
+    assert visible("\x1b[2J\x07\r\x9b\x00") == r"\x1b[2J\x07\x0d\x9b\x00"
+    assert visible("\udc9b\ud800") == r"\x9b\ud800"
+    every = "".join(map(chr, [*range(0x20), *range(0x80, 0xA0)]))
+    assert_clean(visible(every))
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_table_whose_name_holds_controls(
+    command: Command, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    table = write_table(tmp_path / "table", toml=TOML.replace('"made-up"', json.dumps(HOSTILE)))
+    runs = ["--runs-dir", str(tmp_path / "runs")]
+    code, out, err = command("replay", str(table), "--name", "r", "--max-probes", "3", *runs, *more)
+    assert code == 2
+    assert r"\x1b" in err
+    assert_clean(out, err)
+
+
+def test_a_failure_in_a_trace_and_a_knobs_value(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "runs" / "r" / "trace" / "probes.jsonl"
+    with TraceWriter(path) as writer:
+        writer.append(record("p0000", measurements=(), failure=Failure("crash", HOSTILE)))
+        launch = Settings(data_parallel=2, micro_batch=4, note=HOSTILE)
+        asked = ProbeRequest("p0001", launch, (Settings(),))
+        writer.append(record("p0001", request=asked))
+    monkeypatch.chdir(tmp_path)
+    for words in (("front", "r"), ("compare", "r"), ("replay", str(path), "--max-probes", "2")):
+        _, out, err = command(*words)
+        assert out + err
+        assert_clean(out, err)
+
+
+@pytest.mark.slow  # two processes import torch and DeepSpeed
+@pytest.mark.real
+def test_a_scripts_exception(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(f"import torch, torch.distributed\nraise RuntimeError({HOSTILE!r})\n")
+    code, out, err = command(
+        "probe", "--script", str(script), "--steps", "5", "--global-batch", "4"
+    )
+    assert code in (1, 2)
+    assert r"\x1b]0;owned\x07" in out + err
+    assert_clean(out, err)
+
+
+@pytest.mark.parametrize(
+    "words", [("optimize", f"{HOSTILE}.toml"), ("front", "--x" + HOSTILE.replace(" ", ""))]
+)
+def test_names_of_files_and_arguments(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """In a process of its own, as the others could be."""
+    (tmp_path / f"{HOSTILE}.toml").write_text("steps = ")
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner.cli.main", *words], capture_output=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert_clean(done.stdout.decode(), done.stderr.decode())
+
+
+def test_a_file_name_that_is_not_utf8(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = write_table(tmp_path / "table", shapes=(1, 2))
+    runs = os.fsdecode(b"\x9b31mred")
+    code, out, err = command(
+        "replay", str(table), "--max-probes", "2", "--quiet", "--runs-dir", runs
+    )
+    assert code == 0, err
+    assert r"\x9b31mred" in out
+    assert_clean(out, err)
+    assert "\udc9b" not in out + err
+
+
+def test_warnings_logs_and_tracebacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back at the end
+
+    def fault(argv: object) -> int:
+        handler = logging.StreamHandler()
+        logging.getLogger("joulefront.test").addHandler(handler)
+        logging.getLogger("joulefront.test").warning(HOSTILE)
+        logging.getLogger("joulefront.test").removeHandler(handler)
+        with warnings.catch_warnings(record=False):
+            warnings.simplefilter("always")
+            sys.stderr.write(warnings.formatwarning(HOSTILE, UserWarning, "x.py", 1))
+        print(HOSTILE)
+        raise ZeroDivisionError(HOSTILE)
+
+    monkeypatch.setattr(cli, "_main", fault)
+    streams = sys.stdout, sys.stderr
+    with pytest.raises(ZeroDivisionError) as caught:
+        main([])
+    assert (sys.stdout, sys.stderr) == streams
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    out, err = capsys.readouterr()
+    assert out.count(r"\x1b[2J") == 1
+    assert err.count(r"\x1b[2J") >= 3
+    assert_clean(out, err)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "raw"), [(io.StringIO, True), (_Terminal, False)])
+def test_training_output_is_changed_at_a_terminal_only(
+    stream: type[io.StringIO], raw: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    got: list[Any] = []
+
+    class Enough(Exception):
+        pass
+
+    def taken(*_: Any, output: Any, **__: Any) -> None:
+        got.append(output)
+        raise Enough
+
+    monkeypatch.setattr(train, "train", taken)
+    monkeypatch.setattr("tuner.api.load_result", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "stdout", stream())
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(Enough):
+        main(["run"])
+    (output,) = got
+    assert isinstance(output, VisibleStream) is not raw
+    assert raw_stream(output) is sys.stdout

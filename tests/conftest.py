@@ -1,0 +1,77 @@
+"""Marks for what a test needs, which skip it with the reason, and the shared fork servers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tuner.testing.browser import chromium
+from tuner.testing.postgresql import why_not as why_no_postgresql
+from tuner.testing.studies import TRACES
+from tuner.workload.node.rank_server import RankServer
+
+
+def _without_module(name: str, extra: str) -> str:
+    return "" if find_spec(name) else f"{name} is not installed (joulefront[{extra}])"
+
+
+def _without_traces() -> str:
+    missing = [folder for folder in (TRACES, TRACES.parent / "published") if not folder.is_dir()]
+    return f"no folder {missing[0]} (JOULEFRONT_TRACES)" if missing else ""
+
+
+#: Mark of a resource, and the function that returns why it is missing; empty if it is there.
+NEEDS = {
+    "real": lambda: _without_module("deepspeed", "train"),
+    "ray": lambda: _without_module("ray", "ray"),
+    "browser": lambda: "" if chromium() else "no chromium or google-chrome is installed",
+    "postgres": why_no_postgresql,
+    "traces": _without_traces,
+    "root": lambda: "" if os.geteuid() == 0 else "only root may become another user",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test one of whose marks names a resource that is missing."""
+    for mark, why_missing in NEEDS.items():
+        if item.get_closest_marker(mark) and (reason := why_missing()):
+            pytest.skip(f"{mark}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def fork_servers() -> Iterator[list[RankServer]]:
+    """Keep the fork servers of `one_fork_server` as long as the session."""
+    servers: list[RankServer] = []
+    yield servers
+    for server in servers:
+        RankServer.close(server)
+
+
+@pytest.fixture(scope="module")
+def one_fork_server(fork_servers: list[RankServer]) -> Iterator[None]:
+    """Let runners that would start equal fork servers share one, with the ops that it has loaded.
+
+    A fork server imports torch and DeepSpeed, which takes longer than most probes of a test.
+    """
+
+    def setting(server: RankServer) -> tuple[object, ...]:
+        env = {k: v for k, v in server.env.items() if k != "PYTEST_CURRENT_TEST"}
+        return server._python, server._needs, server._optional, server.account, env
+
+    def shared(**options: Any) -> RankServer:
+        server = RankServer(**options)
+        for other in fork_servers:
+            if setting(other) == setting(server):
+                return other
+        server.close = lambda: None if server.alive else RankServer.close(server)  # type: ignore
+        fork_servers.append(server)
+        return server
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tuner.workload.node.runner.RankServer", shared)
+        yield

@@ -1,0 +1,196 @@
+"""clocks.sh against a fake nvidia-smi: what it sets, and that the earlier settings come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tuner.deploy.clock_script import clocks_sh
+from tuner.search_spaces.configuration import Configuration
+
+#: Keeps each GPU's state in a file, as nvidia-smi would in the driver.
+FAKE = f"""#!{sys.executable}
+import os, pathlib, sys
+here = pathlib.Path(os.environ["FAKE_SMI"])
+words = sys.argv[1:]
+if "--query-gpu=index" in words:
+    print("\\n".join(sorted(p.name for p in here.glob("[0-9]*"))))
+    sys.exit()
+gpu = here / words[words.index("-i") + 1]
+state = dict(line.split("=") for line in gpu.read_text().splitlines())
+if "--query-gpu=power.limit" in words:
+    print(state["pl"])
+    sys.exit()
+if (here / "refuse").exists() and "-lgc" in words:
+    print("Insufficient Permissions", file=sys.stderr)
+    sys.exit(4)
+for word, value in zip(words, [*words[1:], ""]):
+    if word in ("-lgc", "-lmc", "-pl"):
+        state[word[1:]] = value
+    if word in ("-rgc", "-rmc"):
+        state[{{"-rgc": "lgc", "-rmc": "lmc"}}[word]] = "none"
+gpu.write_text("".join(f"{{k}}={{v}}\\n" for k, v in state.items()))
+with (here / "log").open("a") as log:
+    log.write(" ".join(words) + "\\n")
+"""
+
+EARLIER = {"lgc": "none", "lmc": "none", "pl": "400.00"}
+
+
+class Machine:
+    """GPUs behind the fake, and clocks.sh of one configuration."""
+
+    def __init__(self, folder: Path, configuration: Configuration, gpus: int = 2) -> None:
+        self.state = folder / "state"
+        self.state.mkdir()
+        for number in range(gpus):
+            text = "\n".join(f"{name}={value}" for name, value in EARLIER.items())
+            (self.state / str(number)).write_text(text)
+        smi = folder / "nvidia-smi"
+        smi.write_text(FAKE)
+        smi.chmod(0o755)
+        self.script = folder / "clocks.sh"
+        self.script.write_text(clocks_sh(configuration, gpus))
+        self.script.chmod(0o755)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "SLURM_"))}
+        path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        self.env = {**kept, "FAKE_SMI": str(self.state), "PATH": path}
+
+    def gpu(self, number: int) -> dict[str, str]:
+        lines = (self.state / str(number)).read_text().splitlines()
+        return dict(line.split("=") for line in lines)
+
+    def start(self, *command: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", str(self.script), *command],
+            env={**self.env, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*command, **more)
+        out, error = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(command, process.returncode, out, error)
+
+    def until(self, true) -> bool:
+        """Wait for what another process does, at most 30 s."""
+        end = time.monotonic() + 30
+        while not true() and time.monotonic() < end:
+            time.sleep(0.05)
+        return bool(true())
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path, Configuration.of(data_parallel=2, clock_MHz=1200, power_limit_W=250))
+
+
+def show(machine: Machine) -> tuple[str, ...]:
+    return ("cat", str(machine.state / "0"), str(machine.state / "1"))
+
+
+def test_the_command_runs_under_the_settings_and_they_go_back(machine: Machine) -> None:
+    done = machine.run(*show(machine))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("lgc=1200,1200") == 2
+    assert done.stdout.count("pl=250") == 2
+    assert machine.gpu(0) == machine.gpu(1) == EARLIER
+
+
+def test_the_commands_exit_code_is_its_own(machine: Machine) -> None:
+    assert machine.run("bash", "-c", "exit 7").returncode == 7
+    assert machine.gpu(0) == EARLIER
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_and_they_go_back(machine: Machine, how: int) -> None:
+    mark = machine.state / "mark"
+    process = machine.start("bash", "-c", f"touch {mark}; exec sleep 60")
+    assert machine.until(mark.exists)
+    assert machine.gpu(0)["lgc"] == "1200,1200"
+    process.send_signal(how)
+    assert process.wait(timeout=30) == 143
+    assert machine.gpu(0) == machine.gpu(1) == EARLIER
+
+
+def test_a_killed_script_is_put_back_by_its_guard(machine: Machine) -> None:
+    mark = machine.state / "mark"
+    process = machine.start("bash", "-c", f"touch {mark}; exec sleep 20")
+    assert machine.until(mark.exists)
+    os.killpg(process.pid, signal.SIGKILL)  # the command with it: the guard is in another session
+    process.wait(timeout=30)
+    assert machine.until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
+
+
+def test_the_guard_does_not_wait_for_the_command(machine: Machine) -> None:
+    """The script alone is killed; the command does not hold the pipe that the guard reads."""
+    mark = machine.state / "mark"
+    process = machine.start("bash", "-c", f"echo $$ > {mark}; exec sleep 60")
+    try:
+        assert machine.until(lambda: mark.exists() and mark.read_text().strip())
+        process.kill()
+        process.wait(timeout=30)
+        assert machine.until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
+        os.kill(int(mark.read_text()), 0)  # it still runs
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_refusal_starts_nothing_and_says_what_to_do(machine: Machine) -> None:
+    (machine.state / "refuse").touch()
+    done = machine.run("touch", str(machine.state / "mark"))
+    assert done.returncode == 3
+    assert "SUDO=sudo" in done.stderr
+    assert not (machine.state / "mark").exists()
+    assert machine.gpu(0) == EARLIER
+
+
+def test_an_earlier_lock_can_be_named(machine: Machine) -> None:
+    assert machine.run("true", EARLIER_CLOCKS_MHZ="210,1005").returncode == 0
+    assert machine.gpu(0)["lgc"] == "210,1005"
+
+
+def test_one_clock_a_stage_goes_to_the_stages_gpus(tmp_path: Path) -> None:
+    configuration = Configuration.of(
+        data_parallel=2, pipeline_parallel=2, clock_MHz=(1410, 1200), memory_clock_MHz=1593
+    )
+    machine = Machine(tmp_path, configuration, gpus=4)
+    done = machine.run("bash", "-c", f"cat {machine.state}/[0-3]")
+    assert [line for line in done.stdout.split() if line.startswith("lgc")] == [
+        "lgc=1410,1410",
+        "lgc=1410,1410",
+        "lgc=1200,1200",
+        "lgc=1200,1200",
+    ]
+    assert done.stdout.count("lmc=1593,1593") == 4
+    assert all(machine.gpu(number) == EARLIER for number in range(4))
+
+
+def test_only_the_visible_gpus_are_touched(machine: Machine) -> None:
+    configuration = Configuration.of(clock_MHz=1200)
+    machine.script.write_text(clocks_sh(configuration, 1))
+    assert machine.run("true", CUDA_VISIBLE_DEVICES="1").returncode == 0
+    log = (machine.state / "log").read_text()
+    assert "-i 1 -lgc 1200,1200" in log
+    assert "-i 0" not in log
+
+
+def test_without_live_settings_it_is_the_command_alone(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Configuration.of(data_parallel=2))
+    assert machine.run("echo", "trained").stdout == "trained\n"
+    assert not (machine.state / "log").exists()
+
+
+def test_too_few_gpus_are_said(machine: Machine) -> None:
+    done = machine.run("true", CUDA_VISIBLE_DEVICES="0")
+    assert done.returncode == 2
+    assert "1 GPUs are visible and the job has 2 ranks" in done.stderr

@@ -1,0 +1,276 @@
+"""The launch files: what they say, that a shell reads them as meant, and that they train."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.deploy.launch_files import launch_of, write_launch_files
+from tuner.results.result import Verification
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.testing.results import NVML, point, small_result
+
+CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
+GPU = Cluster(
+    "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8, nodes=2
+)
+
+
+def job(name: str = "tiny-gpt", **changes: object) -> TrainingJob:
+    return replace(load_job("tiny-gpt"), name=name, **changes)
+
+
+def dry_run(folder: Path, file: str = "launch.sh", **environment: str) -> list[str]:
+    """The command line that a launch script would start, as bash really splits it."""
+    shown = folder / "show.py"
+    shown.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    shown.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(folder / file)],
+        env={**os.environ, "PYTHON": str(shown), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    argv: list[str] = json.loads(done.stdout)
+    return argv
+
+
+def test_ops_are_found_where_the_probes_compiled_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first launch compiles for a minute in silence. A folder of the user's own stays."""
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    odd = tmp_path / 'a } "b" $HOME `c`'
+    monkeypatch.setenv("XDG_CACHE_HOME", str(odd))
+    write_launch_files((Configuration.of(micro_batch=2), job(), CPU), tmp_path / "best")
+    shown = tmp_path / "show"
+    shown.write_text('#!/bin/sh\nprintf %s "$TORCH_EXTENSIONS_DIR"\n')
+    shown.chmod(0o755)
+    for more, expected in (
+        ({}, str(odd / "joulefront" / "torch_extensions")),
+        ({"TORCH_EXTENSIONS_DIR": "/mine"}, "/mine"),
+    ):
+        done = subprocess.run(
+            ["bash", str(tmp_path / "best" / "launch.sh")],
+            env={**os.environ, "PYTHON": str(shown), **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == expected
+
+
+def test_files_of_a_configuration(tmp_path: Path) -> None:
+    configuration = Configuration.of(data_parallel=2, micro_batch=2, zero_stage=1)
+    paths = write_launch_files((configuration, job(), CPU), tmp_path / "best")
+    names = {p.name for p in paths}
+    assert names == {
+        "ds_config.json",
+        "job.json",
+        "launch.sh",
+        "launch_deepspeed.sh",
+        "job.sbatch",
+        "clocks.sh",
+        "clocks.toml",
+        "README.txt",
+    }
+    config = json.loads((tmp_path / "best" / "ds_config.json").read_text())
+    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert config["gradient_accumulation_steps"] == 2
+    assert config["zero_optimization"]["stage"] == 1
+    assert TrainingJob.from_json(json.loads((tmp_path / "best" / "job.json").read_text())) == job()
+    clocks = tomllib.loads((tmp_path / "best" / "clocks.toml").read_text())
+    assert clocks["left_to_the_device"] is True
+    assert os.access(tmp_path / "best" / "launch.sh", os.X_OK)
+    argv = dry_run(tmp_path / "best", STEPS="7")
+    assert argv[:2] == ["-m", "torch.distributed.run"]
+    assert "--standalone" in argv
+    assert "--nproc-per-node=2" in argv
+    assert argv[-2:] == ["--steps", "7"]
+    assert Path(argv[argv.index("--job") - 1]).is_file()
+    assert dry_run(tmp_path / "best")[-1] == str(job().steps)
+
+
+def test_knobs_outside_the_json_reach_the_program(tmp_path: Path) -> None:
+    configuration = Configuration.of(activation_checkpointing="full")
+    write_launch_files((configuration, job(), CPU), tmp_path)
+    argv = dry_run(tmp_path)
+    assert argv[argv.index("--activation_checkpointing") + 1] == "full"
+
+
+def test_live_settings_are_written_down(tmp_path: Path) -> None:
+    configuration = Configuration.of(data_parallel=8, clock_MHz=1200)
+    write_launch_files((configuration, job(), GPU), tmp_path)
+    clocks = tomllib.loads((tmp_path / "clocks.toml").read_text())
+    assert clocks == {"left_to_the_device": False, "live": {"clock_MHz": 1200}}
+    assert "clock_MHz=1200" in (tmp_path / "README.txt").read_text()
+
+
+def test_several_nodes(tmp_path: Path) -> None:
+    configuration = Configuration.of(data_parallel=16)
+    write_launch_files((configuration, job(global_batch=16), GPU), tmp_path)
+    argv = dry_run(tmp_path, HEAD="node one")
+    assert "--nnodes=2" in argv
+    assert "--nproc-per-node=8" in argv
+    assert "--rdzv-endpoint=node one:29500" in argv
+    refused = subprocess.run(["bash", tmp_path / "launch.sh"], capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "set HEAD" in refused.stderr
+
+
+@pytest.mark.parametrize("ranks", [3, 32])
+def test_more_ranks_than_devices_is_said(ranks: int, tmp_path: Path) -> None:
+    cluster = CPU if ranks == 3 else GPU
+    with pytest.raises(InputError, match=f"{ranks} ranks"):
+        write_launch_files(
+            (Configuration.of(data_parallel=ranks), job(global_batch=ranks), cluster), tmp_path
+        )
+
+
+def test_a_batch_that_does_not_divide_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="global batch"):
+        write_launch_files((Configuration.of(micro_batch=3), job(), CPU), tmp_path)
+
+
+def test_a_users_program_and_hostile_names_are_quoted(tmp_path: Path) -> None:
+    mark = tmp_path / "owned"
+    evil = f"x'; touch {shlex.quote(str(mark))}; echo \"$(touch {mark})\n touch {mark}\n"
+    out = tmp_path / "a b"
+    write_launch_files(
+        (Configuration.of(), job(name=evil), CPU), out, script=["my train.py", "--name", evil]
+    )
+    argv = dry_run(out)
+    start = argv.index("my train.py")
+    assert argv[start:] == ["my train.py", "--name", evil, "--deepspeed_config", "ds_config.json"]
+    assert not mark.exists()
+
+
+def test_a_result_brings_its_own_job_and_cluster(tmp_path: Path) -> None:
+    best = point(Configuration.of(data_parallel=2), 100.0, 20.0, NVML)
+    result = replace(small_result(), best=best, job=job(), cluster=CPU)
+    assert launch_of(result) == (best.configuration, job(), CPU)
+    assert write_launch_files(result, tmp_path)
+    assert "--nproc-per-node=2" in dry_run(tmp_path)
+
+
+def test_the_files_start_what_is_recommended(tmp_path: Path) -> None:
+    result = replace(small_result(), job=job(), cluster=CPU)
+    assert launch_of(result)[0] == result.best.configuration
+    unproven = replace(result, verification=Verification("unfinished", "Not verified."))
+    assert launch_of(unproven)[0] == result.baseline.configuration
+    assert launch_of(unproven, "best")[0] == result.best.configuration
+
+
+def test_nothing_to_start_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="chose no configuration"):
+        write_launch_files(replace(small_result(), best=None), tmp_path)
+    with pytest.raises(InputError, match="names no training job"):
+        write_launch_files(small_result(), tmp_path)
+
+
+def test_deepspeeds_launcher_gets_the_same_program(tmp_path: Path) -> None:
+    write_launch_files((Configuration.of(data_parallel=2), job(), CPU), tmp_path)
+    argv = dry_run(tmp_path, "launch_deepspeed.sh", STEPS="7")
+    assert argv[:2] == ["-m", "deepspeed.launcher.runner"]
+    assert {"--num_nodes=1", "--num_gpus=2", "--no_local_rank"} <= set(argv)
+    by_torchrun = dry_run(tmp_path, STEPS="7")
+    program = next(i for i, word in enumerate(argv) if word.endswith("train.py"))
+    assert argv[program:] == by_torchrun[by_torchrun.index(argv[program]) :]
+
+
+def test_deepspeeds_launcher_on_several_nodes_wants_a_hostfile(tmp_path: Path) -> None:
+    launch = Configuration.of(data_parallel=16), job(global_batch=16), GPU
+    write_launch_files(launch, tmp_path)
+    assert "--hostfile=my hosts" in dry_run(tmp_path, "launch_deepspeed.sh", HOSTFILE="my hosts")
+
+
+def test_slurm_starts_one_task_a_node_under_the_clocks(tmp_path: Path) -> None:
+    launch = Configuration.of(data_parallel=16, clock_MHz=1200), job(global_batch=16), GPU
+    write_launch_files(launch, tmp_path)
+    text = (tmp_path / "job.sbatch").read_text()
+    options = [line.split()[1] for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(options)
+    assert not any(option.startswith("--time") for option in options)
+    # What Slurm would do, with its two commands stood in for.
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for name, script in (("scontrol", "echo node7; echo node8"), ("srun", 'echo "$HEAD $PWD $*"')):
+        (bin_folder / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (bin_folder / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", tmp_path / "job.sbatch"],
+        env={
+            **os.environ,
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+            "SLURM_JOB_NODELIST": "node[7-8]",
+        },
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    head, folder, *words = done.stdout.split()
+    assert (head, folder) == ("node7", str(tmp_path))
+    assert words[-2:] == ["./clocks.sh", "./launch.sh"]
+
+
+def test_slurm_is_asked_for_the_measured_time_and_more(tmp_path: Path) -> None:
+    best = point(Configuration.of(data_parallel=2), 7200.0, 20.0, NVML)
+    result = replace(small_result(), best=best, points=(best,), job=job(), cluster=CPU)
+    write_launch_files(result, tmp_path, point="best")
+    text = (tmp_path / "job.sbatch").read_text()
+    upper_s = best.time_interval_s[1]
+    asked = next(line for line in text.splitlines() if "--time=" in line).partition("=")[2]
+    hours, minutes, _ = (int(part) for part in asked.split(":"))
+    assert 1.25 * upper_s < 3600 * hours + 60 * minutes < 1.25 * upper_s + 1000
+    unknown = replace(best, time_interval_s=(float("nan"), float("nan")))
+    write_launch_files(replace(result, best=unknown, points=(unknown,)), tmp_path, point="best")
+    assert "--time=" not in (tmp_path / "job.sbatch").read_text()
+
+
+def test_another_point_can_be_written(tmp_path: Path) -> None:
+    result = replace(small_result(), job=job(), cluster=CPU)
+    for name in ("best", "baseline", "knee", "1", result.points[1].configuration.key):
+        chosen = result.point(name)
+        write_launch_files(result, tmp_path, point=name)
+        config = json.loads((tmp_path / "ds_config.json").read_text())
+        assert config["train_micro_batch_size_per_gpu"] == chosen.configuration.micro_batch
+    with pytest.raises(InputError, match="measured point"):
+        write_launch_files(result, tmp_path, point="99")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "file", ["launch.sh", pytest.param("launch_deepspeed.sh", marks=pytest.mark.slow)]
+)
+def test_the_launch_scripts_train(tmp_path: Path, file: str) -> None:
+    configuration = Configuration.of(
+        data_parallel=2, micro_batch=1, zero_stage=1, activation_checkpointing="full"
+    )
+    small = {**job().model, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    tiny = job(model=small, sequence_length=32, global_batch=4)
+    write_launch_files((configuration, tiny, CPU), tmp_path)
+    done = subprocess.run(
+        [tmp_path / "clocks.sh", tmp_path / file],  # no live setting, so it starts it as it is
+        env={**os.environ, "STEPS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "step 0 loss" in done.stdout

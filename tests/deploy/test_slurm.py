@@ -1,0 +1,145 @@
+"""The Slurm script of docs/clusters.md, run with commands that write down how they are called."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "docs" / "tune.sbatch"
+
+#: What stands on PATH; each writes a line to $CALLS. srun runs what it is given, as Slurm would.
+FAKES = {
+    "scontrol": 'printf "n1\\nn2\\nn3\\n"',
+    "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    "mkdir": "exit 0",  # the nodes would each have a /tmp of their own
+    "rm": "exit 0",
+    "hostname": 'echo "fd00::7 10.0.0.7 192.168.0.7"',
+    "ray": "[[ $1 == get-auth-token ]] && { [[ $NO_TOKEN ]] && exit 2; "
+    "/bin/mkdir -p ~/.ray; echo key > ~/.ray/auth_token; exit; }; "
+    '[[ " $* " == *" --block "* ]] && exec sleep 60; exit 0',
+    "python": 'n=$(cat "$CALLS.polls" 2>/dev/null || echo 0); echo $((n + 1)) > "$CALLS.polls"; '
+    "echo $((n + 1))",
+    "tuner": '[[ $1 == doctor ]] && exit 0; [[ -n "$TUNER_WAITS" ]] || exit "$TUNER_CODE"; '
+    'trap "echo interrupted >> \\"$CALLS\\"; exit 130" INT; '
+    "for _ in $(seq 600); do sleep 0.1; done",
+}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, body in FAKES.items():
+        fake = folder / name
+        fake.write_text(f'#!/bin/bash\necho "{name} $*" | head -1 >> "$CALLS"\n{body}\n')
+        fake.chmod(0o755)
+    return {
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "HOME": str(tmp_path),
+        "NO_TOKEN": "",
+        "SLURM_JOB_ID": "1234567",
+        "SLURM_JOB_NODELIST": "n[1-3]",
+        "SLURM_JOB_NAME": "night",
+        "RAY_WAIT_S": "0.01",
+        "TUNER_CODE": "0",
+        "TUNER_WAITS": "",
+    }
+
+
+def calls(environment: dict[str, str]) -> list[str]:
+    return Path(environment["CALLS"]).read_text().splitlines()
+
+
+def test_ray_is_started_on_every_node_and_the_study_gets_its_address(
+    environment: dict[str, str],
+) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT), "qwen2.5-7b", "--budget-kJ", "9"],
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    made = calls(environment)
+    head = [call for call in made if call.startswith("ray start") and " --head " in call]
+    assert head == [
+        "ray start --temp-dir=/tmp/ray-1234567-0/r --head --node-ip-address=10.0.0.7 --port=24567 "
+        "--include-dashboard=false --block"
+    ]
+    other = "ray start --temp-dir=/tmp/ray-1234567-0/r --address=10.0.0.7:24567 --block"
+    assert other in made
+    assert made.count("mkdir -m 700 /tmp/ray-1234567-0") == 2
+    others = [call for call in made if call.startswith("srun") and "--exclude" in call]
+    assert len(others) == 1
+    assert "--nodes=2 --ntasks=2 --exclude=n1" in others[0]
+    assert "tuner doctor --ray 10.0.0.7:24567" in made
+    assert "tuner optimize qwen2.5-7b --budget-kJ 9 --ray 10.0.0.7:24567 --name night" in made
+    # All three nodes were there before the study began.
+    began = next(i for i, call in enumerate(made) if call.startswith("tuner optimize"))
+    assert sum(call.startswith("python") for call in made[:began]) == 3
+    assert made[-1] == "rm -rf /tmp/ray-1234567-0"
+
+
+def test_the_studys_exit_code_is_the_jobs(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT)], env=environment | {"TUNER_CODE": "2"}, timeout=60, check=False
+    )
+    assert done.returncode == 2
+
+
+def test_the_token_is_private(environment: dict[str, str], tmp_path: Path) -> None:
+    # An earlier version of the script, or Ray itself, left it readable.
+    (tmp_path / ".ray").mkdir(mode=0o755)
+    (tmp_path / ".ray" / "auth_token").touch(mode=0o644)
+    subprocess.run(["bash", str(SCRIPT)], env=environment, timeout=60, check=True)
+    assert (tmp_path / ".ray").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_token_nothing_is_started(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT)], env=environment | {"NO_TOKEN": "1"}, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert not [call for call in calls(environment) if call.startswith(("ray start", "tuner"))]
+
+
+def test_nodes_are_counted_without_the_modules_of_the_submit_folder(
+    environment: dict[str, str],
+) -> None:
+    subprocess.run(["bash", str(SCRIPT)], env=environment, timeout=60, check=True)
+    counts = [call for call in calls(environment) if call.startswith("python")]
+    assert counts
+    assert all(call.startswith("python -P -c ") for call in counts)
+
+
+def test_slurms_signal_before_the_end_interrupts_the_study(environment: dict[str, str]) -> None:
+    job = subprocess.Popen(["bash", str(SCRIPT)], env=environment | {"TUNER_WAITS": "1"})
+    began_s = time.monotonic()
+    while not any(call.startswith("tuner optimize") for call in _sofar(environment)):
+        assert time.monotonic() - began_s < 60
+        time.sleep(0.05)
+    time.sleep(0.3)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(timeout=60) == 130
+    made = calls(environment)
+    assert made[-1] == "rm -rf /tmp/ray-1234567-0"
+    assert "interrupted" in made
+    assert "ray stop" not in made  # it would end every Ray of this user on the node
+
+
+def _sofar(environment: dict[str, str]) -> list[str]:
+    path = Path(environment["CALLS"])
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_the_page_shows_the_script_as_it_is() -> None:
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    assert f"```text\n{SCRIPT.read_text(encoding='utf-8')}```\n" in page

@@ -1,0 +1,390 @@
+"""The dashboard: our figures and the choice stand where optuna-dashboard's own API shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from tuner.cli.main import main
+from tuner.display import dashboard
+from tuner.problem.run_folder import RunFolder
+from tuner.results.result import Result
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.testing.browser import dump_dom
+from tuner.testing.results import large_result, phased, small_result
+from tuner.testing.studies import run_replay as replay
+from tuner.workload.probe import NotApplied, ProbeRecord
+
+pytest.importorskip("optuna_dashboard")
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def served(application: Any) -> Iterator[str]:
+    server = make_server("127.0.0.1", 0, application, handler_class=_Quiet)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.load(answer)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "study.journal"
+
+
+@pytest.fixture
+def study(journal: Path) -> optuna.Study:
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    study = optuna.create_study(
+        study_name="gpt", storage=storage, directions=["minimize", "minimize"]
+    )
+    study.set_metric_names(["energy_to_solution_kJ", "time_to_solution_s"])
+    for micro_batch in (1, 2):
+        trial = study.ask({"micro_batch": optuna.distributions.CategoricalDistribution([1, 2, 4])})
+        study.tell(trial, [10.0 / micro_batch, 100.0])
+    return study
+
+
+def test_api_shows_study_metric_names_graphs_and_note(study: optuna.Study, journal: Path) -> None:
+    result = large_result()
+    dashboard.publish(study, result)
+    with served(dashboard.application(journal)) as url:
+        (summary,) = get(f"{url}/api/studies")["study_summaries"]
+        assert summary["study_name"] == "gpt"
+        detail = get(f"{url}/api/studies/{summary['study_id']}?after=0")
+        with urllib.request.urlopen(f"{url}/dashboard", timeout=30) as page:
+            assert page.status == 200
+    assert detail["objective_names"] == ["energy_to_solution_kJ", "time_to_solution_s"]
+    assert len(detail["trials"]) == 2
+    graphs = {g["id"]: json.loads(g["graph_object"]) for g in detail["plotly_graph_objects"]}
+    drawn = {"front", "live", "hypervolume", "probes", "surrogate-time", "surrogate-power"}
+    assert set(graphs) == {f"joulefront-{name}" for name in drawn}
+    assert dashboard.has_figures(study)
+    front = next(t for t in graphs["joulefront-front"]["data"] if t.get("name") == "front")
+    assert front["x"] == [p.time_to_solution_s for p in result.front_points]
+    assert "less time than today (not verified)" in detail["note"]["body"]
+    assert result.choice.sentence in detail["note"]["body"]
+    assert "energy to solution" in detail["note"]["body"]
+
+
+def test_publishing_again_overwrites(study: optuna.Study, journal: Path) -> None:
+    dashboard.publish(study, large_result())
+    dashboard.publish(study, small_result())
+    with served(dashboard.application(journal)) as url:
+        detail = get(f"{url}/api/studies/0?after=0")
+    ids = [graph["id"] for graph in detail["plotly_graph_objects"]]
+    assert len(ids) == len(set(ids))
+    assert "262 s" in detail["note"]["body"]
+    assert "(estimated)" in detail["note"]["body"]
+
+
+def test_a_graph_stays_small() -> None:
+    # Each save is cut into attributes of 2,045 characters, and a journal keeps every one of them.
+    from tuner.display.plots import front_figure
+
+    figure = front_figure(large_result())
+    assert figure is not None
+    assert len(figure.to_json()) < 40_000
+
+
+def test_without_optuna_dashboard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
+    with pytest.raises(InputError, match=r"joulefront\[dashboard\]"):
+        dashboard.serve("sqlite:///none.db", token="t")
+
+
+@pytest.mark.parametrize("storage", ["missing.journal", "sqlite:////no/such/folder/study.db"])
+def test_a_storage_that_does_not_answer(storage: str) -> None:
+    with pytest.raises(InputError) as caught:
+        dashboard.application(storage)
+    assert storage in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_port_that_is_taken_or_impossible(study: optuna.Study, journal: Path) -> None:
+    with pytest.raises(InputError, match="1 to 65535"):
+        dashboard.serve(journal, token="t", port=0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(InputError, match="cannot listen on"):
+            dashboard.serve(journal, token="t", port=other.getsockname()[1])
+
+
+def followed(run_dir: Path, probes: int, **options: Any) -> tuple[optuna.Study, list[int], Path]:
+    """A study of so many probes of 1 s each, followed; how many had ended at each drawing."""
+    journal = run_dir / "study.journal"
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    study = optuna.create_study(
+        study_name="run", storage=storage, directions=["minimize", "minimize"]
+    )
+    result, drawn, now = large_result(), [], [0.0]
+    record = phased(run_dir)
+
+    def so_far() -> tuple[Result, list[ProbeRecord]]:
+        drawn.append(len(study.trials))
+        return result, [record]
+
+    follow = dashboard.Follower(study, "me", run_dir, so_far, clock=lambda: now[0], **options)
+    for number in range(probes):
+        name = f"p{number:04d}"
+        mine = replace(record, request=replace(record.request, probe_id=name))
+        trial = study.ask()
+        key = f"{mine.request.launch.key} | {mine.request.live[0].key}"
+        attrs = {"driver": "me", "probe_id": name, "configuration": key}
+        for attr, value in attrs.items():
+            trial.set_user_attr(attr, value)
+        if number == 0:
+            (run_dir / "trace" / "power" / "p0000.csv.gz").write_bytes(
+                (run_dir / "trace" / "power" / "p0001.csv.gz").read_bytes()
+            )
+        follow.attach(mine, trial)
+        study.tell(trial, [1.0, 2.0])
+        now[0] += 1.0
+        follow(mine, number + 1)
+    return study, drawn, journal
+
+
+def test_while_it_runs_trials_have_notes_and_pictures(tmp_path: Path) -> None:
+    _, drawn, journal = followed(tmp_path, 12, least_s=0.0)
+    # Again when the probes have grown by a third.
+    assert drawn == [2, 3, 4, 6, 8, 11]
+    application = dashboard.application(journal, artifacts=tmp_path / dashboard.ARTIFACTS)
+    with served(application) as url:
+        detail = get(f"{url}/api/studies/0?after=0")
+        first = detail["trials"][0]
+        (picture,) = first["artifacts"]
+        address = f"{url}/artifacts/0/{first['trial_id']}/{picture['artifact_id']}"
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            assert answer.headers["Content-Type"] == "image/svg+xml"
+            assert b"<polyline" in answer.read()
+    assert "200 W" in first["note"]["body"]
+    assert "0.400 s a step" in first["note"]["body"]
+    assert not detail["trials"][5]["artifacts"]  # its power was not sampled
+    assert {g["id"] for g in detail["plotly_graph_objects"]} >= {"joulefront-front"}
+
+
+@pytest.mark.browser
+def test_the_page_shows_our_figures_in_a_browser(study: optuna.Study, journal: Path) -> None:
+    dashboard.publish(study, large_result())
+    with served(dashboard.application(journal)) as url:
+        dom, console = dump_dom(f"{url}/dashboard/studies/0", width=1400, wait_ms=12000)
+    assert not [line for line in console if "Uncaught" in line], console
+    for title in ("Front of energy against time", "Front against probing energy"):
+        assert title in dom
+
+
+def test_a_study_of_seconds_is_drawn_at_its_end_only(tmp_path: Path) -> None:
+    _, drawn, _ = followed(tmp_path, 12, least_s=100.0)
+    assert drawn == []
+
+
+def test_a_failed_probe_says_why_in_its_note() -> None:
+    bad = small_result().failures[0]
+    said = dashboard.trial_note(bad, bad.request.launch.key)
+    assert "failed, out_of_memory: a rank ran out of memory" in said
+    assert "<img" not in dashboard.trial_note(bad, "<img src=x>")
+
+
+def test_a_picture_that_cannot_be_kept_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / dashboard.ARTIFACTS).write_text("a file where the folder should be")
+    study, _, _ = followed(tmp_path, 2)
+    assert len(study.trials) == 2
+
+
+def test_an_old_run_gets_its_figures_when_it_is_opened(tmp_path: Path) -> None:
+    table = Path(__file__).parents[1] / "data" / "cpu-tiny-gpt"
+    result = replay(table, runs_dir=tmp_path, name="old", max_probes=3, report=False)
+    assert result.run_dir is not None
+    run = RunFolder(result.run_dir)
+    assert dashboard.refresh(run)
+    assert not dashboard.refresh(run)
+    with served(dashboard.application(run.journal)) as url:
+        assert get(f"{url}/api/studies/0?after=0")["plotly_graph_objects"]
+
+
+def test_the_command_serves_several_studies_of_one_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    for name in ("one", "two"):
+        optuna.create_study(study_name=name, storage=url)
+    asked: list[Any] = []
+    monkeypatch.setattr(dashboard, "serve", lambda storage, **more: asked.append((storage, more)))
+    assert main(["dashboard", "--storage", url, "--port", "8099"]) == 0
+    assert asked[0][0] == url
+    assert "every study" in capsys.readouterr().out
+    with served(dashboard.application(url)) as address:
+        names = {s["study_name"] for s in get(f"{address}/api/studies")["study_summaries"]}
+    assert names == {"one", "two"}
+
+
+def test_a_note_escapes_what_users_wrote() -> None:
+    result = small_result()
+    hostile = replace(result, choice=replace(result.choice, sentence="<img src=x onerror=y>"))
+    assert "<img" not in dashboard.note(hostile)
+
+
+def test_a_trials_note_shows_no_picture_and_no_tag() -> None:
+    bad = small_result().failures[0]
+    hostile = "![x](http://evil.example/y) <img src=x>\n\n# big `code` [a](http://b) **bold**"
+    assert bad.failure is not None
+    record = replace(
+        bad,
+        failure=replace(bad.failure, message=hostile),
+        missed=(NotApplied(Settings(note=hostile), hostile),),
+        host=hostile,
+    )
+    configuration = f"{record.request.launch.key} | {Settings(note=hostile).key}"
+    said = dashboard.trial_note(record, configuration)
+    assert said.count("big") >= 4
+    for mark in ("![", "<", "](", "**bold", "`code", "# big"):
+        assert not re.search(rf"(?<!\\){re.escape(mark)}", said), (mark, said)
+    assert "\n\n\\#" not in said
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Any
+    text: str
+
+
+def ask(url: str, method: str = "GET", **headers: str) -> Answer:
+    """One request as it stands, without following a redirect."""
+    where = urlsplit(url)
+    assert where.hostname is not None
+    connection = HTTPConnection(where.hostname, where.port, timeout=30)
+    try:
+        query = f"?{where.query}" if where.query else ""
+        connection.request(method, (where.path or "/") + query, headers=headers)
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.headers, answer.read().decode(errors="replace"))
+    finally:
+        connection.close()
+
+
+@contextmanager
+def dashboard_command(journal: Path, *more: str) -> Iterator[tuple[str, str]]:
+    """`tuner dashboard` in a process of its own: (address without the token, the printed one)."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    storage = f"sqlite:///{journal.with_suffix('.db')}"
+    optuna.copy_study(
+        from_study_name="gpt",
+        from_storage=JournalStorage(JournalFileBackend(str(journal))),
+        to_storage=storage,
+    )
+    words = ["dashboard", "--storage", storage, "--port", str(port), "--json", *more]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuner.cli.main", *words], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
+            for _ in range(1200):  # a busy machine takes its time
+                with contextlib.suppress(ConnectionRefusedError):
+                    ask(f"http://127.0.0.1:{port}/")
+                    break
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}", url
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=30)
+
+
+def let_in(url: str) -> dict[str, str]:
+    answer = ask(url)
+    assert answer.status == 200
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    return {"Cookie": cookie.partition(";")[0]}
+
+
+def test_only_the_printed_address_opens_the_dashboard(study: optuna.Study, journal: Path) -> None:
+    with dashboard_command(journal) as (base, url):
+        port = base.rpartition(":")[2]
+        for path in ("/", "/api/studies", "/dashboard", "/static/bundle.js", "/?token=wrong"):
+            assert ask(base + path).status == 403, path
+        assert ask(base + "/?token=%E2%82%AC").status == 403
+        assert ask(base + "/api/studies", Cookie=f"joulefront-{port}=wrong").status == 403
+        cookie = let_in(url)
+        page = ask(base + "/dashboard", **cookie)
+        assert page.status == 200
+        assert page.headers["X-Content-Type-Options"] == "nosniff"
+        assert page.headers["Cache-Control"] == "no-store"
+        policies = " ".join(page.headers.get_all("Content-Security-Policy"))
+        assert "frame-ancestors 'self'" in policies
+        assert "gpt" in ask(base + "/api/studies", **cookie).text
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1:1", ""):
+            answer = ask(base + "/api/studies", Host=host, **cookie)
+            assert answer.status == 403, host
+            assert "localhost" in answer.text
+            assert ask(url, Host=host).status == 403
+        for host in (f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
+            assert ask(base + "/api/studies", Host=host, **cookie).status == 200
+        for method in ("DELETE", "PUT", "POST", "PATCH", "OPTIONS"):
+            answer = ask(base + "/api/studies/0", method, **cookie)
+            assert answer.status == 403, method
+            assert ask(base + "/api/studies/0", method).status == 403
+        assert "--writable" in answer.text
+        assert "gpt" in ask(base + "/api/studies", **cookie).text
+
+
+def test_a_writable_dashboard_still_asks_for_the_token(study: optuna.Study, journal: Path) -> None:
+    with dashboard_command(journal, "--writable") as (base, url):
+        cookie = let_in(url)
+        (known,) = json.loads(ask(base + "/api/studies", **cookie).text)["study_summaries"]
+        one = f"{base}/api/studies/{known['study_id']}"
+        assert ask(one, "DELETE").status == 403
+        assert ask(one, "DELETE", Origin="http://127.0.0.1:1", **cookie).status == 403
+        assert "gpt" in ask(base + "/api/studies", **cookie).text
+        assert ask(one, "DELETE", Origin=base, **cookie).status == 204
+        assert "gpt" not in ask(base + "/api/studies", **cookie).text
+
+
+@pytest.mark.browser
+def test_a_browser_is_let_in_by_the_printed_address(study: optuna.Study, journal: Path) -> None:
+    with dashboard_command(journal) as (base, url):
+        dom, console = dump_dom(url, width=1400, wait_ms=12000)
+        outside, _ = dump_dom(base + "/dashboard", width=1400)
+    assert not [line for line in console if "Uncaught" in line or "violates" in line], console
+    assert "gpt" in dom
+    assert "it holds a token" in outside

@@ -1,0 +1,294 @@
+"""The figures and parts beyond the front: power over time, phases, scopes, where it goes, paper."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html import escape, unescape
+from pathlib import Path
+
+import pytest
+
+from tuner.display.figures.matplotlib_backend import on_paper
+from tuner.display.figures.power import (
+    Timeline,
+    phase_means,
+    phases_figure,
+    read_timeline,
+    scopes_figure,
+    shown_timelines,
+    timeline_figure,
+)
+from tuner.display.figures.style import PURPLE
+from tuner.display.plots import figures, front_figure
+from tuner.display.report import render_report
+from tuner.results.result import Attempt, Choice, Verification
+from tuner.results.scale_out import Target
+from tuner.results.significance import Difference
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.job import load_job
+from tuner.testing.results import (
+    HIGH_W,
+    LOW_W,
+    NVML,
+    STEP_S,
+    attained,
+    large_result,
+    phased,
+    point,
+    records_of,
+    result_of_phased,
+    small_result,
+)
+from tuner.testing.studies import TOML, run_replay, write_table
+from tuner.workload.meters.base import PowerSample
+from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.trace import read_trace
+
+
+def test_a_timeline_keeps_its_windows_scopes_and_idle(tmp_path: Path) -> None:
+    record = phased(tmp_path)
+    timeline = read_timeline(tmp_path, record)
+    assert timeline is not None
+    figure = timeline_figure(timeline)
+    names = [trace.name for trace in figure.data]
+    assert names[:2] == ["gpu (nvml)", "beside: hwmon"]
+    assert max(figure.data[0].y) == HIGH_W
+    assert min(figure.data[0].y) == LOW_W
+    (shaded,) = [shape for shape in figure.layout.shapes if shape.type == "rect"]
+    assert (shaded.x0, shaded.x1) == (3.0, 7.8)
+    texts = [a.text for a in figure.layout.annotations]
+    assert texts == ["clock_MHz=1200", "idle 60.0 W"]
+
+
+def test_a_long_timeline_is_thinned_and_keeps_its_peaks() -> None:
+    samples = [PowerSample(i / 10, 100.0 + (500.0 if i == 7777 else 0.0)) for i in range(20_000)]
+    record = ProbeRecord(ProbeRequest("p0000", Settings(data_parallel=1)), (), NVML)
+    line = timeline_figure(Timeline(record, tuple(samples))).data[0]
+    assert len(line.x) < 1500
+    assert max(line.y) == 600.0
+    assert list(line.x) == sorted(line.x)
+
+
+def test_phases_are_shaded_and_their_power_told(tmp_path: Path) -> None:
+    timeline = read_timeline(tmp_path, phased(tmp_path))
+    assert timeline is not None
+    figure = phases_figure(timeline)
+    assert figure is not None
+    spans = [(shape.x0, shape.x1) for shape in figure.layout.shapes]
+    low, high = figure.layout.xaxis.range
+    assert high - low == pytest.approx(3 * STEP_S)
+    assert sum(b - a for a, b in spans) == pytest.approx(high - low)
+    assert [t.name for t in figure.data if t.name != "power"] == ["forward", "backward"]
+    means = {name: (seconds, power) for name, seconds, power in phase_means(timeline)}
+    assert means["forward"] == pytest.approx((STEP_S / 2, LOW_W), rel=0.06)
+    assert means["backward"] == pytest.approx((STEP_S / 2, HIGH_W), rel=0.06)
+
+
+def test_without_marks_or_samples_nothing_is_drawn(tmp_path: Path) -> None:
+    record = phased(tmp_path)
+    timeline = read_timeline(tmp_path, record)
+    assert timeline is not None
+    bare = replace(timeline, phases=())
+    assert phases_figure(bare) is None
+    assert phase_means(bare) == []
+    assert read_timeline(tmp_path / "elsewhere", record) is None
+    assert read_timeline(None, record) is None
+
+
+def test_power_that_cannot_be_read_is_left_out_of_the_report_with_a_sentence(
+    tmp_path: Path,
+) -> None:
+    result, record = result_of_phased(tmp_path)
+    (tmp_path / "trace" / "power" / "p0001.csv.gz").write_bytes(b"not a table")
+    with pytest.raises(InputError, match="power samples"):
+        read_timeline(tmp_path, record)
+    timelines, (sentence,) = shown_timelines(result, [record])
+    assert not timelines
+    assert escape(sentence) in render_report(result, records=[record])
+
+
+def test_power_of_any_size_takes_little_memory(tmp_path: Path) -> None:
+    table = Path(__file__).parents[1] / "data" / "cpu-tiny-gpt"
+    result = run_replay(table, runs_dir=tmp_path, name="full", max_probes=3, report=False)
+    assert result.run_dir is not None
+    power = result.run_dir / "trace" / "power"
+    power.mkdir()
+    rows = gzip.compress(b"0.1,200.0\n" * 100_000)  # a megabyte, in about two kilobytes
+    for record in read_trace(result.run_dir / "trace" / "probes.jsonl").records:
+        packed = gzip.compress(b"time_s,power_W\n") + rows * 2000
+        (power / f"{record.request.probe_id}.csv.gz").write_bytes(packed)
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30));"
+        "from tuner.cli.main import main; sys.exit(main(['report', sys.argv[1]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(result.run_dir)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each thread's stack counts, too
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    page = (result.run_dir / "report.html").read_text("utf-8")
+    assert "is left out: cannot read the power samples" in page
+    assert 'id="plot-timeline-best"' not in page
+
+
+def test_scopes_stand_side_by_side(tmp_path: Path) -> None:
+    result, _ = result_of_phased(tmp_path)
+    figure = scopes_figure(result)
+    assert figure is not None
+    power = {trace.name: trace.y[0] for trace in figure.data}
+    assert power == pytest.approx({"gpu (nvml)": 200.0, "beside: hwmon": 260.0})
+    assert scopes_figure(large_result()) is None
+
+
+def test_the_report_holds_power_and_phases(tmp_path: Path) -> None:
+    result, record = result_of_phased(tmp_path)
+    assert {"timeline-best", "phases-best", "scopes"} <= set(figures(result, [record]))
+    page = render_report(result, records=[record])
+    for said in ("plot-timeline-best", "plot-phases-best", "plot-scopes", ">backward<", "50 %"):
+        assert said in page
+
+
+def test_where_it_goes_is_said_of_a_job_that_is_known() -> None:
+    job, cluster = load_job(), load_cluster("cpu-2")
+    result = replace(small_result(), job=job, cluster=cluster)
+    drawn = figures(result)
+    bars = drawn["breakdown-time"].data[0]
+    assert sum(bars.x) > 0
+    assert "Where its time and energy go" in render_report(result)
+    assert "breakdown-time" not in figures(small_result())  # its job is not known
+
+
+def test_the_band_and_the_predicted_points_are_drawn() -> None:
+    result = large_result()
+    maybe = point(
+        Configuration.of(data_parallel=2, micro_batch=8, clock_MHz=1750),
+        900.0,
+        480.0,
+        NVML,
+        source="predicted",
+        windows=0,
+        p_nondominated=0.6,
+    )
+    result = replace(result, attainment=attained(result), predicted=(maybe,))
+    figure = front_figure(result)
+    assert figure is not None
+    traces = {trace.name: trace for trace in figure.data}
+    band = traces["80 % band of the true front"]
+    assert band.fill == "tonexty"
+    assert all(math.isfinite(v) for v in (*band.x, *band.y))
+    assert len(band.x) == len(result.front_points)
+    assert list(traces["predicted"].x) == [900.0]
+    # Of an open symbol the marker's own colour is the edge: white would not be seen.
+    assert traces["predicted"].marker.color == PURPLE
+    page = render_report(result)
+    assert "shaded band" in page
+    assert "Predicted to be on the front, not measured: 1" in page
+
+
+@pytest.mark.parametrize("status", ["confirmed", "refuted", "off"])
+def test_whether_the_choice_was_verified_is_always_said(status) -> None:  # type: ignore[no-untyped-def]
+    result = large_result()
+    assert result.best is not None
+    less = Difference("energy_per_step", -0.2, -0.25, -0.15, 0.001, "a paired test")
+    attempt = Attempt(
+        result.best.configuration, 4, None, less, status == "confirmed", "why not", "a verdict"
+    )
+    said = Verification(status, f"It is {status}.", (attempt,) if status != "off" else (), 8, 3.0)
+    page = render_report(replace(result, verification=said))
+    assert page.count(f"It is {status}.") == 1
+    assert ("Measured again before it is recommended" in page) == (status != "off")
+    figures = ("Why not. Test: a paired test.", "20 % less", "[-25.00, -15.00] %", "p = 0.001")
+    for text in figures:  # said once, in the part of their own
+        assert page.count(text) == (status != "off")
+
+
+def test_each_sentence_of_a_verified_study_stands_on_the_page_once(tmp_path) -> None:
+    """Of the header and of every part; the figures' own texts apart."""
+    toml = TOML + "[noise]\ntime_cv = 0.005\npower_cv = 0.01\n"
+    result = run_replay(
+        write_table(tmp_path / "t", toml=toml), runs_dir=tmp_path / "runs", max_probes=20
+    )
+    assert result.verification is not None
+    assert result.verification.attempts
+    assert result.report_path is not None
+    page = re.sub(r"<script.*?</script>", "", result.report_path.read_text(), flags=re.DOTALL)
+    texts = [unescape(text).strip() for text in re.split(r"<[^>]*>", page)]
+    parts = [part for text in texts for part in re.split(r"(?<=\.) ", text)]
+    sentences = [part.rstrip(".") for part in parts if part.endswith(".") and part.count(" ") > 3]
+    assert result.verification.sentence.rstrip(".") in sentences
+    assert [s for s in dict.fromkeys(sentences) if sentences.count(s) > 1] == []
+
+
+def test_what_is_predicted_for_more_gpus_stands_apart() -> None:
+    result = large_result()
+    there = point(Configuration.of(data_parallel=16), 60.0, 9000.0, NVML, source="predicted")
+    choice = Choice("knee", True, "There the knee is data_parallel=16.")
+    target = Target(
+        gpus=16,
+        cluster="made-up",
+        front_points=(there,),
+        best=there,
+        choice=choice,
+        baseline=None,
+        candidates=7,
+        left_out=1,
+        windows=12,
+        probed_gpus=(2,),
+        simulated=False,
+    )
+    page = render_report(replace(result, target=target))
+    assert "Predicted for 16 GPUs" in page
+    assert "There the knee is data_parallel=16." in page
+    assert "Predicted for" not in render_report(result)
+
+
+@pytest.mark.parametrize("kind", ["front", "live", "hypervolume", "surrogate-time"])
+def test_matplotlib_shows_the_same_points(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = replace(large_result(), run_dir=None)
+    result = replace(result, attainment=attained(result))
+    drawn, paper = result.plot(kind), result.plot(kind, backend="matplotlib")
+    (axes,) = paper.axes
+    assert axes.get_xlabel() == drawn.layout.xaxis.title.text
+    markers = sum(
+        len(t.x) for t in drawn.data if "markers" in (t.mode or "") and t.x[0] is not None
+    )
+    assert sum(len(c.get_offsets()) for c in axes.collections if len(c.get_offsets())) >= markers
+    paper.savefig(tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.pdf").stat().st_size > 4000
+
+
+def test_every_figure_goes_on_paper(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result, record = result_of_phased(tmp_path)
+    for name, figure in figures(result, [record, *records_of(small_result())]).items():
+        on_paper(figure).savefig(tmp_path / f"{name}.svg")
+
+
+def test_plot_names_what_there_is() -> None:
+    result = replace(small_result(), run_dir=None)
+    with pytest.raises(UnknownName, match="surrogate-time"):
+        result.plot("pie")
+    with pytest.raises(UnknownName, match="matplotlib"):
+        result.plot(backend="gnuplot")
+
+
+def test_a_notebook_shows_the_choice_and_the_front() -> None:
+    result = large_result()
+    shown = result._repr_html_()
+    assert result.recommendation.headline in shown
+    assert shown.count("<tr>") == len(result.front_points) + 1
+    assert "<b>chosen</b>" in shown
+    hostile = replace(result, name="<script>alert(1)</script>")
+    assert "<script" not in hostile._repr_html_()

@@ -1,0 +1,220 @@
+"""The view at a terminal: what it shows, when it is used, and that it leaves the answer alone."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.display.live import LiveView, can_be_live, small_plot
+from tuner.search_spaces.configuration import Settings
+from tuner.study.callbacks import Progress
+from tuner.testing.results import ESTIMATED, failed, large_result
+from tuner.workload.probe import ProbeRecord, ProbeRequest
+
+pytest.importorskip("rich")
+
+SHIPPED = Path(__file__).parents[1] / "data" / "cpu-tiny-gpt"
+
+
+def events() -> list[Progress]:
+    """A search of two ended probes, one of which failed, and two in flight."""
+    launch = Settings(data_parallel=2, micro_batch=4)
+    given = {"max_probes": 14, "probe_budget_kJ": 5.0, "varying": ("micro_batch",)}
+    places = {"p0002": "node-a", "p0003": "node-b, node-c"}
+
+    def started(name: str, probes: int = 0, spent_kJ: float = 0.0) -> Progress:
+        done = {"probes": probes, "spent_kJ": spent_kJ}
+        request = ProbeRequest(name, launch, (Settings(), Settings(clock_MHz=1200)))
+        more = {**given, **done, "places": lambda: places}
+        return Progress("started", ESTIMATED, request=request, **more)  # type: ignore[arg-type]
+
+    good = ProbeRecord(started("p0000").request, (), ESTIMATED, wall_s=9.0, energy_J=400.0)  # type: ignore[arg-type]
+    bad = failed("p0001", "out_of_memory", "a rank ran out of memory", "")
+    front = large_result().front_points
+    ended = [
+        Progress("finished", ESTIMATED, record=r, front=front, spent_kJ=1.2, probes=n, **given)  # type: ignore[arg-type]
+        for n, r in ((1, good), (2, bad))
+    ]
+    first = [Progress("note", None, "importing torch"), started("p0000"), started("p0001")]
+    return [*first, *ended, started("p0002", 2, 1.2), started("p0003", 2, 1.2)]
+
+
+def shown(view: LiveView) -> str:
+    """The view's picture as plain text."""
+    from rich.console import Console
+
+    console = Console(width=110, file=io.StringIO(), force_terminal=False)
+    console.print(view.picture())
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_view_shows_limits_flights_front_and_failures() -> None:
+    from rich.console import Console
+
+    now = [0.0]
+    console = Console(file=io.StringIO(), force_terminal=True, width=110)
+    view = LiveView(console, clock=lambda: now[0])
+    assert "preparing" in shown(view)
+    for event in events():
+        view(event)
+    now[0] = 12.0
+    text = shown(view)
+    assert "2 of 14" in text
+    assert "1.20 of 5 kJ (estimated)" in text
+    assert re.search(r"p0002 +node-a +12 s +micro_batch=4 +2", text)
+    assert "node-b, node-c" in text
+    assert "p0000" not in text  # it ended
+    assert "p0001 out of memory: a rank ran out of memory" in text
+    assert text.count("o") > len(large_result().front_points)
+    above = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "importing torch" in above
+    assert "p0001 failed" in above
+
+
+def test_words_of_others_move_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    hostile = "\x1b]0;title\x07\x1b[2J\x9b31m [/b] :x:"
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with LiveView(Console(file=screen, force_terminal=True, width=160)) as view:
+        for event in events():
+            if event.record is not None and event.record.failure is not None:
+                failure = replace(event.record.failure, message=hostile)
+                event = replace(event, record=replace(event.record, failure=failure))
+            if event.request is not None:
+                launch = Settings(micro_batch=hostile)
+                request = replace(event.request, launch=launch)
+                event = replace(event, request=request, places=lambda: {"p0002": hostile})
+            view(event)
+        print(hostile, file=sys.stderr)  # a warning, say
+        shown(view)
+    text = screen.getvalue()
+    assert text.count(r"\x1b]0;title\x07\x1b[2J\x9b31m [/b] :x:") >= 4
+    assert "\x1b]" not in text
+    assert not set(text) & {"\x07", "\x9b"}
+    assert "\x1b[2J" not in text
+    assert "\x1b[" in text  # the view's own
+
+
+def test_the_plot_spans_its_points() -> None:
+    points = large_result().front_points
+    lines = small_plot(points, 40, 8)
+    assert len(lines) == 10
+    assert lines[0].rstrip().partition("|")[2].startswith("o")  # the fastest costs most
+    assert lines[7].rstrip().endswith("o")
+    assert small_plot(()) == []
+    assert len(small_plot(points[:1], 40, 8)) == 10
+
+
+def test_only_a_terminal_that_moves_its_cursor_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert can_be_live(Terminal())
+    assert not can_be_live(io.StringIO())
+    monkeypatch.setenv("TERM", "dumb")
+    assert not can_be_live(Terminal())
+
+
+def at_terminal(tmp_path: Path, *more: str) -> tuple[str, str]:
+    """(standard output, what the terminal got on standard error) of a replay."""
+    master, slave = pty.openpty()
+    words = ["replay", str(SHIPPED), "--runs-dir", str(tmp_path), "--max-probes", "3", *more]
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "110"}
+    got: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while part := os.read(master, 4096):
+                got.append(part)
+        except OSError:
+            pass  # the other end is closed
+
+    reader = threading.Thread(target=read)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuner.cli.main", *words],
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        env=env,
+        text=True,
+    ) as process:
+        os.close(slave)
+        reader.start()
+        out, _ = process.communicate(timeout=120)
+    reader.join(timeout=10)
+    os.close(master)
+    assert process.returncode == 0
+    return out, b"".join(got).decode(errors="replace")
+
+
+def test_at_a_terminal_the_view_is_drawn_and_wiped(tmp_path: Path) -> None:
+    out, screen = at_terminal(tmp_path)
+    assert "\x1b[" in screen
+    assert "in flight" in screen or "no probe in flight" in screen
+    assert "p0000 measured" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
+    assert "\x1b[" not in out
+    assert "Front of" in out
+
+
+@pytest.mark.slow
+def test_plain_is_plain_at_a_terminal_too(tmp_path: Path) -> None:
+    out, screen = at_terminal(tmp_path, "--plain", "--json")
+    assert "\x1b[" not in screen
+    assert "p0000 measured" in screen
+    assert out.startswith("{")
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete -"), ("zsh", "#compdef tuner")])
+def test_shell_completion(shell: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    out = capsys.readouterr().out
+    assert word in out
+    for command in ("optimize", "replay", "export", "dashboard"):
+        assert command in out
+    assert "--max-probes" in out
+
+
+def test_bash_completes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "tuner.bash"
+    script.write_text(capsys.readouterr().out)
+    ask = f"""
+    source {script}
+    COMP_WORDS=(tuner exp); COMP_CWORD=1
+    $(complete -p tuner | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
+    echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert "export" in done.stdout.split()
+    assert "optimize" not in done.stdout.split()
+
+
+def test_completion_without_shtab_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "joulefront[terminal]" in capsys.readouterr().err
+
+
+def test_the_help_says_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    for code in ("0 ", "1 ", "2 ", "130"):
+        assert re.search(rf"^  {code}", out, re.MULTILINE)

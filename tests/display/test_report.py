@@ -1,0 +1,462 @@
+"""The report says what it must, loads nothing, and cannot be broken by what users wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+
+from tuner.display.figures.style import DARK
+from tuner.display.html.pieces import json_in_html
+from tuner.display.plots import (
+    figures,
+    front_figure,
+    hypervolume_figure,
+    live_figure,
+    probes_figure,
+    surrogate_figure,
+)
+from tuner.display.report import render_report, write_report
+from tuner.display.text import comparison, payback
+from tuner.formatting import Units, change, number, percent
+from tuner.results.result import Choice, Result
+from tuner.search_spaces.configuration import Configuration
+from tuner.testing.results import (
+    ESTIMATED,
+    HOSTILE,
+    NVML,
+    hostile_result,
+    large_result,
+    point,
+    records_of,
+    small_result,
+)
+
+
+class Page(HTMLParser):
+    """The page as a browser splits it: visible text, the scripts, and what it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.parts: list[str] = []
+        self._inside: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside.append(tag)
+            if tag == "script":
+                self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._inside and self._inside[-1] == tag:
+            self._inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self._inside:
+            self.parts.append(data)
+        elif self._inside[-1] == "script":
+            attrs, text = self.scripts[-1]
+            self.scripts[-1] = (attrs, text + data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.parts))
+
+    def data(self) -> dict[str, dict]:
+        return {
+            str(attrs["id"]): json.loads(text)
+            for attrs, text in self.scripts
+            if attrs.get("type") == "application/json"
+        }
+
+
+def empty_result() -> Result:
+    return replace(
+        small_result(),
+        points=(),
+        front_points=(),
+        best=None,
+        baseline=None,
+        leave_one_out=None,
+        progress=(),
+        choice=Choice("knee", False, "Every probe failed, so there is nothing to choose from."),
+    )
+
+
+@pytest.fixture(scope="module")
+def small() -> Page:
+    return Page(render_report(small_result()))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The fastest configuration within the budget takes 262 s.",
+        "17 % less energy (6.51 kJ → 5.37 kJ, estimated) and 15 % less time (310 s → 262 s)",
+        "5.37 kJ estimated 4.89 to 5.85 kJ",  # the big figure, its label, its interval
+        "58.5 kJ estimated",  # what the search spent
+        "repay the search after 2,500 optimizer steps (25 % of the job)",
+        "measured, 1 window",
+        "Energy of every point: node scope, estimated (utilisation x envelope).",
+        "median error was 3.4 % in step time and 2.1 % in power; 88 %",
+        "p0004: out of memory",
+        "MemoryError: 2 GiB",
+        "no candidate was worth its joules",
+        "energy budget of the job (kJ)",
+        "window shorter than 5 s",
+        "optuna 5.0.0",
+        "P(non-dominated)",
+    ],
+)
+def test_the_report_says(small: Page, said: str) -> None:
+    assert said in small.text
+
+
+def test_every_front_point_and_the_baseline_are_rows() -> None:
+    result = large_result()
+    text = render_report(result)
+    front = text[text.index("<tbody>") : text.index("</tbody>")]
+    outside = 1  # the baseline is not on this front
+    assert front.count("<tr") == len(result.front_points) + outside
+    assert front.count(">chosen<") == 1
+    assert front.count(">baseline<") == 1
+    for p in result.front_points:
+        assert f"clock_MHz={p.configuration.get('clock_MHz')}" in front
+
+
+@pytest.mark.parametrize("meter", [NVML, ESTIMATED], ids=lambda m: m.name)
+def test_estimated_stands_by_estimated_figures_only(meter) -> None:  # type: ignore[no-untyped-def]
+    result = large_result(meter)
+    page = render_report(result)
+    body = page[page.index("<main>") : page.index("What each number means")]
+    titles = [
+        figure.layout[axis].title.text
+        for figure in figures(result).values()
+        for axis in ("xaxis", "yaxis")
+    ]
+    energy_titles = [t for t in titles if "nergy" in t]
+    assert len(energy_titles) == 4
+    if meter.estimated:
+        rows = body.count("<tr") - body.count("<thead><tr")
+        assert body.count('class="estimated"') >= 2 * rows + 3  # energy and power; three tiles
+        assert all("estimated" in title for title in energy_titles)
+    else:
+        assert "estimated" not in body
+        assert not any("estimated" in title for title in titles)
+
+
+def test_it_loads_nothing(small: Page) -> None:
+    for tag, attrs in small.tags:
+        for name in ("src", "href", "data", "srcset", "action"):
+            value = attrs.get(name)
+            assert not value or value.startswith(("data:", "#")), (tag, name, value)
+        assert tag not in ("iframe", "object", "embed", "base", "form")
+    policy = [a["content"] for t, a in small.tags if a.get("http-equiv")]
+    assert policy
+    assert "default-src 'none'" in str(policy[0])
+    assert "http" not in str(policy[0])
+    css = Path(__file__).parents[2] / "tuner" / "templates" / "report.css"
+    assert "url(" not in css.read_text("utf-8")
+    assert "@import" not in css.read_text("utf-8")
+
+
+def test_hostile_text_stays_text() -> None:
+    result = hostile_result()
+    page = Page(render_report(result, records=records_of(result)))
+    mild = Page(render_report(small_result(), records=records_of(small_result())))
+    # Only our own scripts, and every figure still parses: nothing closed a script early.
+    ours = [attrs.get("id") for attrs, _ in page.scripts if "id" in attrs]
+    assert len(page.scripts) == len(ours) + 2
+    assert page.scripts[-1][1].strip() == mild.scripts[-1][1].strip()
+    assert "figure-front" in page.data()
+    assert HOSTILE in page.text  # shown, as text
+    assert "log</script><!--" in page.text
+    assert [t for t, _ in page.tags].count("title") == 1
+    # No JSON could end its script element, even with a text that nobody escaped before.
+    assert not [text for attrs, text in page.scripts if "id" in attrs and "<" in text]
+    # Plotly reads tags in names and hover texts, so there they are escaped.
+    for name, figure in page.data().items():
+        for text in strings_of(figure):
+            assert "<script" not in text.lower(), (name, text)
+
+
+def test_json_cannot_end_its_script_element() -> None:
+    # Plotly's own to_json escapes "<" today; the report must not rest on that.
+    said = {"a": "</script><!-- & \u2028", "b": [1, None]}
+    text = json_in_html(json.dumps(said, ensure_ascii=False))
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == said
+
+
+def strings_of(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [s for part in value.values() for s in strings_of(part)]
+    if isinstance(value, list):
+        return [s for part in value for s in strings_of(part)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        empty_result(),
+        small_result(1),
+        small_result(2),
+        replace(small_result(), baseline=None),
+        replace(small_result(), best=None),
+        replace(small_result(), leave_one_out=None, progress=(), failures=(), about={}),
+        replace(small_result(), spent=replace(small_result().spent, payback_steps=None)),
+    ],
+    ids=["empty", "one", "two", "no-baseline", "no-best", "bare", "never-repaid"],
+)
+def test_results_with_parts_missing(result: Result) -> None:
+    page = Page(render_report(result))
+    assert result.choice.sentence in page.text
+    assert "What each number means" in page.text
+    for name, figure in page.data().items():
+        assert name == "palette" or figure["data"], name
+
+
+def test_what_cannot_be_met_is_said() -> None:
+    result = small_result()
+    page = Page(render_report(replace(result, choice=replace(result.choice, met=False))))
+    assert "; nothing measured trains within" in page.text
+    assert "and this comes nearest" in page.text
+
+
+def test_writing_makes_the_folder_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "report.html"
+    assert write_report(small_result(), path) == path
+    first = path.read_text("utf-8")
+    write_report(large_result(), path)
+    assert path.read_text("utf-8") != first
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+
+
+def test_a_figure_that_is_not_finite_is_not_a_number_on_the_page() -> None:
+    wild = replace(
+        small_result().points[0],
+        energy_interval_kJ=(math.nan, math.inf),
+        time_interval_s=(math.nan, math.nan),
+        power_W=math.nan,
+    )
+    result = small_result()
+    result = replace(result, points=(wild, *result.points[1:]), front_points=(wild,), best=wild)
+    page = render_report(result)
+    body = page[page.index("<main>") : page.index('id="palette"')]
+    assert not re.search(r"\b(nan|inf|NaN|Infinity)\b", body)
+
+
+# -- figures ----------------------------------------------------------------------------------
+
+
+def trace(figure, name: str):  # type: ignore[no-untyped-def]
+    return next(t for t in figure.data if t.name == name)
+
+
+def test_the_front_is_a_staircase_through_its_points() -> None:
+    result = large_result()
+    figure = front_figure(result)
+    assert figure is not None
+    line = next(t for t in figure.data if t.mode == "lines")
+    assert line.line.shape == "hv"
+    front = trace(figure, "front")
+    assert (
+        list(line.x) == list(front.x) == sorted(p.time_to_solution_s for p in result.front_points)
+    )
+    assert list(front.y) == sorted(
+        (p.energy_to_solution_kJ for p in result.front_points), reverse=True
+    )
+    assert len(trace(figure, "dominated").x) == len(result.points) - len(result.front_points)
+    low, high = result.front_points[0].energy_interval_kJ
+    assert front.error_y.array[0] == pytest.approx(
+        high - result.front_points[0].energy_to_solution_kJ
+    )
+    assert front.error_y.arrayminus[0] == pytest.approx(
+        result.front_points[0].energy_to_solution_kJ - low
+    )
+
+
+def test_hover_holds_the_whole_configuration() -> None:
+    result = large_result()
+    figure = front_figure(result)
+    assert figure is not None
+    text = trace(figure, "front").hovertext[0].replace("<br>", " ")
+    for part in result.front_points[0].configuration.key.replace(" | ", " ").split():
+        assert part in text
+    assert "power" in text
+    assert "gpu scope" in text
+
+
+@pytest.mark.parametrize(
+    ("constraints", "lines", "said"),
+    [
+        ({"budget_kJ": 5.5}, 1, "budget 5.50 kJ"),
+        ({"deadline_s": 200.0}, 1, "deadline 200 s"),
+        ({"budget_kJ": 5.5, "deadline_s": 200.0}, 2, "deadline 200 s"),
+        ({"budget_kJ": 500.0}, 0, "outside this view: budget 500 kJ"),
+        ({}, 0, None),
+    ],
+)
+def test_constraints_are_lines(constraints: dict, lines: int, said: str | None) -> None:
+    figure = front_figure(replace(small_result(), constraints=constraints))
+    assert figure is not None
+    assert len(figure.layout.shapes) == lines
+    texts = [a.text for a in figure.layout.annotations if "dominated" not in a.text]
+    assert (said in texts) if said else not texts
+
+
+def test_a_power_cap_is_a_line_through_the_origin() -> None:
+    figure = front_figure(replace(small_result(), constraints={"power_cap_W": 30.0}))
+    assert figure is not None
+    line = trace(figure, "power cap 30.0 W")
+    assert [e / t for t, e in zip(line.x, line.y, strict=True) if t] == pytest.approx(
+        [0.030] * sum(1 for t in line.x if t)
+    )
+
+
+def test_wide_ranges_get_a_logarithmic_axis_and_wide_intervals_do_not_stretch_it() -> None:
+    result = small_result()
+    slow = point(Configuration.of(zero_stage=3), 9000.0, 30.0, ESTIMATED)
+    figure = front_figure(replace(result, baseline=slow))
+    assert figure is not None
+    assert figure.layout.xaxis.type == "log"
+    # A dominated point far away is outside the view, and the figure says so.
+    figure = front_figure(replace(result, points=(*result.points, slow)))
+    assert figure is not None
+    assert figure.layout.xaxis.range[1] < 600
+    before = front_figure(result)
+    assert before is not None
+    assert _outside(figure) == _outside(before) + 1
+    vague = point(Configuration.of(zero_stage=2), 200.0, 40.0, ESTIMATED, spread=30.0)
+    figure = front_figure(replace(result, baseline=vague))
+    assert figure is not None
+    assert figure.layout.xaxis.type is None
+    assert figure.layout.xaxis.range[1] < 600
+
+
+def _outside(figure: go.Figure) -> int:
+    said = [a.text for a in figure.layout.annotations if "outside this view" in a.text]
+    return int(said[0].split()[0]) if said else 0
+
+
+def test_energy_against_the_live_knob() -> None:
+    figure = live_figure(large_result())
+    assert figure is not None
+    assert figure.layout.xaxis.title.text == "SM clock (MHz)"
+    assert {t.name for t in figure.data} == {f"micro_batch={m}" for m in (1, 2, 4, 8)}
+    for curve in figure.data:
+        assert list(curve.x) == list(range(600, 1800, 100))
+        assert curve.marker.size[list(curve.y).index(min(curve.y))] == max(curve.marker.size)
+    assert live_figure(small_result()) is None
+
+
+def test_hypervolume_and_probe_costs() -> None:
+    result = small_result()
+    figure = hypervolume_figure(result)
+    assert figure is not None
+    curve = figure.data[0]
+    assert list(curve.x[1:]) == [energy for energy, _ in result.progress]
+    assert curve.y[-1] == pytest.approx(100)
+    assert hypervolume_figure(replace(result, progress=((1.0, 0.0),))) is None
+    plain = probes_figure(result)
+    assert plain is not None
+    assert sum(plain.data[0].y) == pytest.approx(result.progress[-1][0])
+    named = probes_figure(result, records_of(result))
+    assert named is not None
+    assert len(trace(named, "failed").x) == 2
+    assert len(trace(named, "completed").x) == 9
+
+
+@pytest.mark.parametrize("what", ["time", "power"])
+def test_surrogate_against_measured(what) -> None:  # type: ignore[no-untyped-def]
+    result = large_result()
+    assert result.leave_one_out is not None
+    figure = surrogate_figure(result, what)
+    assert figure is not None
+    line, dots = figure.data
+    assert line.x == line.y
+    column = 0 if what == "time" else 2
+    assert list(dots.x) == [pair[column] for pair in result.leave_one_out.pairs]
+    assert surrogate_figure(replace(result, leave_one_out=None), what) is None
+
+
+def test_every_colour_of_a_figure_has_a_dark_one() -> None:
+    result = large_result()
+    for figure in figures(result, records_of(result)).values():
+        used = set(re.findall(r"#[0-9a-fA-F]{6}\b", figure.to_json())) - {"#2a3f5f"}
+        assert used <= set(DARK)
+    assert len(set(DARK.values())) == len(DARK)
+
+
+# -- words ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.01234, "0.0123"),
+        (1.0, "1.00"),
+        (12.345, "12.3"),
+        (123.4, "123"),
+        (12345.6, "12,346"),
+        (-2.5, "-2.50"),
+        (math.nan, "unknown"),
+        (math.inf, "unknown"),
+    ],
+)
+def test_number(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("kJ", "s", "energy", "time"),
+    [
+        (25.0, 600.0, "25.0 kJ", "600 s"),
+        (0.05, 5.0, "50.0 J", "5.00 s"),
+        (3e6, 36000.0, "3,000 MJ", "10.0 h"),
+        (5e9, 9e6, "5,000 GJ", "104 days"),
+    ],
+)
+def test_units_follow_the_size(kJ: float, s: float, energy: str, time: str) -> None:
+    units = Units.for_values([kJ, kJ / 7, math.nan], [s])
+    assert units.energy_text(kJ) == energy
+    assert units.time_text(s) == time
+
+
+def test_comparison_and_payback_in_words() -> None:
+    assert percent(0.123) == "12 %"
+    assert change(90, 100, "less energy", "more energy") == "10 % less energy"
+    assert change(103, 100, "less energy", "more energy") == "3.0 % more energy"
+    result = small_result()
+    units = Units()
+    assert result.baseline is not None
+    same = replace(result, best=result.baseline)
+    assert comparison(same, units) == ""
+    close = replace(
+        result.baseline,
+        configuration=Configuration.of(micro_batch=2),
+        energy_to_solution_kJ=result.baseline.energy_to_solution_kJ * 0.99,
+    )
+    assert comparison(replace(result, best=close), units) == ""  # the baseline is kept
+    faster = replace(
+        close,
+        time_to_solution_s=result.baseline.time_to_solution_s / 2,
+        time_interval_s=tuple(end / 2 for end in result.baseline.time_interval_s),
+    )
+    text = comparison(replace(result, best=faster), units)
+    assert "intervals overlap in energy." in text
+    long = replace(result.spent, payback_steps=32_000.0, payback_share=3.2)
+    assert "3.20 runs of the whole job" in payback(replace(result, spent=long))

@@ -1,0 +1,298 @@
+"""What becomes of a probe whose launch, driver, storage or node goes while it waits for another."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from tuner.executors import ray_agent
+from tuner.executors.base import run_safely
+from tuner.executors.local import InlineExecutor
+from tuner.executors.ray_executor import (
+    _NO_NODE_S,
+    _SHORT_MOST,
+    _SHORT_S,
+    Queued,
+    RayExecutor,
+)
+from tuner.executors.ray_nodes import NodePool, Slot
+from tuner.search.sampler import CandidateSampler
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.job import load_job
+from tuner.storage import StorageError
+from tuner.study.recorder import StudyRecorder
+from tuner.testing.studies import METER, measured, record
+from tuner.workload.pending import recover_pending
+from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Continuation
+from tuner.workload.trace import TraceWriter
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+SPEEDS = tuple(Settings(speed=speed) for speed in (1, 2, 3))
+SHAPE = Settings(shape=1)
+
+
+def open_request(name: str = "p0000") -> ProbeRequest:
+    return ProbeRequest(name, SHAPE, SPEEDS[:1], extendable=True)
+
+
+# -- what was measured is kept while the driver is asked -------------------------------------------
+
+
+class Launch:
+    """Measures a window, asks, and visits what it is told."""
+
+    meter = METER
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        raise AssertionError
+
+    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+        windows = [measured(request.live[0])]
+        while more := next_settings(request, tuple(windows)):
+            request = replace(request, live=(*request.live, *more))
+            windows += [measured(live) for live in more]
+        return ProbeRecord(request, tuple(windows), METER)
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_interrupt_while_it_is_asked_leaves_the_windows_in_the_run_folder(
+    tmp_path: Path,
+) -> None:
+    asked: list[int] = []
+
+    def next_settings(
+        request: ProbeRequest, windows: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        asked.append(len(windows))
+        if len(windows) == 2:
+            raise KeyboardInterrupt
+        return SPEEDS[1:2]
+
+    executor = InlineExecutor(Launch(), keep_in=tmp_path)
+    executor.next_settings = next_settings
+    executor.submit(open_request())
+    with pytest.raises(KeyboardInterrupt):
+        executor.wait()
+    (kept,) = recover_pending(tmp_path)
+    assert [m.live for m in kept.measurements] == list(SPEEDS[:2])
+    assert kept.request.live == SPEEDS[:2]
+    assert kept.failure is not None
+    assert kept.failure.kind == "cancelled"
+    assert kept.energy_J == sum(m.energy_J for m in kept.measurements)
+
+
+def test_a_driver_that_fails_when_asked_costs_no_window(tmp_path: Path) -> None:
+    def next_settings(
+        request: ProbeRequest, windows: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        raise RuntimeError("no answer")
+
+    ended = run_safely(Launch(), open_request(), tmp_path, next_settings=next_settings)
+    assert ended.failure is not None
+    assert "no answer" in ended.failure.message
+    assert [m.live for m in ended.measurements] == list(SPEEDS[:1])
+
+
+def test_a_launch_that_comes_to_its_end_keeps_its_whole_record(tmp_path: Path) -> None:
+    told = iter([SPEEDS[1:], ()])
+    ended = run_safely(
+        Launch(), open_request(), tmp_path, next_settings=lambda request, windows: next(told)
+    )
+    assert ended.ok
+    assert recover_pending(tmp_path)[0].ok
+    with TraceWriter(tmp_path / "trace" / "probes.jsonl") as writer:
+        writer.append(ended)
+    assert recover_pending(tmp_path) == ()
+
+
+def test_an_answer_that_comes_too_late_gets_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_agent, "HOLD_S", 0.05)
+    agent = ray_agent.NodeAgent(str(tmp_path))
+    agent._runner = Launch()
+    told = agent.run(open_request().to_json())
+    assert [live["speed"] for live in told["visited"]["request"]["live"]] == [1]
+    until = time.monotonic() + 20
+    while not recover_pending(tmp_path)[0].ok and time.monotonic() < until:
+        time.sleep(0.01)  # the launch is ended meanwhile
+    late = ProbeRecord.from_json(agent.continue_probe("p0000", [SPEEDS[1].to_json()]))
+    assert late.ok
+    assert late.request.live == SPEEDS[:1] == tuple(m.live for m in late.measurements)
+    assert agent._open == {}
+
+
+# -- the study -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def book() -> StudyRecorder:
+    every = Candidates.from_configurations(Configuration(SHAPE, speed) for speed in SPEEDS)
+    return StudyRecorder.in_memory(CandidateSampler(every, seed=0))
+
+
+def states(book: StudyRecorder) -> dict[str, tuple[str, str | None]]:
+    return {
+        trial.user_attrs["configuration"]: (trial.state.name, trial.user_attrs.get("failure"))
+        for trial in book.study.trials
+    }
+
+
+def test_a_setting_that_the_launch_never_heard_of_is_not_to_blame(book: StudyRecorder) -> None:
+    request = open_request()
+    book.start(request)
+    book.extend(request, SPEEDS[1:2])
+    book.finish(ProbeRecord(request, (measured(SPEEDS[0]),), METER))
+    first, second = (Configuration(SHAPE, speed).key for speed in SPEEDS[:2])
+    assert states(book) == {first: ("COMPLETE", None), second: ("FAIL", "cancelled")}
+
+
+def test_a_setting_that_was_due_and_not_measured_is(book: StudyRecorder) -> None:
+    request = replace(open_request(), live=SPEEDS[:2])
+    book.start(request)
+    book.finish(ProbeRecord(request, (measured(SPEEDS[0]),), METER))
+    assert states(book)[Configuration(SHAPE, SPEEDS[1]).key] == ("FAIL", "crash")
+
+
+def test_a_storage_that_goes_half_way_is_not_waited_for_and_leaves_no_trial(
+    book: StudyRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = open_request()
+    book.start(request)
+    storage = book.study._storage
+    plain, made = storage.create_new_trial, []
+
+    def fails_at_the_second(*arguments: Any, **named: Any) -> int:
+        made.append(plain(*arguments, **named))  # it is made, and the answer is lost
+        if len(made) == 2:
+            raise optuna.exceptions.StorageInternalError("gone")
+        return made[-1]
+
+    monkeypatch.setattr(storage, "create_new_trial", fails_at_the_second)
+    with pytest.raises(StorageError):
+        book.extend(request, SPEEDS[1:])
+    monkeypatch.undo()
+    ended = ProbeRecord(request, (measured(SPEEDS[0]),), METER)
+    book.finish(ended)
+    assert book.reconcile([ended]) == (
+        "1 trial that an earlier session left running marked interrupted",
+    )
+    assert sorted(trial.state.name for trial in book.study.trials) == ["COMPLETE", "FAIL", "FAIL"]
+
+
+def test_what_is_in_flight_is_left_alone_when_the_storage_is_back(book: StudyRecorder) -> None:
+    request = open_request()
+    book.start(request)
+    book.extend(request, SPEEDS[1:2])
+    assert book.reconcile([]) == ()
+    assert {trial.state for trial in book.study.trials} == {TrialState.RUNNING}
+
+
+# -- the queue of a Ray cluster --------------------------------------------------------------------
+
+
+class Nodes(RayExecutor):
+    """The executor's queue over nodes that are made up; a lease is noted and holds its nodes."""
+
+    def __init__(self, *names: str, nodes: int = 2) -> None:
+        self._cluster = replace(load_cluster("h200-8"), nodes=nodes)
+        self.pool = NodePool(
+            None,
+            load_job(),
+            self._cluster,
+            run_dir=".",
+            make_runner=None,
+            local=True,
+            say=lambda sentence: None,
+        )
+        self.pool.slots = [Slot(name, name, name, None, 8.0) for name in names]
+        self.pool.meter = METER
+        self._flights, self._queue, self._done = [], deque(), deque()
+        self.leased: list[tuple[str, list[str]]] = []
+
+    def _lease(self, request: ProbeRequest, slots: list[Slot]) -> None:
+        self.leased.append((request.probe_id, [slot.node for slot in slots]))
+        for slot in slots:
+            slot.taken = True
+
+    def wants(self, name: str, gpus: int) -> Queued:
+        self._queue.append(Queued(ProbeRequest(name, Settings(data_parallel=gpus))))
+        self._dispatch()
+        return self._queue[-1] if self._queue else Queued(record().request)
+
+
+def test_what_fits_goes_before_a_probe_whose_node_was_lost() -> None:
+    executor = Nodes("a")
+    executor.wants("wide", 16)
+    assert executor.capacity == 2  # it, and what the node that is left has room for
+    executor.wants("small", 8)
+    assert executor.leased == [("small", ["a"])]
+    assert [queued.request.probe_id for queued in executor._queue] == ["wide"]
+    executor.pool.slots.append(Slot("b", "b", "b", None, 8.0))
+    executor.pool.slots[0].taken = False
+    executor._dispatch()
+    assert executor.leased[-1] == ("wide", ["a", "b"])
+
+
+def test_a_probe_that_only_waits_for_busy_nodes_keeps_its_place() -> None:
+    executor = Nodes("a", "b")
+    executor.pool.slots[0].taken = True
+    executor.wants("wide", 16)
+    executor.wants("small", 8)
+    assert executor.leased == []
+    assert executor.capacity == 2  # and nothing more is asked for
+
+
+def test_a_probe_that_too_few_nodes_are_left_for_fails_with_a_sentence() -> None:
+    executor = Nodes("a")
+    waits = executor.wants("wide", 16)
+    assert not executor._done
+    waits.short_s -= _SHORT_S + 1
+    executor._dispatch()
+    failure = executor._done[0].failure
+    assert failure is not None
+    assert failure.kind == "node"
+    assert failure.message == (
+        "it needs 2 nodes, and for 60 s no more than 1 is left in the Ray cluster"
+    )
+    assert not executor._queue
+
+
+def test_its_wait_begins_when_the_node_is_lost_and_ends_when_it_is_back() -> None:
+    executor = Nodes("a", "b")
+    executor.pool.slots[0].taken = True
+    waits = executor.wants("wide", 16)
+    waits.since_s -= _SHORT_S + 1
+    lost = executor.pool.slots.pop()
+    executor._dispatch()
+    assert waits.short_s > time.monotonic() - 10
+    executor.pool.slots.append(lost)
+    executor._dispatch()
+    assert waits.short_s == 0.0
+    waits.since_s -= _NO_NODE_S
+    executor._dispatch()
+    failure = executor._done[0].failure
+    assert failure is not None
+    assert failure.message == "2 nodes were not free together within 600 s"
+
+
+def test_no_more_than_a_few_are_passed_by() -> None:
+    executor = Nodes("a")
+    for number in range(_SHORT_MOST + 1):
+        assert executor.capacity > executor.in_flight
+        executor.wants(f"wide{number}", 16)
+    assert executor.capacity == executor.in_flight

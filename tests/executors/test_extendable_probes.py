@@ -1,0 +1,388 @@
+"""A launch that is up is gone on with: every executor asks, and only windows are paid."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+
+from tuner.executors.base import Executor
+from tuner.executors.local import InlineExecutor, SimulatedExecutor
+from tuner.problem.constraints import Constraints
+from tuner.problem.settings import SamplerDesign
+from tuner.search.live_sweep import Sweep, greedy_sweep
+from tuner.search.sampler import CandidateSampler
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.study.recorder import StudyRecorder
+from tuner.testing.studies import measured, run_replay, write_table
+from tuner.workload.node.probe_run import Probe
+from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.replay import TableRunner
+from tuner.workload.table import load_table
+from tuner.workload.trace import read_trace
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+SPEEDS = tuple(Settings(speed=speed) for speed in (3, 1, 5))
+
+
+def request(name: str = "p0000", shape: int = 1, *, extendable: bool = True) -> ProbeRequest:
+    return ProbeRequest(name, Settings(shape=shape), SPEEDS[:1], extendable=extendable)
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> TableRunner:
+    return TableRunner(load_table(write_table(tmp_path)))
+
+
+# -- asking, executor by executor ------------------------------------------------------------------
+
+
+class Asked:
+    """Goes on with one setting after the other, and remembers what it was told."""
+
+    def __init__(self, *more: Settings) -> None:
+        self.left, self.told = list(more), list[tuple[str, tuple[Settings, ...]]]()
+
+    def __call__(
+        self, request: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        self.told.append((request.probe_id, tuple(m.live for m in measurements)))
+        return (self.left.pop(0),) if self.left else ()
+
+
+def test_a_request_says_in_json_that_it_is_open() -> None:
+    assert ProbeRequest.from_json(request().to_json()) == request()
+    assert "open" not in request(extendable=False).to_json()
+
+
+@pytest.mark.parametrize("kind", [InlineExecutor, SimulatedExecutor])
+def test_an_open_probe_is_one_launch_and_one_record(kind: type, runner: TableRunner) -> None:
+    executor: Executor = kind(runner)
+    executor.next_settings = asked = Asked(*SPEEDS[1:])
+    executor.submit(request())
+    record = executor.wait()
+    assert record is not None
+    assert asked.told == [("p0000", SPEEDS[:n]) for n in (1, 2, 3)]
+    assert record.request.live == SPEEDS
+    assert record == runner.run(record.request)
+    powers = [runner._points[c].power_W for c in record.request.configurations()]
+    assert record.energy_J == pytest.approx(runner.table.cost.energy_J(powers))
+    assert executor.in_flight == 0
+    executor.submit(request("p0001", extendable=False))
+    executor.wait()
+    assert len(asked.told) == 3
+
+
+def test_in_simulated_time_a_probe_is_asked_about_when_its_windows_end(runner: TableRunner) -> None:
+    executor = SimulatedExecutor(runner, capacity=2)
+    told: list[tuple[str, float, int]] = []
+
+    def next_settings(
+        request: ProbeRequest, windows: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        told.append((request.probe_id, executor.now_s(), executor.in_flight))
+        return SPEEDS[1:] if len(windows) == 1 and request.probe_id == "p0000" else ()
+
+    executor.next_settings = next_settings
+    executor.submit(request())
+    executor.submit(request("p0001", shape=2))
+    cost = runner.table.cost
+    first, second = executor.wait(), executor.wait()
+    assert first is not None
+    assert second is not None
+    assert [first.request.probe_id, second.request.probe_id] == ["p0001", "p0000"]
+    assert told == [
+        ("p0000", cost.wall_s(1), 2),
+        ("p0001", cost.wall_s(1), 2),
+        ("p0000", cost.wall_s(3), 1),
+    ]
+    assert executor.now_s() == second.wall_s == cost.wall_s(3)
+
+
+def test_a_probe_that_failed_is_not_asked_about(runner: TableRunner) -> None:
+    executor = SimulatedExecutor(runner)
+    executor.next_settings = asked = Asked(*SPEEDS)
+    executor.submit(request(shape=99))
+    record = executor.wait()
+    assert record is not None
+    assert not record.ok
+    assert asked.told == []
+
+
+# -- in the agent ----------------------------------------------------------------------------------
+
+
+class Checked:
+    """Stands for the node: notes what it is asked to allow."""
+
+    def __init__(self) -> None:
+        self.allowed: list[ProbeRequest] = []
+
+    def check(self, request: ProbeRequest, nodes: int) -> None:
+        self.allowed.append(request)
+
+
+class Visited(Probe):
+    """The agent's probe without ranks: a visit takes no time and measures what it is told."""
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self.node = Checked()  # type: ignore[assignment]
+        self.request, self.measurements = request, []
+        self._began_s = time.monotonic()
+        self.visits: list[Settings] = []
+
+    def _visit(self, live: Settings, *_: object) -> float:
+        self.visits.append(live)
+        self.measurements.append(measured(live))
+        return 1.0
+
+
+NO_DRIFT = WindowPolicy(check_drift=False)
+
+
+def test_the_agent_goes_on_until_it_is_told_nothing_more() -> None:
+    probe = Visited(replace(request(), window=NO_DRIFT))
+    probe.next_settings = asked = Asked(*SPEEDS[1:])
+    probe.measure(None, None, 1.0, ())  # type: ignore[arg-type]
+    assert probe.visits == list(SPEEDS)
+    assert probe.request.live == SPEEDS
+    assert [live for _, live in asked.told] == [SPEEDS[:n] for n in (1, 2, 3)]
+    assert [r.live for r in probe.node.allowed] == [SPEEDS[:2], SPEEDS]  # type: ignore[attr-defined]
+
+
+def test_drift_is_checked_once_at_the_very_end() -> None:
+    probe = Visited(request())
+    probe._time_for_one_more = lambda: True  # type: ignore[method-assign]
+    probe.next_settings = Asked(*SPEEDS[1:])
+    probe.measure(None, None, 1.0, ())  # type: ignore[arg-type]
+    assert probe.visits == [*SPEEDS, SPEEDS[0]]
+
+
+def test_what_is_not_open_is_visited_in_an_order_of_its_own_and_nobody_asked() -> None:
+    orders = set()
+    for number in range(12):
+        probe = Visited(ProbeRequest(f"p{number}", Settings(shape=1), SPEEDS, NO_DRIFT))
+        probe.next_settings = asked = Asked(Settings(speed=4))
+        probe.measure(None, None, 1.0, ())  # type: ignore[arg-type]
+        assert set(probe.visits) == set(SPEEDS)
+        assert asked.told == []
+        orders.add(tuple(probe.visits))
+    assert len(orders) > 1
+
+
+# -- what a sweep is expected to be ----------------------------------------------------------------
+
+
+def sweep_of(level: float, *, decides: bool = True) -> Sweep:
+    """Five settings along a trade-off, at `level` in log time and energy from a front's point."""
+    rng = np.random.default_rng(0)
+    own = rng.normal(0, 0.1, (128, 1)) + level
+    slope = np.linspace(-0.1, 0.1, 5) + rng.normal(0, 0.005, (128, 5))
+    point = np.array([[0.0, 0.0]])
+    return Sweep(
+        own + slope,
+        own - slope,
+        point,
+        np.array([1.0, 1.0]),
+        beaten_by=point if decides else None,
+    )
+
+
+def test_a_launch_that_is_surely_good_is_expected_whole_and_one_that_is_bad_hardly() -> None:
+    good, bad = sweep_of(-0.8), sweep_of(0.8)
+    for sweep in (good, bad):
+        sweep.add(sweep.decisive(np.ones(5)))
+    assert good.chance.min() == 1.0
+    assert sorted(bad.chance)[:4] == [0.0] * 4
+    assert bad.gains().max() == 0.0
+
+
+def test_the_joules_of_a_sweep_are_those_that_are_expected_to_be_spent() -> None:
+    sweep, whole = sweep_of(0.1), sweep_of(0.1, decides=False)
+    _, joules = greedy_sweep(sweep, 10.0, np.ones(5), 5, 1.0)
+    assert joules == pytest.approx(10 + sweep.chance[sweep.added].sum())
+    _, all_joules = greedy_sweep(whole, 10.0, np.ones(5), 5, 1.0)
+    assert all_joules == 10 + len(whole.added)
+
+
+def test_in_a_running_launch_only_what_is_worth_its_own_window_is_added() -> None:
+    running, new = sweep_of(-0.3, decides=False), sweep_of(-0.3, decides=False)
+    greedy_sweep(running, 0.0, np.ones(5), 5, 1.0)
+    greedy_sweep(new, 1000.0, np.ones(5), 5, 1.0)
+    assert len(running.added) < len(new.added) == 5
+
+
+# -- the sampler -----------------------------------------------------------------------------------
+
+
+def book_of(sampler: CandidateSampler) -> StudyRecorder:
+    return StudyRecorder(
+        name="going on",
+        storage=optuna.storages.InMemoryStorage(),
+        sampler=sampler,
+        steps=1,
+        constraints=Constraints(),
+        driver="test",
+        identity="test",
+    )
+
+
+def told_book(runner: TableRunner, *shapes: int) -> tuple[CandidateSampler, StudyRecorder]:
+    """A study that knows three settings of each of these shapes."""
+    every = Candidates.from_configurations(point.configuration for point in runner.group.points)
+    sampler = CandidateSampler(every, seed=0)
+    book = book_of(sampler)
+    for number, shape in enumerate(shapes):
+        asked = ProbeRequest(f"q{number}", Settings(shape=shape), SPEEDS)
+        book.start(asked)
+        book.finish(runner.run(asked))
+    return sampler, book
+
+
+def so_far(runner: TableRunner, book: StudyRecorder, shape: int) -> ProbeRecord:
+    asked = request(shape=shape)
+    book.start(asked)
+    return runner.run(asked)
+
+
+def test_a_good_launch_is_gone_on_with_and_a_poor_one_left(runner: TableRunner) -> None:
+    # Shape 4 is the best of this table, and its neighbours say that it may be.
+    sampler, book = told_book(runner, 3, 6)
+    plan = sampler.plan_continuation(book.study, so_far(runner, book, 4))
+    assert plan is not None
+    assert plan.launch == Settings(shape=4)
+    assert SPEEDS[0] not in plan.live
+    assert math.isfinite(plan.cost_J)
+    sampler, book = told_book(runner, 3, 4, 6)
+    assert sampler.plan_continuation(book.study, so_far(runner, book, 1)) is None
+
+
+def test_asking_changes_nothing_that_the_study_is_told_later(runner: TableRunner) -> None:
+    sampler, book = told_book(runner, 1, 2)
+    record = so_far(runner, book, 4)
+    assert sampler._encoding.index_of_key(record.request.configurations()[0].key) is not None
+    sampler.plan_continuation(book.study, record)
+    assert len(sampler._observations.measured) == 6
+    assert len(sampler._observations.pending) == 1
+    book.finish(record)
+    alone, fresh = told_book(runner, 1, 2)
+    fresh.start(record.request)
+    fresh.finish(record)
+    plans = [s.plan(b.study) for s, b in ((sampler, book), (alone, fresh))]
+    assert plans[0] is not None
+    assert plans[1] is not None
+    assert plans[0].configurations == plans[1].configurations
+    assert plans[0].score == pytest.approx(plans[1].score)
+
+
+def test_without_the_choice_the_whole_sweep_is_planned_before_the_launch(
+    runner: TableRunner,
+) -> None:
+    every = Candidates.from_configurations(point.configuration for point in runner.group.points)
+    first = CandidateSampler(every, seed=0)
+    opened = first.plan(book_of(first).study)
+    assert opened is not None
+    assert opened.extendable
+    assert len(opened.live) == 1
+    whole = CandidateSampler(every, seed=0, design=SamplerDesign(extend_launches=False))
+    book = book_of(whole)
+    closed = whole.plan(book.study)
+    assert closed is not None
+    assert not closed.extendable
+    assert whole.plan_continuation(book.study, so_far(runner, book, 4)) is None
+
+
+# -- the study -------------------------------------------------------------------------------------
+
+
+def test_a_study_goes_on_in_its_launches_and_tells_every_trial(
+    runner: TableRunner, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    result = run_replay(
+        runner.table.folder,
+        runs_dir=tmp_path / "runs",
+        name="study",
+        report=False,
+        max_probes=6,
+        on_progress=lambda event: said.append(event.message) if event.kind == "note" else None,
+    )
+    records = read_trace(tmp_path / "runs" / "study" / "trace" / "probes.jsonl").records
+    grown = [r for r in records if r.request.extendable and len(r.request.live) > 1]
+    assert grown
+    assert sum("continues with" in sentence for sentence in said) >= len(grown)
+    assert all(len(r.measurements) == len(r.request.live) for r in records)
+    study = optuna.load_study(
+        study_name="study",
+        storage=optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(
+                str(tmp_path / "runs" / "study" / "study.journal")
+            )
+        ),
+    )
+    assert {t.state.name for t in study.trials} == {"COMPLETE"}
+    assert len(study.trials) == sum(len(r.request.live) for r in records)
+    assert result.spent.probes == len(records) == 6
+
+
+def test_a_probe_goes_on_only_with_what_the_budget_still_holds(
+    runner: TableRunner, tmp_path: Path
+) -> None:
+    whole_kJ = sum(runner.table.cost.energy_J([p.power_W]) for p in runner.group.points) / 1000
+    budget_kJ = whole_kJ / 8
+    result = run_replay(
+        runner.table.folder,
+        runs_dir=tmp_path / "runs",
+        name="study",
+        report=False,
+        probe_budget_kJ=budget_kJ,
+    )
+    assert result.spent.energy_kJ <= budget_kJ
+
+
+def test_a_probe_that_may_go_on_has_time_for_it(runner: TableRunner, tmp_path: Path) -> None:
+    """After short probes the limit is a minute; a sweep of eight windows takes longer."""
+    run_replay(runner.table.folder, runs_dir=tmp_path, name="study", report=False, max_probes=6)
+    records = read_trace(tmp_path / "study" / "trace" / "probes.jsonl").records
+    later = [r.request for r in records if r.request.purpose == "search"][2:]
+    window = later[0].window
+    assert {r.extendable for r in later} >= {True}
+    for asked in later:
+        room_s = 8 * (window.settle_s + window.max_s) if asked.extendable else 0.0
+        assert asked.time_limit_s >= 60.0 + room_s
+        assert asked.time_limit_s <= 300.0
+
+
+# -- several in flight -----------------------------------------------------------------------------
+
+
+def test_a_probe_waits_while_those_in_flight_would_teach_much(runner: TableRunner) -> None:
+    configurations = [point.configuration for point in runner.group.points]
+    candidates = Candidates.from_configurations(configurations)
+    sampler = CandidateSampler(candidates, seed=0)
+    greedy = CandidateSampler(candidates, design=SamplerDesign(in_flight_share=math.inf))
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+
+    def ask(shape: int) -> optuna.Trial:
+        trial = study.ask(sampler.distributions())
+        trial.set_user_attr("configuration", Configuration(Settings(shape=shape), SPEEDS[0]).key)
+        return trial
+
+    assert not sampler.better_to_wait(study)
+    trial = ask(1)
+    assert sampler.better_to_wait(study)
+    assert not greedy.better_to_wait(study)
+    trial.set_user_attr("step_time_s", 1.0)
+    trial.set_user_attr("power_W", 10.0)
+    study.tell(trial, [10.0, 1.0])
+    assert not sampler.better_to_wait(study)
+    ask(2)
+    assert sampler.better_to_wait(study)

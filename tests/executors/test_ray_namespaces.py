@@ -1,0 +1,135 @@
+"""A probe across two network namespaces: two nodes that reach each other by address only.
+
+Two nodes on one machine share its loopback, which would hide a rendezvous at 127.0.0.1, or ranks
+that talk over the wrong interface. Here each has a network of its own, joined by a virtual cable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD, OTHER = "10.213.77.1", "10.213.77.2"
+
+SCRIPT = f"""
+import json, sys
+from dataclasses import replace
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.job import load_job
+from tuner.executors.ray_executor import RayExecutor
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.probe import ProbeRequest, WindowPolicy
+
+cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
+executor = RayExecutor(load_job(), cluster, run_dir=sys.argv[1], address="{HEAD}:6399")
+while len({{slot.node for slot in executor.pool.slots}}) < 2:
+    executor.pool.refresh()
+    executor.pool.admit(1.0)
+executor.prepare()
+launch = Settings(data_parallel=2, micro_batch=2)
+executor.submit(ProbeRequest("both", launch, window=WindowPolicy(min_s=0.5, max_s=1.0)))
+record = executor.wait(300)
+addresses = sorted({{slot.address for slot in executor.pool.slots}})
+executor.close()
+print("ANSWER " + json.dumps({{"record": record.to_json(), "addresses": addresses}}))
+"""
+
+
+def run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two namespaces with a cable between them."""
+    if shutil.which("ip") is None:
+        pytest.skip("network namespaces need iproute2's ip")
+    first, second = (f"jf-{os.getpid()}-{side}" for side in "ab")
+    cable = [f"jf{os.getpid() % 100000}{side}" for side in "ab"]
+    try:
+        try:
+            run("ip", "netns", "add", first)
+            run("ip", "netns", "add", second)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces may not be made here: {error.stderr.decode()!r}")
+        run("ip", "link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
+        for name, end, address in ((first, cable[0], HEAD), (second, cable[1], OTHER)):
+            run("ip", "link", "set", end, "netns", name)
+            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", end)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            run("ip", "-n", name, "link", "set", end, "up")
+        yield first, second
+    finally:
+        for name in (first, second):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.mark.real
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ranks_meet_over_the_nodes_own_addresses(
+    namespaces: tuple[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "across.py"
+    script.write_text(SCRIPT)
+    ray = str(Path(sys.executable).parent / "ray")
+    environment = {
+        # A proxy of this machine cannot be reached from inside, and gRPC would ask it.
+        **{name: value for name, value in os.environ.items() if "proxy" not in name.lower()},
+        "PYTHONPATH": str(ROOT),
+        "RAY_worker_niceness": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",  # nobody else is on this cable
+    }
+    started: list[subprocess.Popen[bytes]] = []
+
+    def inside(name: str, *words: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", name, *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    # Short, for sockets lie below it; and not where another Ray of this machine keeps its own.
+    with tempfile.TemporaryDirectory(prefix="jf", ignore_cleanup_errors=True) as folder:
+        start = (ray, "start", "--block", "--num-cpus=1", "--object-store-memory=80000000")
+        try:
+            head = ("--head", "--port=6399", "--include-dashboard=false", f"--temp-dir={folder}")
+            inside(namespaces[0], *start, *head, f"--node-ip-address={HEAD}")
+            up = [ray, "health-check", "--address", f"{HEAD}:6399"]
+            asked = ["ip", "netns", "exec", namespaces[0], *up]
+            for _ in range(20):
+                said = subprocess.run(asked, capture_output=True, check=False, env=environment)
+                if said.returncode == 0:
+                    break
+            inside(namespaces[1], *start, f"--address={HEAD}:6399", f"--node-ip-address={OTHER}")
+            driver = inside(namespaces[0], sys.executable, str(script), str(tmp_path / "run"))
+            told = driver.communicate(timeout=600)[0].decode()
+        finally:
+            for process in reversed(started):
+                process.terminate()
+            for process in started:
+                try:
+                    process.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+    lines = [line for line in told.splitlines() if line.startswith("ANSWER ")]
+    assert lines, told[-4000:]
+    answer = json.loads(lines[0].removeprefix("ANSWER "))
+    assert answer["addresses"] == [HEAD, OTHER]
+    assert answer["record"]["failure"] is None, answer["record"]["failure"]
+    assert len(answer["record"]["environment"]["nodes"]) == 2

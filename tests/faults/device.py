@@ -1,0 +1,239 @@
+"""Faults of the GPUs and of their driver, by the stateful fake NVML of the tests.
+
+Real ranks run on this machine's cores; the meter and the governor speak to the fake as they would
+to a driver, and each probe sweeps two clocks. The fault strikes in the study's second probe. What
+every GPU stands at is read from the fake itself, before and after.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from tests.faults.harness import QUICK, Fault, Outcome, count_losses, phrases, wait_gone
+from tests.faults.probe import keep_server, real_runner, recorded, server_mark, study
+from tuner.problem.run_folder import RunFolder
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRequest, WindowPolicy
+
+__all__ = ["FAULTS", "clocked", "stands"]
+
+CLOCKS = (900, 1410)
+SPACE = """what = "of the fault tests"
+[knobs]
+data_parallel = [1, 2]
+micro_batch = [2, 4]
+clock_MHz = [900, 1410]
+"""
+#: When, after the second probe was asked for, a fault of the device itself strikes, seconds: in the
+#: middle of its windows.
+STRIKES_S = 1.0
+
+Strike = Callable[[Any], None]
+
+
+def stands(fake: Any) -> list[tuple[object, ...]]:
+    """Return every GPU's clocks and limit."""
+    return [
+        (fake.locked_MHz(gpu), fake.memory_locked_MHz(gpu), fake.limit_W(gpu)) for gpu in (0, 1)
+    ]
+
+
+def clocked(folder: Path, fake: Any, clocks: tuple[int, ...]) -> LocalRunner:
+    """Return the real runner on this machine's cores, metered and clocked by the fake."""
+    from tuner.workload.clocks.governor import NvmlGovernor
+    from tuner.workload.meters.nvml import NvmlMeter
+    from tuner.workload.node.machine import detect_cluster
+
+    here = detect_cluster()
+    device = replace(here.device, clocks_MHz=clocks, default_clock_MHz=clocks[-1])
+    runner = real_runner(
+        folder,
+        cluster=replace(here, device=device, clock_control=True, devices_per_node=2),
+        meter=NvmlMeter(nvml=fake, environ={}),
+        governor=NvmlGovernor(nvml=fake, environ={}, guard_nvml=""),
+    )
+    # A meter that lost joules is opened anew, as one that the runner opened itself.
+    runner._open_meter = lambda: NvmlMeter(nvml=fake, environ={})
+    return runner
+
+
+def _device(
+    strike: Strike,
+    kind: str | None,
+    word: str,
+    folder: Path,
+    *,
+    later: bool = False,
+    mend: Strike | None = None,
+    probes: int = 3,
+    gpu: dict[str, Any] | None = None,
+    window: WindowPolicy = QUICK,
+    for_good: bool = False,
+    never: str = "",
+) -> Outcome:
+    """Run a study over two GPUs, one of which is struck in the second probe.
+
+    Args:
+        strike: causes the fault.
+        kind: of the second probe's failure; None where it is to measure.
+        word: of what is said: in the failure, or among the flags.
+        folder: the fault's.
+        later: strike in the middle of the probe instead of before it.
+        mend: ends the fault; the study is then asked again. None: it ends by itself.
+        probes: how many it should have in the end.
+        gpu: how the GPUs are made.
+        window: of each clock.
+        for_good: nothing mends it, so the search is to end by itself and say why.
+        never: a word that no flag may have.
+    """
+    from tuner.testing.fake_nvml import FakeGpu, FakeNVML
+
+    fake = FakeNVML([FakeGpu(**(gpu or {})), FakeGpu(**(gpu or {}))])
+    before = stands(fake)
+    timers: list[threading.Timer] = []
+
+    def cause(request: ProbeRequest) -> None:
+        if request.probe_id != "p0001":
+            return
+        if later:
+            timers.append(threading.Timer(STRIKES_S, strike, [fake]))
+            timers[0].start()
+        else:
+            strike(fake)
+
+    def session() -> None:
+        runner = clocked(folder, fake, CLOCKS)
+        with keep_server():
+            study(folder, runner, space=SPACE, before=cause, probes=probes, window=window)
+
+    session()
+    if mend is not None:
+        for timer in timers:
+            timer.join()
+        mend(fake)
+        session()
+    records = recorded(folder)
+    struck = records["p0001"]
+    failure = struck.failure
+    flags = sorted({flag for m in struck.measurements for flag in m.flags})
+    said = (
+        failure.message if failure else "; ".join(flag for flag in flags if word and word in flag)
+    )
+    others = [r.failure for name, r in records.items() if name != "p0001" and not r.ok]
+    run = RunFolder(folder / "runs" / "study")
+    stopped = str((run.read_study() or {}).get("ended", {}).get("stopped"))
+    lost, twice, running = count_losses(run, folder / "ledger")
+    return Outcome(
+        said=said or "nothing: the probe was measured",
+        lost=lost,
+        told_twice=twice,
+        clocks_wrong=sum(a != b for a, b in zip(before, stands(fake), strict=True)),
+        processes_left=wait_gone(*server_mark()),
+        wrong=phrases(
+            ((failure.kind if failure else None) == kind, f"it is a {failure}"),
+            (word in said, f"it said {said!r}, flags {flags}"),
+            (mend is not None or for_good or not others, f"others failed: {others}"),
+            (for_good or records[max(records)].ok, f"the last failed: {records[max(records)]}"),
+            (not for_good or "because of the node" in stopped, f"it stopped so: {stopped}"),
+            (not never or not any(never in flag for flag in flags), f"flags {flags}"),
+            (running == 0, f"{running} trials were left running"),
+        ),
+    )
+
+
+def _fails(name: str, code: int, *, first: int = 1, times: int = 1) -> Strike:
+    return lambda fake: fake.fail(name, code, first=first, times=times)
+
+
+def _event(what: str, value: Any = True, gpu: int = 0) -> Strike:
+    return lambda fake: fake.event(what, value, gpu=gpu)
+
+
+_UNKNOWN = pynvml.NVML_ERROR_UNKNOWN
+
+FAULTS: tuple[Fault, ...] = tuple(
+    Fault(name, cause, fast=False)
+    for name, cause in (
+        (
+            "clock change refused half-way",
+            partial(
+                _device,
+                _fails("nvmlDeviceSetGpuLockedClocks", _UNKNOWN, first=2),
+                "node",
+                "did not take",
+            ),
+        ),
+        (
+            "clock is put back at the third try",
+            partial(_device, _fails("nvmlDeviceResetGpuLockedClocks", _UNKNOWN, times=2), None, ""),
+        ),
+        (
+            "permission to set clocks is withdrawn",
+            partial(
+                _device,
+                lambda fake: fake.permit(False),
+                "node",
+                "ermission",
+                mend=lambda fake: fake.permit(True),
+                probes=6,
+            ),
+        ),
+        (
+            "NVML returns errors for the energy",
+            partial(
+                _device,
+                _fails("nvmlDeviceGetTotalEnergyConsumption", _UNKNOWN, first=8, times=30),
+                "node",
+                "does not tell the GPUs' energy",
+            ),
+        ),
+        (
+            "energy counter wraps",
+            partial(
+                _device,
+                lambda fake: None,
+                None,
+                "",
+                never="differ",
+                # It wraps after some 2 s of 380 W: in the middle of the study's first probes.
+                gpu={"counter_modulus_mJ": 1 << 32, "counter_start_mJ": (1 << 32) - 1_500_000},
+            ),
+        ),
+        (
+            "energy counter goes backwards",
+            partial(_device, _event("reset"), "node", "went backwards", later=True),
+        ),
+        (
+            "energy counter stands still",
+            partial(
+                _device,
+                _event("stall"),
+                "node",
+                "has not moved",
+                probes=6,
+                window=replace(QUICK, min_s=3.0, max_s=3.5),
+                for_good=True,
+            ),
+        ),
+        (
+            "GPU falls off the bus",
+            partial(
+                _device,
+                _event("lost", gpu=1),
+                "node",
+                "lost",
+                later=True,
+                mend=_event("lost", False, gpu=1),
+                probes=6,
+            ),
+        ),
+        ("thermal throttling", partial(_device, _event("heat", 600), None, "throttl")),
+    )
+)

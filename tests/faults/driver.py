@@ -1,0 +1,509 @@
+"""Faults of the driver and of the disk under it: killed anywhere, interrupted, full, read-only.
+
+The study is a real one, through `tuner.optimize`, its run folder and its journal; only the training
+is replaced, by the analytic model, which answers at once. The driver runs in a forked child that is
+killed at one point of its cycle by a wrapper around that point, and is then asked the same again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.faults.harness import (
+    Child,
+    Fault,
+    LedgerRunner,
+    Outcome,
+    count_losses,
+    fork,
+    in_child,
+    joined,
+    phrases,
+    sentence,
+)
+from tuner.executors.local import InlineExecutor
+from tuner.problem.run_folder import RunFolder
+from tuner.workload.probe import ProbeRequest
+from tuner.workload.trace import read_trace
+
+__all__ = ["FAULTS", "PROBES", "killed_at", "mended", "optimize", "run_of", "verdict"]
+
+#: Probes of a study; the fault strikes at the third.
+PROBES, AT = 5, 2
+
+
+def run_of(folder: Path) -> RunFolder:
+    """Return the run that every fault of this module makes in its folder."""
+    return RunFolder(folder / "runs" / "study")
+
+
+def _nothing(request: ProbeRequest) -> None:
+    """Causes no fault."""
+
+
+def optimize(
+    folder: Path,
+    *,
+    before: Callable[[ProbeRequest], None] = _nothing,
+    storage: str | None = None,
+    runs_dir: Path | None = None,
+    probes: int = PROBES,
+    patience_s: float = 2.0,
+    cluster: str = "cpu-2",
+    space: str = "default",
+) -> int:
+    """One session of the study, as the command runs it; its exit code. Notes go to stdout."""
+    import tuner.study.recorder
+    from tuner.search_spaces.errors import InputError
+    from tuner.study.session import Interrupted
+    from tuner.testing.studies import ModelRunner
+
+    runs_dir = runs_dir or folder / "runs"
+    runner = LedgerRunner(ModelRunner(cluster=cluster), folder / "ledger", before)
+    tuner.study.recorder.STORAGE_PATIENCE_S = patience_s
+    try:
+        result = tuner.optimize(
+            cluster=cluster,
+            space=space,
+            executor=InlineExecutor(runner, keep_in=runs_dir / "study"),
+            runs_dir=runs_dir,
+            name="study",
+            storage=storage,
+            search=tuner.SearchSettings(max_probes=probes),
+            report=False,
+            on_progress=lambda event: print(event.message) if event.kind == "note" else None,
+        )
+    except InputError as error:
+        print(f"tuner: {error}")
+        return 2
+    except Interrupted:
+        print("tuner: interrupted")
+        return 130
+    print(f"done {result.spent.probes}", flush=True)
+    return 0
+
+
+def verdict(
+    folder: Path,
+    child: Child,
+    resumed: Child,
+    *,
+    expected: int | None,
+    said: str = "",
+    storage: str | None = None,
+    probes: int = PROBES,
+) -> Outcome:
+    """Judge a study that was broken off and asked again.
+
+    Args:
+        folder: where it is.
+        child: the driver that the fault struck.
+        resumed: the one after it.
+        expected: the exit code that the first should have; None where any will do.
+        said: what the user was told; by default the first's last sentence.
+        storage: where the study is, if not in its journal.
+        probes: how many it should have in the end.
+    """
+    lost, twice, running = count_losses(run_of(folder), folder / "ledger", storage)
+    good = expected is None or child.code == expected
+    return Outcome(
+        said=said or sentence(child.said),
+        lost=lost,
+        told_twice=twice,
+        wrong=phrases(
+            (good, f"it ended with {child.code}: {child.said[-300:]}"),
+            ("Traceback" not in child.said + resumed.said, "a traceback was shown"),
+            (resumed.code == 0 and f"done {probes}" in resumed.said, f"not resumed: {resumed}"),
+            (running == 0, f"{running} trials were left running"),
+        ),
+    )
+
+
+# ---- killed
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _half_line(fd: int, data: Any) -> int:
+    """Half of what was to be written reaches the file, and no more."""
+    real_write(fd, bytes(data)[: len(data) // 2])
+    os.fsync(fd)
+    _kill()
+    return 0
+
+
+real_write = os.write
+
+
+def killed_at(owner: type, name: str, when: str, *, at: int = AT) -> Callable[[], None]:
+    """Make the process die before, inside or after the call number `at` of a method."""
+
+    def arm() -> None:
+        plain, calls = getattr(owner, name), [0]
+
+        def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] != at + 1:
+                return plain(self, *args, **kwargs)
+            if when == "before":
+                _kill()
+            if when == "half":
+                import tuner.workload.trace
+
+                tuner.workload.trace.os = _OsThat(write=_half_line)  # type: ignore[attr-defined]
+            result = plain(self, *args, **kwargs)
+            _kill()
+            return result
+
+        setattr(owner, name, dying)
+
+    return arm
+
+
+class _OsThat:
+    """The os module with some functions replaced."""
+
+    def __init__(self, **replaced: Any) -> None:
+        vars(self).update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+def _killed(arm: Callable[[], Callable[[], None]], folder: Path) -> Outcome:
+    def first() -> int:
+        arm()()
+        return optimize(folder)
+
+    child = in_child(first, folder)
+    resumed = in_child(partial(optimize, folder), folder)
+    # A dead process says nothing; what it left is told by the one that goes on.
+    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
+
+
+def mended(resumed: Child) -> str:
+    """Return what a driver printed about the state an earlier one had left."""
+    words = ("interrupted", "trace", "torn", "probes are in")
+    lines = [line for line in resumed.said.splitlines() if any(word in line for word in words)]
+    return "; ".join(lines[-2:])
+
+
+def _book() -> type:
+    from tuner.study.recorder import StudyRecorder
+
+    return StudyRecorder
+
+
+def _writer() -> type:
+    from tuner.workload.trace import TraceWriter
+
+    return TraceWriter
+
+
+def _lock() -> type:
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    return JournalFileSymlinkLock
+
+
+#: (where in the cycle, the class, its method, when): points at which the driver is killed.
+POINTS: tuple[tuple[str, Callable[[], type], str, str], ...] = (
+    ("before its trials are asked", _book, "start", "before"),
+    ("after its trials are asked", _book, "start", "after"),
+    ("before the trace line", _writer, "append", "before"),
+    ("in the middle of the trace line", _writer, "append", "half"),
+    ("after the trace line", _writer, "append", "after"),
+    ("inside the journal, holding its lock", _lock, "release", "before"),
+    ("before the tell", _book, "finish", "before"),
+    ("in the middle of the tell", _book, "_finish_trial", "before"),
+    ("after the tell", _book, "finish", "after"),
+    ("while study.toml is replaced", lambda: RunFolder, "write_study", "before"),
+)
+
+
+def _at_point(owner: Callable[[], type], name: str, when: str, folder: Path) -> Outcome:
+    # study.toml is written at the start and at the end only, the journal many times a probe.
+    at = {"write_study": 1, "release": 40}.get(name, AT)
+    return _killed(lambda: killed_at(owner(), name, when, at=at), folder)
+
+
+def _killed_while_probing(folder: Path) -> Outcome:
+    def strike(request: ProbeRequest) -> None:
+        if request.probe_id == f"p{AT:04d}":
+            _kill()
+
+    child = in_child(partial(optimize, folder, before=strike), folder)
+    resumed = in_child(partial(optimize, folder), folder)
+    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
+
+
+def _killed_again_and_again(folder: Path) -> Outcome:
+    """Each session dies after one more probe, until one is left to finish."""
+    child = Child(0, "")
+    for _ in range(PROBES):
+
+        def first() -> int:
+            killed_at(_writer(), "append", "after", at=0)()
+            return optimize(folder)
+
+        child = in_child(first, folder)
+    resumed = in_child(partial(optimize, folder), folder)
+    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
+
+
+# ---- interrupted
+
+
+def _interrupted(folder: Path, *, times: int, number: signal.Signals = signal.SIGINT) -> Outcome:
+    """Ctrl-C while a probe runs; again while the first is still being cleaned up after."""
+
+    def strike(request: ProbeRequest) -> None:
+        if request.probe_id == f"p{AT:04d}":
+            (folder / "probing").touch()
+            time.sleep(30)
+
+    def first() -> int:
+        import tuner.cli.optimize
+        from tuner.cli.main import main
+
+        if times > 1:  # a clean-up that takes long
+            plain = InlineExecutor.close
+
+            def slow(self: InlineExecutor) -> None:
+                (folder / "closing").touch()
+                time.sleep(30)
+                plain(self)
+
+            InlineExecutor.close = slow  # type: ignore[method-assign]
+        tuner.cli.optimize._optimize = lambda args: _as_command(folder, strike)
+        return main(["optimize"])
+
+    out = folder / "first.out"
+    pid = fork(first, out)
+    for name in ("probing", "closing")[:times]:
+        until = time.monotonic() + 30
+        while not (folder / name).exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        os.kill(pid, number)
+    child = joined(pid, out, limit_s=20)
+    resumed = in_child(partial(optimize, folder), folder)
+    return verdict(folder, child, resumed, expected=130)
+
+
+def _as_command(folder: Path, strike: Callable[[ProbeRequest], None]) -> int:
+    """Do what `tuner optimize` does, with the faults' own runner."""
+    import tuner
+    from tuner.testing.studies import ModelRunner
+
+    runs_dir = folder / "runs"
+    runner = LedgerRunner(ModelRunner(), folder / "ledger", strike)
+    tuner.optimize(
+        cluster="cpu-2",
+        executor=InlineExecutor(runner, keep_in=runs_dir / "study"),
+        runs_dir=runs_dir,
+        name="study",
+        search=tuner.SearchSettings(max_probes=PROBES),
+        report=False,
+    )
+    return 0
+
+
+# ---- the disk
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Any:
+    """Mount a file system of 2 MB; yield None where mounting is not permitted."""
+    disk = folder / "runs"
+    disk.mkdir(exist_ok=True)
+    words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    try:
+        yield disk if mounted else None
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def _fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 4096)
+
+
+def _full_disk(folder: Path) -> Outcome:
+    with _small_disk(folder) as disk:
+        if disk is None:
+            return Outcome(skipped="no permission to mount a small file system")
+
+        def strike(request: ProbeRequest) -> None:
+            if request.probe_id == f"p{AT:04d}":
+                _fill(disk)
+
+        child = in_child(partial(optimize, folder, before=strike), folder)
+        still = in_child(partial(optimize, folder), folder)  # there is no room yet
+        (disk / "filler").unlink()
+        resumed = in_child(partial(optimize, folder), folder)
+        outcome = verdict(folder, child, resumed, expected=2)
+        if still.code != 2 or not sentence(still.said):
+            return Outcome(wrong=(f"asked again on the full disk: {still}",))
+        return outcome
+
+
+def _file_limit(folder: Path) -> Outcome:
+    """Limit the size of files, as a quota does: the trace cannot grow by one more byte."""
+    import resource
+
+    def strike(request: ProbeRequest) -> None:
+        if request.probe_id == f"p{AT:04d}":
+            # The kept record is a small file and fits; the trace and the journal are over it.
+            size = run_of(folder).trace.stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    def first() -> int:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        return optimize(folder, before=strike)
+
+    child = in_child(first, folder)
+    resumed = in_child(partial(optimize, folder), folder)
+    return verdict(folder, child, resumed, expected=2)
+
+
+def _read_only(folder: Path, *, midway: bool) -> Outcome:
+    with _small_disk(folder) as disk:
+        if disk is None:
+            return Outcome(skipped="no permission to mount a file system")
+
+        def remount(how: str) -> None:
+            subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
+
+        def open_files_are_closed(request: ProbeRequest) -> None:
+            # A file system with a file open for writing cannot be remounted; over the folder can.
+            if midway and request.probe_id == f"p{AT:04d}":
+                subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
+                subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
+
+        if not midway:
+            remount("ro")
+        child = in_child(partial(optimize, folder, before=open_files_are_closed), folder)
+        if midway:
+            subprocess.run(["umount", str(disk)], check=True)
+        else:
+            remount("rw")
+        resumed = in_child(partial(optimize, folder), folder)
+        return verdict(folder, child, resumed, expected=None if midway else 2)
+
+
+def _gone_folder(folder: Path) -> Outcome:
+    """Somebody deletes the probes' files while the study runs; the trace stays open."""
+    import shutil
+
+    def strike(request: ProbeRequest) -> None:
+        shutil.rmtree(run_of(folder).path / "probes", ignore_errors=True)
+
+    child = in_child(partial(optimize, folder, before=strike), folder)
+    resumed = in_child(partial(optimize, folder), folder)
+    return verdict(folder, child, resumed, expected=0, said="nothing: none of it was needed")
+
+
+# ---- who else is there, and what time it is
+
+
+def _second_driver(folder: Path) -> Outcome:
+    """Start a second driver while the first has a probe in flight."""
+
+    def strike(request: ProbeRequest) -> None:
+        if request.probe_id == f"p{AT:04d}":
+            second = in_child(partial(optimize, folder), folder)
+            (folder / "second").write_text(f"{second.code} {sentence(second.said)}")
+
+    child = in_child(partial(optimize, folder, before=strike), folder)
+    resumed = in_child(partial(optimize, folder), folder)
+    code, _, said = (folder / "second").read_text().partition(" ")
+    outcome = verdict(folder, child, resumed, expected=0, said=said)
+    if code != "2" or "being run by process" not in said:
+        return Outcome(wrong=(f"the second driver was not refused: {code} {said}",))
+    return outcome
+
+
+def _torn_files(folder: Path) -> Outcome:
+    """Cut the power: both files end in the middle of a line."""
+
+    def strike(request: ProbeRequest) -> None:
+        if request.probe_id == f"p{AT:04d}":
+            _kill()
+
+    child = in_child(partial(optimize, folder, before=strike), folder)
+    run = run_of(folder)
+    whole = len(read_trace(run.trace).records)
+    for path in (run.trace, run.journal):
+        with path.open("ab") as file:
+            file.write(b'{"schema_version": 1, "request": {"probe_id": "p00')
+    resumed = in_child(partial(optimize, folder), folder)
+    outcome = verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
+    if whole != AT:
+        return Outcome(wrong=(f"{whole} records stood before the cut",))
+    return outcome
+
+
+def _time_jumps(folder: Path) -> Outcome:
+    """Let the system's clock jump a day to and fro at every look; the monotonic one does not."""
+
+    def first() -> int:
+        real, looks = time.time, [0]
+
+        def jumping() -> float:
+            looks[0] += 1
+            return real() + 86400.0 * (1 if looks[0] % 2 else -1)
+
+        time.time = jumping  # type: ignore[assignment]
+        began = time.monotonic()
+        code = optimize(folder)
+        if time.monotonic() - began > 60:
+            print("it waited for a clock")
+            return 3
+        return code
+
+    child = in_child(first, folder)
+    spent = (run_of(folder).read_study() or {}).get("ended", {}).get("time_s", -1.0)
+    resumed = in_child(partial(optimize, folder), folder)
+    said = "nothing: no clock but CLOCK_MONOTONIC is used"
+    outcome = verdict(folder, child, resumed, expected=0, said=said)
+    if not 0 <= spent < 60:
+        return Outcome(wrong=(f"the search says that it took {spent} s",))
+    return outcome
+
+
+FAULTS: tuple[Fault, ...] = (
+    *(
+        Fault(f"driver killed {where}", partial(_at_point, owner, name, when))
+        for where, owner, name, when in POINTS
+    ),
+    Fault("driver killed while a probe runs", _killed_while_probing),
+    Fault("driver killed after every probe", _killed_again_and_again),
+    Fault("Ctrl-C once", partial(_interrupted, times=1)),
+    Fault("Ctrl-C twice", partial(_interrupted, times=2)),
+    Fault("SIGTERM", partial(_interrupted, times=1, number=signal.SIGTERM)),
+    Fault("full disk", _full_disk),
+    Fault("file-size limit", _file_limit),
+    Fault("read-only run folder", partial(_read_only, midway=False)),
+    Fault("run folder turns read-only", partial(_read_only, midway=True)),
+    Fault("probe files deleted", _gone_folder),
+    Fault("power cut: torn trace and journal", _torn_files),
+    Fault("second driver on the same study", _second_driver),
+    Fault("system time jumps", _time_jumps),
+)

@@ -1,0 +1,315 @@
+"""Harness of the faults: runners that keep a ledger, killed children, and counts of the losses.
+
+A fault is one function that causes it for real, in a folder of its own, and says what was seen. The
+driver that is killed runs in a forked child; what its runner measured stands in a ledger beside the
+run, written by the runner itself, so that "lost" is counted against what was really measured and
+not against what the driver remembers. Processes are found by a mark in their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tuner.problem.run_folder import RunFolder
+from tuner.search_spaces.configuration import Settings
+from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.runners import Continuation, InteractiveRunner, Runner
+from tuner.workload.trace import read_trace
+
+__all__ = [
+    "QUICK",
+    "Child",
+    "Fault",
+    "LedgerRunner",
+    "Outcome",
+    "command",
+    "count_losses",
+    "fork",
+    "in_child",
+    "joined",
+    "living",
+    "marked",
+    "phrases",
+    "sentence",
+    "wait_gone",
+]
+
+#: Variable that marks every process of a fault.
+MARK = "JOULEFRONT_FAULT"
+#: Windows of the faults: long enough for some steps, since nothing here is about precision.
+QUICK = WindowPolicy(min_s=0.2, min_steps=2, max_s=0.3, settle_s=0.0, idle_s=0.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The state that one fault left.
+
+    Attributes:
+        said: the sentence that the user was told.
+        lost: measurements made that are neither in the trace nor in the study at the end.
+        told_twice: measurements that the trace or the study holds twice.
+        clocks_wrong: GPUs whose clocks or limits are not what they were.
+        processes_left: processes of the fault that still live.
+        wrong: what else is not as it should be, a phrase each: the study did not go on, the
+            sentence is missing, ...
+        recovery_s: from a rank's death to the next probe's start; None where no rank died.
+        skipped: why it could not be caused here; empty where it was.
+    """
+
+    said: str = ""
+    lost: int = 0
+    told_twice: int = 0
+    clocks_wrong: int = 0
+    processes_left: int = 0
+    wrong: tuple[str, ...] = ()
+    recovery_s: float | None = None
+    skipped: str = ""
+
+    @property
+    def survived(self) -> bool:
+        counts = self.lost + self.told_twice + self.clocks_wrong + self.processes_left
+        return counts == 0 and bool(self.said) and not self.wrong and not self.skipped
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        name: as in the table.
+        cause: makes it happen in an empty folder.
+        fast: well under two seconds and without torch: tried in the everyday suite.
+    """
+
+    name: str
+    cause: Callable[[Path], Outcome]
+    fast: bool = True
+
+
+class LedgerRunner:
+    """Writes down what a runner measured, where no driver can forget it.
+
+    Args:
+        runner: answers.
+        ledger: a file of lines "probe_id live-key".
+        before: called with each request first; may cause the fault.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        ledger: Path,
+        before: Callable[[ProbeRequest], None] = lambda request: None,
+    ) -> None:
+        self._runner, self._ledger, self._before = runner, ledger, before
+        self.meter = runner.meter
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        return self.run_interactive(request, lambda asked, measurements: ())
+
+    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+        """Every window is written down as soon as anybody could know of it."""
+        self._before(request)
+        written = 0
+
+        def note(measurements: Sequence[Measurement]) -> None:
+            nonlocal written
+            with self._ledger.open("a") as file:
+                for measurement in measurements[written:]:
+                    file.write(f"{request.probe_id} {measurement.live.key}\n")
+            written = len(measurements)
+
+        def asked(longer: ProbeRequest, measurements: Sequence[Measurement]) -> Sequence[Settings]:
+            note(measurements)
+            return next_settings(longer, measurements)
+
+        if isinstance(self._runner, InteractiveRunner):
+            record = self._runner.run_interactive(request, asked)
+        else:
+            record = self._runner.run(request)
+            longer = record.request
+            while longer.extendable and record.ok and (more := asked(longer, record.measurements)):
+                longer = replace(longer, live=(*longer.live, *more))
+                record = self._runner.run(longer)
+        note(record.measurements)
+        return record
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+@dataclass(frozen=True)
+class Child:
+    """The end of a forked child: its output, and its exit code (minus the signal)."""
+
+    code: int
+    said: str
+
+
+def fork(body: Callable[[], object], out: Path) -> int:
+    """Run `body` in a forked child whose output goes to a file; its process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        # A job of its own: what kills or interrupts it must not reach the one who watches.
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+        result = body()
+        code = result if isinstance(result, int) else 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def joined(pid: int, out: Path, *, limit_s: float = 120.0) -> Child:
+    """Wait for a forked child, and kill it when it does not end."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            text = out.read_text(errors="replace") if out.exists() else ""
+            return Child(os.waitstatus_to_exitcode(status), text)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return Child(-999, f"it did not end within {limit_s:g} s")
+
+
+def in_child(body: Callable[[], object], folder: Path) -> Child:
+    """Run `body` in a forked child to its end, however that comes."""
+    out = folder / f"child-{uuid.uuid4().hex[:6]}.out"
+    return joined(fork(body, out), out)
+
+
+def command(*words: str) -> Callable[[], int]:
+    """Return the command `tuner` with its arguments, for a child."""
+
+    def run() -> int:
+        from tuner.cli.main import main
+
+        return main(words)
+
+    return run
+
+
+@contextlib.contextmanager
+def marked() -> Iterator[str]:
+    """Mark what is started inside, so that `wait_gone` finds it."""
+    before, mark = os.environ.get(MARK), uuid.uuid4().hex
+    os.environ[MARK] = mark
+    try:
+        yield mark
+    finally:
+        os.environ.pop(MARK)
+        if before is not None:
+            os.environ[MARK] = before
+
+
+def living(mark: str) -> list[int]:
+    """Find the processes started with the mark in their environment, or forked from such.
+
+    The children that `fork` makes are not among them: whoever made one waits for it.
+    """
+    word = f"{MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state != "Z" and word in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def wait_gone(mark: str, keep: int | None = None, *, limit_s: float = 5.0) -> int:
+    """Count the marked processes except `keep` that live after `limit_s`, and end them."""
+    until = time.monotonic() + limit_s
+    left: list[int] = []
+    empty = 0  # a process that has just been started shows no environment yet: look twice
+    while empty < 2 and time.monotonic() < until:
+        left = [pid for pid in living(mark) if pid != keep]
+        empty = 0 if left else empty + 1
+        time.sleep(0.05)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(left)
+
+
+def count_losses(run: RunFolder, ledger: Path, storage: str | None = None) -> tuple[int, int, int]:
+    """(lost, told twice, trials left running) of a run that has ended.
+
+    A measurement of the ledger is lost where the trace lacks it, and one of the trace where the
+    study does. It is told twice where the trace holds its probe twice, or the study a second
+    COMPLETE trial of it.
+    """
+    import optuna
+    from optuna.trial import TrialState
+
+    from tuner.storage import open_storage
+
+    records = read_trace(run.trace).records
+    driver = (run.read_study() or {})["driver"]
+    kept = Counter(
+        (record.request.probe_id, measurement.live.key)
+        for record in records
+        for measurement in record.measurements
+    )
+    made = Counter(tuple(line.split(" ", 1)) for line in ledger.read_text().splitlines())
+    opened = open_storage(storage, run.journal)
+    study = optuna.load_study(study_name=run.name, storage=opened)
+    trials = [t for t in study.get_trials(deepcopy=False) if t.user_attrs.get("driver") == driver]
+    told = Counter(
+        (t.user_attrs["probe_id"], t.user_attrs["configuration"].partition(" | ")[2] or "default")
+        for t in trials
+        if t.state == TrialState.COMPLETE
+    )
+    asked = {
+        (r.request.probe_id, c.key.partition(" | ")[2] or "default")
+        for r in records
+        for c in r.request.configurations()
+        if c.live in {m.live for m in r.measurements}
+    }
+    names = Counter(record.request.probe_id for record in records)
+    lost = sum((made - kept).values()) + len(asked - set(told))
+    twice = sum(n - 1 for n in names.values()) + sum(n - 1 for n in told.values())
+    return lost, twice, sum(t.state == TrialState.RUNNING for t in trials)
+
+
+def sentence(text: str) -> str:
+    """Return the last line that a command printed, without its name; empty after a traceback."""
+    if "Traceback" in text:
+        return ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("tuner: ") if lines else ""
+
+
+def phrases(*checks: tuple[bool, str]) -> tuple[str, ...]:
+    """Return the phrase of every check that fails."""
+    return tuple(phrase for good, phrase in checks if not good)

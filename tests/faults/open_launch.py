@@ -1,0 +1,257 @@
+"""Faults that strike while a launch is up and the driver is asked what else to visit in it.
+
+By then the driver knows windows of a probe that has not ended, and further trials may stand in the
+study whose settings the launch never hears of. The studies are those of `tests.faults.driver`
+on a cluster whose clocks can be set, where the search does go on; the rank that dies while its
+launch waits is a real one, metered and clocked through the fake NVML.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import tuner
+from tests.faults.driver import killed_at, mended, optimize, run_of, verdict
+from tests.faults.harness import (
+    Child,
+    Fault,
+    Outcome,
+    count_losses,
+    fork,
+    in_child,
+    joined,
+    living,
+    phrases,
+    wait_gone,
+)
+from tests.faults.probe import keep_server, recorded, server_mark, study
+from tuner.study.loop import SearchLoop
+from tuner.study.recorder import StudyRecorder
+from tuner.workload.trace import read_trace
+
+__all__ = ["CLUSTER", "FAULTS", "PROBES", "SPACE", "struck_when_asked"]
+
+#: Where the search goes on in its launches: the model's GPUs take any of these clocks.
+CLUSTER = "h200-8"
+SPACE = """what = "of the fault tests"
+[knobs]
+data_parallel = [1, 2]
+micro_batch = [1, 2, 4]
+clock_MHz = [600, 900, 1200, 1500, 1800]
+"""
+#: Enough that the first launches, which no model chooses, are behind.
+PROBES = 8
+#: What real ranks on fake GPUs are searched over.
+CLOCKS = (900, 1200, 1410)
+CLOCK_SPACE = """what = "of the fault tests"
+[knobs]
+data_parallel = [1, 2]
+micro_batch = [1, 2, 4]
+clock_MHz = [900, 1200, 1410]
+"""
+
+
+def _session(folder: Path, **options: Any) -> int:
+    """One session of a study that goes on in its launches."""
+    space = folder / "space.toml"
+    space.write_text(SPACE)
+    options = {"probes": PROBES, **options}
+    return optimize(folder, cluster=CLUSTER, space=str(space), **options)
+
+
+def struck_when_asked(strike: Callable[[str], object], *, decided: bool = False) -> Any:
+    """Return a `SearchLoop._next_settings` that calls `strike` once while a launch waits.
+
+    Args:
+        strike: causes the fault; takes the probe's name, and says False where it lets that one
+            pass.
+        decided: only where it is to go on: the driver knows with what, the launch does not.
+    """
+    plain, struck = SearchLoop._next_settings, [False]
+
+    def asked(self: SearchLoop, request: Any, measurements: Any) -> Any:
+        more = plain(self, request, measurements) if decided else ()
+        if not struck[0] and (more or not decided):
+            struck[0] = strike(request.probe_id) is not False
+        return more if decided else plain(self, request, measurements)
+
+    return asked
+
+
+def _arm(strike: Callable[[str], object]) -> None:
+    SearchLoop._next_settings = struck_when_asked(strike)  # type: ignore[method-assign]
+
+
+def _judged(folder: Path, child: Child, resumed: Child, **how: Any) -> Outcome:
+    """`verdict`; the probe that was asked about has to be in the trace with what it measured."""
+    outcome = verdict(folder, child, resumed, **how)
+    held = [
+        record
+        for record in read_trace(run_of(folder).trace).records
+        if record.failure is not None and record.failure.kind == "cancelled"
+    ]
+    if len(held) != 1 or not held[0].measurements:
+        return Outcome(wrong=(*outcome.wrong, f"what the probe had measured was not kept: {held}"))
+    return outcome
+
+
+def _killed(arm: Callable[[], None], folder: Path) -> Outcome:
+    def first() -> int:
+        arm()
+        return _session(folder)
+
+    child = in_child(first, folder)
+    resumed = in_child(partial(_session, folder), folder)
+    # The probe that was broken off is in the trace, and was none of those that may be made.
+    return _judged(
+        folder,
+        child,
+        resumed,
+        expected=-signal.SIGKILL,
+        said=mended(resumed),
+        probes=PROBES + 1,
+    )
+
+
+def _dies(probe: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _interrupted(folder: Path) -> Outcome:
+    def waits(probe: str) -> None:
+        (folder / "asked").touch()
+        time.sleep(30)
+
+    def first() -> int:
+        _arm(waits)
+        return _session(folder)
+
+    out = folder / "first.out"
+    pid = fork(first, out)
+    until = time.monotonic() + 30
+    while not (folder / "asked").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    os.kill(pid, signal.SIGINT)
+    child = joined(pid, out, limit_s=20)
+    resumed = in_child(partial(_session, folder), folder)
+    return _judged(folder, child, resumed, expected=130, probes=PROBES + 1)
+
+
+def _storage_away(folder: Path) -> Outcome:
+    """PostgreSQL stops when the launch asks, for three seconds; the launch is not kept up for it.
+
+    It ends with what it measured, and the study is told once the server is back.
+    """
+    from tuner.testing.postgresql import postgresql, why_not
+
+    if reason := why_not():
+        return Outcome(skipped=reason)
+    with postgresql() as server:
+
+        def stop(probe: str) -> None:
+            server.stop()
+            threading.Timer(3.0, server.start).start()
+
+        session = partial(_session, folder, storage=server.url, patience_s=30.0)
+
+        def first() -> int:
+            _arm(stop)
+            return session()
+
+        child = in_child(first, folder)
+        resumed = in_child(session, folder)
+        lines = child.said.splitlines()
+        given_up = [line for line in lines if "is not continued:" in line]
+        back = [line for line in lines if "answers again" in line]
+        said = "; ".join([*given_up, *back])
+        outcome = verdict(
+            folder, child, resumed, expected=0, said=said, storage=server.url, probes=PROBES
+        )
+        wrong = phrases(
+            (len(given_up) == 1, f"the launch was kept up: {child.said[-800:]}"),
+            (bool(back), "it never said that the storage is back"),
+            ("s3cret" not in child.said + resumed.said, "the password was shown"),
+        )
+        return replace(outcome, wrong=(*outcome.wrong, *wrong))
+
+
+def _rank_killed(folder: Path) -> Outcome:
+    """Two fake GPUs, real ranks: one of them dies while all wait at a boundary, clocks locked."""
+    from tests.faults.device import clocked, stands
+    from tuner.testing.fake_nvml import FakeGpu, FakeNVML
+
+    fake = FakeNVML([FakeGpu(), FakeGpu()])
+    before = stands(fake)
+    struck: list[tuple[str, object]] = []
+
+    def kill_a_rank(probe: str) -> None:
+        mark, server = server_mark()
+        struck.append((probe, stands(fake)))
+        rank = max(pid for pid in living(mark) if pid != server)
+        os.kill(rank, signal.SIGKILL)
+        while rank in living(mark):  # it is dead before the driver's answer arrives
+            time.sleep(0.01)
+
+    asked = struck_when_asked(kill_a_rank, decided=True)
+    with patch.object(SearchLoop, "_next_settings", asked), keep_server():
+        study(folder, clocked(folder, fake, CLOCKS), space=CLOCK_SPACE, probes=PROBES)
+    if not struck:
+        return Outcome(wrong=("no launch was gone on with",))
+    name, locked = struck[0]
+    records = recorded(folder)
+    failure, kept = records[name].failure, records[name].measurements
+    others = [r.failure for other, r in records.items() if other != name and not r.ok]
+    lost, twice, running = count_losses(run_of(folder), folder / "ledger")
+    # The ranks' steps are timed for real, so that the search may find before its last probe that
+    # nothing left is worth measuring: how many probes it makes is the machine's affair.
+    ended = str(tuner.load_result("study", runs_dir=folder / "runs").stopped)
+    return Outcome(
+        said=failure.message if failure else "",
+        lost=lost,
+        told_twice=twice,
+        clocks_wrong=sum(a != b for a, b in zip(before, stands(fake), strict=True)),
+        processes_left=wait_gone(*server_mark()),
+        wrong=phrases(
+            (locked != before, "no clock was locked when it struck"),
+            (failure is not None and failure.kind == "crash", f"it is a {failure}"),
+            (failure is not None and "signal 9" in failure.message, f"it is a {failure}"),
+            (len(kept) >= 1, "what it had measured was not kept"),
+            (ended.startswith("The search ended because"), f"the study did not continue: {ended}"),
+            (len(records) <= PROBES, f"{len(records)} probes were made"),
+            (not others, f"others failed: {others}"),
+            (running == 0, f"{running} trials were left running"),
+        ),
+    )
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "driver killed while asked what else to visit",
+        partial(_killed, partial(_arm, _dies)),
+    ),
+    Fault(
+        "driver killed before the further trials are asked",
+        partial(_killed, killed_at(StudyRecorder, "extend", "before", at=0)),
+    ),
+    Fault(
+        "driver killed after the further trials are asked",
+        partial(_killed, killed_at(StudyRecorder, "extend", "after", at=0)),
+    ),
+    Fault("Ctrl-C while asked what else to visit", _interrupted),
+    Fault("rank killed while its launch waits to go on", _rank_killed, fast=False),
+    Fault(
+        "PostgreSQL goes away while asked what else to visit",
+        _storage_away,
+        fast=False,
+    ),
+)

@@ -1,0 +1,216 @@
+"""Faults of a Ray cluster: an agent is killed, and a whole node, while it measures or waits.
+
+Two nodes of one machine, the real executor and its agents; only the training is replaced, by the
+analytic model after a moment in which its agent can be killed. The study has to go on with what is
+left, or with the agent that takes the dead one's place.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.faults.harness import (
+    Fault,
+    LedgerRunner,
+    Outcome,
+    count_losses,
+    in_child,
+    marked,
+    phrases,
+    wait_gone,
+)
+from tuner.problem.run_folder import RunFolder
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.probe import ProbeRequest
+from tuner.workload.runners import Runner
+from tuner.workload.trace import read_trace
+
+__all__ = ["FAULTS"]
+
+#: Probes of a study, and how long each takes, seconds.
+PROBES, PROBE_S = 6, 1.0
+
+
+#: Strikes the cluster where the probe is the one to strike: the cluster, its second node, the probe
+#: and the process that has it. Whether it struck.
+Strike = Callable[[Any, Any, str, int], bool]
+
+
+def runner(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
+    """Make the runner that every agent answers by; it notes which process has which probe."""
+    from tuner.testing.studies import ModelRunner
+
+    folder = Path(run_dir).parents[1]
+
+    def before(request: ProbeRequest) -> None:
+        with (folder / "started").open("a") as file:
+            file.write(f"{request.probe_id} {os.getpid()} {time.monotonic()}\n")
+        time.sleep(PROBE_S)
+
+    return LedgerRunner(ModelRunner(cluster=cluster.name), folder / "ledger", before)
+
+
+def _started(folder: Path) -> list[tuple[str, int, float]]:
+    path = folder / "started"
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return [(probe, int(pid), float(at_s)) for probe, pid, at_s in lines]
+
+
+def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
+    """Run a study on a cluster of its own, and offer each probe to `strike` until it strikes.
+
+    With `asked` it is each that waits for what else to visit, in a study that goes on.
+    """
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own spelling
+    from dataclasses import replace
+
+    import ray
+    from ray.cluster_utils import Cluster as RayCluster
+
+    import tuner
+    from tests.faults import open_launch
+    from tuner.executors.ray_executor import RayExecutor
+    from tuner.search_spaces.cluster import load_cluster
+    from tuner.search_spaces.job import load_job
+    from tuner.study.loop import SearchLoop
+
+    nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    # With GPUs, which nobody looks for, the second is the only one that is used.
+    second = nodes.add_node(num_cpus=2, num_gpus=8 * asked)
+    # Of which there are two: two in flight.
+    cluster = replace(load_cluster(open_launch.CLUSTER if asked else "cpu-2"), nodes=1)
+    executor = RayExecutor(
+        load_job(),
+        cluster,
+        run_dir=folder / "runs" / "study",
+        address=nodes.address,
+        make_runner=runner,
+        say=print,
+    )
+
+    def offered(probe: str) -> bool:
+        pid = next(pid for name, pid, _ in reversed(_started(folder)) if name == probe)
+        if not strike(nodes, second, probe, pid):
+            return False
+        (folder / "struck").write_text(str(time.monotonic()))
+        return True
+
+    def watch() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            if any(offered(probe) for probe, _, _ in _started(folder)):
+                return
+            time.sleep(0.02)
+
+    space = folder / "space.toml"
+    space.write_text(open_launch.SPACE)
+    if asked:
+        SearchLoop._next_settings = open_launch.struck_when_asked(offered)  # type: ignore[method-assign]
+    else:
+        threading.Thread(target=watch, daemon=True).start()
+    result = tuner.optimize(
+        cluster=cluster,
+        space=str(space) if asked else "default",
+        executor=executor,
+        runs_dir=folder / "runs",
+        name="study",
+        search=tuner.SearchSettings(max_probes=PROBES),
+        report=False,
+        on_progress=lambda event: print(event.message) if event.kind == "note" else None,
+    )
+    print(f"done {result.spent.probes}", flush=True)
+    ray.shutdown()
+    nodes.shutdown()
+    return 0
+
+
+def _struck(strike: Strike, words: str, folder: Path, *, asked: bool = False) -> Outcome:
+    with marked() as mark:
+        child = in_child(partial(_study, folder, strike, asked=asked), folder)
+    run = RunFolder(folder / "runs" / "study")
+    lost, twice, running = count_losses(run, folder / "ledger")
+    records = read_trace(run.trace).records
+    failures = [record.failure.message for record in records if record.failure]
+    kept = [record for record in records if record.failure and record.measurements]
+    struck = folder / "struck"
+    struck_s = float(struck.read_text()) if struck.exists() else math.inf
+    later = [at_s for _, _, at_s in _started(folder) if at_s > struck_s]
+    return Outcome(
+        said="; ".join(failures),
+        lost=lost,
+        told_twice=twice,
+        processes_left=wait_gone(mark, limit_s=10.0),
+        wrong=phrases(
+            (struck.exists(), f"no probe came to be struck: {child.said[-600:]}"),
+            (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),
+            (any(words in said for said in failures), f"it said {failures}"),
+            (len(records) == PROBES, f"{len(records)} probes were made"),
+            (sum(record.ok for record in records) >= PROBES - 2, f"others failed: {failures}"),
+            (running == 0, f"{running} trials were left running"),
+            (bool(kept) or not asked, "what the probe had measured was not kept"),
+        ),
+        # Of a node's death Ray itself is told by silence, after some ten seconds.
+        recovery_s=min(later) - struck_s if later and strike is _kill_agent else None,
+    )
+
+
+def _kill_agent(nodes: Any, second: Any, probe: str, pid: int) -> bool:
+    if probe < "p0002":
+        return False
+    os.kill(pid, signal.SIGKILL)
+    return True
+
+
+def _kill_node(nodes: Any, second: Any, probe: str, pid: int) -> bool:
+    """Strike only an agent of the second node: the first holds the cluster together.
+
+    Of any probe, because only the two that begin together are sure to be on a node each: later
+    ones wait for one another, and may all go to the first.
+    """
+    raylet = second.all_processes["raylet"][0].process.pid
+    parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+    if int(parent) != raylet:
+        return False
+    nodes.remove_node(second, allow_graceful=False)
+    return True
+
+
+def _replace_node(nodes: Any, second: Any, probe: str, pid: int) -> bool:
+    """Remove the only node that probes run on, and add another."""
+    struck = _kill_node(nodes, second, probe, pid)
+    if struck:
+        nodes.add_node(num_cpus=2, num_gpus=8)
+    return struck
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "Ray agent killed while it measures",
+        partial(_struck, _kill_agent, "the node agent died"),
+        fast=False,
+    ),
+    Fault(
+        "Ray node killed while it measures",
+        partial(_struck, _kill_node, "node lost"),
+        fast=False,
+    ),
+    Fault(
+        "Ray agent killed while its probe waits to go on",
+        partial(_struck, _kill_agent, "the node agent died", asked=True),
+        fast=False,
+    ),
+    Fault(
+        "Ray node killed while its probe waits to go on",
+        partial(_struck, _replace_node, "node lost", asked=True),
+        fast=False,
+    ),
+)

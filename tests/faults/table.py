@@ -1,0 +1,34 @@
+"""The table of all faults, and the function that causes one of them."""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults import device, driver, open_launch, probe, ray_cluster, storage
+from tests.faults.harness import Fault, Outcome
+
+__all__ = ["all_faults", "try_fault"]
+
+
+def all_faults() -> Sequence[Fault]:
+    """Every fault, in the table's order."""
+    return (
+        *driver.FAULTS,
+        *open_launch.FAULTS,
+        *storage.FAULTS,
+        *probe.FAULTS,
+        *device.FAULTS,
+        *ray_cluster.FAULTS,
+    )
+
+
+def try_fault(fault: Fault) -> Outcome:
+    """Cause one fault in a folder of its own. An error of the harness is an outcome, too."""
+    with tempfile.TemporaryDirectory(prefix="joulefront-fault-") as folder:
+        try:
+            return fault.cause(Path(folder))
+        except Exception:
+            return Outcome(wrong=(traceback.format_exc(),))

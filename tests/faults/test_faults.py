@@ -1,0 +1,98 @@
+"""Every fault of the table: the cheap ones always, all of them where there is time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import ray_cluster
+from tests.faults.harness import Fault, count_losses, sentence
+from tests.faults.table import all_faults, try_fault
+
+#: The everyday suite's: one of each kind, a few seconds each. The others differ in the point at
+#: which they strike.
+EVERYDAY = (
+    "driver killed before the trace line",
+    "driver killed in the middle of the tell",
+    "driver killed after the further trials are asked",
+    "Ctrl-C twice",
+    "full disk",
+    "second driver on the same study",
+    "system time jumps",
+    "journal deleted between sessions",
+)
+
+
+def _check(fault: Fault) -> None:
+    outcome = try_fault(fault)
+    if outcome.skipped:
+        pytest.skip(outcome.skipped)
+    assert outcome.wrong == ()
+    assert (outcome.lost, outcome.told_twice) == (0, 0)
+    assert (outcome.clocks_wrong, outcome.processes_left) == (0, 0)
+    assert outcome.said
+
+
+def _named(fault: Fault) -> str:
+    return fault.name
+
+
+FAULTS = all_faults()
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.name in EVERYDAY], ids=_named)
+def test_the_everyday_faults_are_survived(fault: Fault) -> None:
+    _check(fault)
+
+
+def _marks(fault: Fault) -> list[pytest.MarkDecorator]:
+    """Return the marks for what a fault needs; those of PostgreSQL skip by themselves."""
+    marks = [] if fault.fast else [pytest.mark.real]
+    return [*marks, pytest.mark.ray] if fault in ray_cluster.FAULTS else marks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=_marks(f), id=f.name) for f in FAULTS if f.name not in EVERYDAY]
+)
+def test_every_other_fault_is_survived(fault: Fault) -> None:
+    _check(fault)
+
+
+def test_the_everyday_faults_exist_and_names_are_unique() -> None:
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names)
+    assert set(EVERYDAY) <= set(names)
+
+
+def test_the_counts_see_what_is_lost_and_what_is_told_twice(tmp_path, monkeypatch) -> None:
+    """The judge itself: a ledger with more than the trace, a trace that holds a probe twice."""
+    from tests.faults.driver import optimize, run_of
+
+    assert optimize(tmp_path, probes=3) == 0
+    run, ledger = run_of(tmp_path), tmp_path / "ledger"
+    assert count_losses(run, ledger) == (0, 0, 0)
+    with ledger.open("a") as file:
+        file.write("p0099 default\n")
+    assert count_losses(run, ledger) == (1, 0, 0)
+    lines = run.trace.read_bytes().splitlines(keepends=True)
+    run.trace.write_bytes(b"".join([*lines, lines[0]]))
+    assert count_losses(run, ledger)[1] == 1
+    run.trace.write_bytes(b"".join(lines[1:]))
+    assert count_losses(run, ledger)[0] == 2
+
+
+def test_a_marked_process_that_stays_is_counted() -> None:
+    import subprocess
+
+    from tests.faults.harness import marked, wait_gone
+
+    with marked() as mark:
+        sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    assert wait_gone(mark, limit_s=0.2) == 1
+    assert sleeper.wait() == -9
+    assert wait_gone(mark, limit_s=0.2) == 0
+
+
+def test_a_traceback_is_no_sentence() -> None:
+    assert sentence("note\ntuner: the disk is full\n") == "the disk is full"
+    assert sentence("Traceback (most recent call last):\n  ...\nOSError: full") == ""

@@ -1,0 +1,1 @@
+"""Bad input drawn at random, and what the readers and the command make of it."""

@@ -1,0 +1,253 @@
+"""The surrogates: few points, growth, pending points, leave-one-out, a prior that harms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.surrogates import Surrogates
+from tuner.testing.surrogate_data import (
+    CANDIDATES,
+    BadPrior,
+    GoodPrior,
+    figures,
+    picked,
+)
+
+
+def error(surrogates: Surrogates) -> float:
+    every = list(CANDIDATES.configurations)
+    posterior = surrogates.predict(every)
+    return float(np.median(np.abs(posterior.log_time - np.log(figures(every)[0]))))
+
+
+@pytest.mark.parametrize("prior", [None, GoodPrior()])
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_a_few_points_give_finite_and_wide_answers(n: int, prior: GoodPrior | None) -> None:
+    surrogates = Surrogates(FeatureMap(CANDIDATES, prior=prior))
+    some = picked(n)
+    surrogates.fit(some, *figures(some))
+    posterior = surrogates.predict(CANDIDATES.configurations)
+    for figure in vars(posterior).values():
+        assert np.isfinite(figure).all()
+    at = surrogates.predict(some)
+    assert at.log_time == pytest.approx(np.log(figures(some)[0]), abs=0.02)
+    assert posterior.log_time_std.max() > 0.05
+    assert (at.log_time_std < 0.02).all()
+
+
+def test_one_point_sets_the_scale_of_the_prior() -> None:
+    surrogates = Surrogates(FeatureMap(CANDIDATES, prior=GoodPrior()))
+    surrogates.fit(*([picked(1)]), *figures(picked(1)))
+    assert error(surrogates) < 0.02
+    assert surrogates.uses_prior == (True, True)
+
+
+def test_a_prior_that_harms_is_turned_off() -> None:
+    some = picked(24)
+    bad = Surrogates(FeatureMap(CANDIDATES, prior=BadPrior()))
+    bad.fit(some, *figures(some))
+    assert bad.uses_prior[0] is False
+    assert error(bad) < 0.05
+
+
+def test_more_points_predict_better_and_intervals_hold() -> None:
+    every = list(CANDIDATES.configurations)
+    truth_log_power = np.log(figures(every)[1])
+    errors: dict[int, list[float]] = {6: [], 30: []}
+    inside = []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        for n in errors:
+            surrogates = Surrogates(FeatureMap(CANDIDATES))
+            some = picked(n, seed)
+            t, p = figures(some)
+            surrogates.fit(
+                some, t * np.exp(rng.normal(0, 0.002, n)), p * np.exp(rng.normal(0, 0.02, n))
+            )
+            errors[n].append(error(surrogates))
+        posterior = surrogates.predict(every)
+        off = np.abs(posterior.log_power - truth_log_power)
+        inside.append(float(np.mean(off <= 1.645 * posterior.log_power_std)))
+    assert np.mean(errors[30]) < np.mean(errors[6]) / 2
+    assert np.mean(errors[30]) < 0.03
+    assert np.mean(inside) > 0.75
+
+
+def test_growing_is_the_same_as_starting_afresh() -> None:
+    some = picked(30)
+    t, p = figures(some)
+    grown = Surrogates(FeatureMap(CANDIDATES))
+    grown.fit(some[:26], t[:26], p[:26])
+    grown.watch(CANDIDATES.configurations)
+    before = grown.watched()
+    assert not grown.fit(some, t, p)  # 30 < 1.2 x 26: appended
+    watched, asked = grown.watched(), grown.predict(CANDIDATES.configurations)
+    for a, b in zip(vars(watched).values(), vars(asked).values(), strict=True):
+        assert a == pytest.approx(b, abs=1e-6)
+    assert (watched.log_time_std <= before.log_time_std + 1e-9).all()
+    process = grown._time.regressor
+    corner = process._covariance(process._rows) + process._white * np.eye(30)
+    assert process._lower @ process._lower.T == pytest.approx(corner, abs=1e-8)
+
+
+def test_other_data_start_afresh() -> None:
+    some, other = picked(20), picked(20, seed=5)
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    surrogates.fit(some, *figures(some))
+    assert surrogates.fit(other, *figures(other))
+    fresh = Surrogates(FeatureMap(CANDIDATES))
+    fresh.fit(other, *figures(other))
+    assert surrogates.predict(some).log_time == pytest.approx(
+        fresh.predict(some).log_time, abs=1e-3
+    )
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    some = picked(15)
+    answers = []
+    for _ in range(2):
+        surrogates = Surrogates(FeatureMap(CANDIDATES), seed=3)
+        surrogates.fit(some, *figures(some))
+        answers.append(surrogates.predict(CANDIDATES.configurations).log_energy)
+    assert (answers[0] == answers[1]).all()
+
+
+def test_what_is_believed_lowers_the_variance_alone_and_is_forgotten() -> None:
+    some = picked(12)
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    surrogates.fit(some, *figures(some))
+    surrogates.watch(CANDIDATES.configurations)
+    before = surrogates.watched()
+    pending = [c for c in CANDIDATES.configurations if c not in some][:3]
+    surrogates.believe(pending)
+    after = surrogates.watched()
+    assert after.log_time == pytest.approx(before.log_time, abs=1e-9)
+    at = [CANDIDATES.configurations.index(c) for c in pending]
+    assert (after.log_time_std[at] < 0.5 * before.log_time_std[at]).all()
+    surrogates.believe([])
+    assert surrogates.watched().log_time_std == pytest.approx(before.log_time_std, abs=1e-6)
+
+
+def test_fewer_rows_never_claim_to_know_more() -> None:
+    some = picked(30)
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    surrogates.fit(some, *figures(some))
+    every = CANDIDATES.configurations
+    coarse, exact = surrogates.predict(every, first=8), surrogates.predict(every)
+    assert (coarse.log_time_std >= exact.log_time_std - 1e-9).all()
+    t, p = surrogates.mean(every)
+    assert t == pytest.approx(exact.log_time, abs=1e-6)
+    assert p == pytest.approx(exact.log_power, abs=1e-6)
+
+
+def test_draws_have_the_posterior_mean_and_spread_and_vary_together() -> None:
+    some = picked(10)
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    surrogates.fit(some, *figures(some))
+    neighbours = [c for c in CANDIDATES.configurations if c not in some][:5]
+    normals = np.random.default_rng(0).standard_normal((4000, 2, 5))
+    log_t, log_p = surrogates.sample(neighbours, normals)
+    posterior = surrogates.predict(neighbours)
+    assert log_t.mean(axis=0) == pytest.approx(posterior.log_time, abs=0.02)
+    assert log_t.std(axis=0) == pytest.approx(posterior.log_time_std, rel=0.1)
+    assert np.corrcoef(log_p.T)[0, 1] > 0.3
+    surrogates.watch(CANDIDATES.configurations)
+    rows = np.array([CANDIDATES.configurations.index(c) for c in neighbours])
+    same_t, _ = surrogates.sample_watched(rows, normals)
+    assert same_t.std(axis=0) == pytest.approx(log_t.std(axis=0), rel=1e-3)
+
+
+def test_leave_one_out_is_what_leaving_one_out_gives() -> None:
+    """Equations 5.10 to 5.12 against n processes with the same hyperparameters and centre."""
+    some = picked(14)
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    t, p = figures(some)
+    surrogates.fit(some, t, p)
+    process = surrogates._time.regressor
+    mean, variance = process.leave_one_out()
+    covariance = process._covariance(process._rows) + process._white * np.eye(14)
+    y = np.log(t) - process._centre
+    for i in range(14):
+        rest = np.delete(np.arange(14), i)
+        weights = np.linalg.solve(covariance[np.ix_(rest, rest)], covariance[rest, i])
+        assert mean[i] == pytest.approx(process._centre + weights @ y[rest], abs=1e-6)
+        assert variance[i] == pytest.approx(
+            covariance[i, i] - weights @ covariance[rest, i], rel=1e-3
+        )
+    loo = surrogates.leave_one_out()
+    assert loo.measurements == 14
+    assert len(loo.pairs) == 14
+    assert loo.pairs[3][0] == pytest.approx(t[3])
+    assert loo.pairs[3][1] == pytest.approx(np.exp(mean[3]))
+    assert 0 < loo.time_error < 0.5
+    assert 0.5 <= loo.coverage <= 1
+
+
+def test_a_noisy_window_counts_less() -> None:
+    some = picked(12)
+    t, p = figures(some)
+    wrong = p.copy()
+    wrong[0] *= 1.5
+    quiet, warned = (Surrogates(FeatureMap(CANDIDATES)) for _ in range(2))
+    quiet.fit(some, t, wrong)
+    warned.fit(some, t, wrong, None, [0.5] + [float("nan")] * 11)
+    off = [abs(s.predict(some[:1]).log_power[0] - np.log(p[0])) for s in (quiet, warned)]
+    assert off[1] < off[0] / 2
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_figures_that_are_none_are_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="finite and positive"):
+        Surrogates(FeatureMap(CANDIDATES)).fit(picked(1), [value], [100.0])
+
+
+def test_the_same_configuration_may_be_measured_often() -> None:
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    some = picked(1) * 6
+    surrogates.fit(some, [1.0, 1.01, 0.99, 1.0, 1.0, 1.01], [100, 101, 99, 100, 102, 98])
+    posterior = surrogates.predict(some[:1])
+    assert posterior.step_time_s[0] == pytest.approx(1.0, abs=0.01)
+    assert posterior.log_power_std[0] < 0.02
+
+
+def test_shown_intervals_are_wider_while_little_is_known() -> None:
+    """Of the doubt about the hyperparameters and of the factor for few measurements."""
+    shares = []
+    for n in (6, 12, 60):
+        configurations = picked(n)
+        here = Surrogates(FeatureMap(CANDIDATES))
+        here.fit(configurations, *figures(configurations))
+        rest = [c for c in CANDIDATES.configurations if c not in configurations]
+        plain, shown = here.predict(rest), here.with_intervals(rest)
+        shares.append(float(np.median(shown.log_time_std / plain.log_time_std)))
+        off = np.abs(shown.log_time - plain.log_time)
+        assert (off <= 1.5 * shown.log_time_std).all()  # the mixture's mean is another, not far
+    assert shares[0] > 2.0
+    assert shares[0] > shares[1] > shares[2] > 1.0
+
+
+def test_intervals_before_any_measurement_are_the_priors() -> None:
+    here = Surrogates(FeatureMap(CANDIDATES))
+    every = list(CANDIDATES.configurations)
+    here.fit([], [], [])
+    shown = here.with_intervals(every)
+    assert (shown.log_time_std > here.predict(every).log_time_std).all()
+    assert shown.correlation == 0.0
+
+
+def test_the_energys_interval_knows_that_errors_go_together() -> None:
+    """A machine under a power limit: what a step takes longer, it draws less."""
+    rng = np.random.default_rng(3)
+    configurations = picked(40)
+    time, power = figures(configurations)
+    own = np.exp(0.1 * rng.standard_normal(40))
+    here = Surrogates(FeatureMap(CANDIDATES))
+    here.fit(configurations, time * own, power / own)
+    shown = here.with_intervals(list(CANDIDATES.configurations))
+    assert shown.correlation < -0.5
+    apart = np.hypot(shown.log_time_std, shown.log_power_std)
+    assert (shown.log_energy_std < apart).all()
+    assert np.median(shown.log_energy_std / apart) < 0.85
+    assert shown[:3].correlation == shown.correlation

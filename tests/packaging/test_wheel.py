@@ -1,0 +1,103 @@
+"""Content of the wheel and of the source archive, and their use without the repository beside."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.environments import environment_with, run
+
+SOURCE_ARCHIVE = "from setuptools import build_meta; build_meta.build_sdist({folder!r})"
+
+
+def package_files(root: Path) -> set[str]:
+    """Return the files of `tuner` in a checkout, with those its links lead to."""
+    return {
+        path.relative_to(root).as_posix()
+        for top in (root / "tuner", *(p for p in (root / "tuner").iterdir() if p.is_symlink()))
+        for path in top.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_holds_the_whole_of_tuner_and_nothing_else(clone: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        entries = archive.infolist()
+    assert not [entry for entry in entries if stat.S_ISLNK(entry.external_attr >> 16)]
+    names = {entry.filename for entry in entries}
+    held = {name for name in names if not name.startswith("joulefront-")}
+    assert held == package_files(clone)
+    assert {name.partition("/")[0].partition("-")[2] for name in names - held} == {
+        f"{wheel.name.split('-')[1]}.dist-info"
+    }
+    # One of each kind, so that a comparison of two empty folders cannot pass.
+    assert held > {
+        "tuner/py.typed",
+        "tuner/templates/report.html",
+        "tuner/search_spaces/data/jobs/tiny-gpt.toml",
+        "tuner/search_spaces/data/models/tiny-gpt.json",
+        "tuner/models/data/known_error.toml",
+        "tuner/models/data/constants/cpu.toml",
+        "tuner/workload/program/train.py",
+    }
+
+
+def test_the_source_archive_makes_the_same_wheel(clone: Path, wheel: Path, tmp_path: Path) -> None:
+    run([sys.executable, "-c", SOURCE_ARCHIVE.format(folder=str(tmp_path))], clone)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        assert not [member.name for member in opened if member.issym() or member.islnk()]
+        tops = {"/".join(name.split("/")[1:2]) for name in opened.getnames()}
+    assert tops - {""} == {
+        "LICENSE",
+        "MANIFEST.in",
+        "PKG-INFO",
+        "README.md",
+        "joulefront.egg-info",
+        "pyproject.toml",
+        "setup.cfg",
+        "tuner",
+    }
+    folder = environment_with(tmp_path / "venv", archive)
+    (packages,) = folder.glob("lib/*/site-packages")
+    with zipfile.ZipFile(wheel) as opened_wheel:
+        wanted = {name for name in opened_wheel.namelist() if name.startswith("tuner/")}
+    assert package_files(packages) == wanted
+
+
+@pytest.mark.slow
+def test_the_installed_command_runs_without_the_repository(installed: Path, tmp_path: Path) -> None:
+    tuner = installed / "bin" / "tuner"
+    few = ("--max-probes", "3", "--no-verify", "--json")
+    planned = json.loads(
+        run([tuner, "optimize", "--cluster", "h200-8", "--name", "plan", *few], tmp_path)
+    )
+    assert planned["points"]
+    replayed = json.loads(run([tuner, "replay", "runs/plan", "--name", "again", *few], tmp_path))
+    assert replayed["points"]
+    report = tmp_path / "runs" / "again" / "report.html"
+    report.unlink()
+    run([tuner, "report", "again"], tmp_path)
+    assert report.stat().st_size > 100_000
+
+
+def test_an_editable_install_of_a_clone_is_imported_through_its_links(
+    clone: Path, tmp_path: Path
+) -> None:
+    folder = environment_with(tmp_path / "venv", "-e", clone)
+    code = "import tuner.models.analytic.model as m; print(m.__file__)"
+    found = Path(run([folder / "bin" / "python", "-c", code], tmp_path).strip())
+    assert found == clone / "tuner/models/analytic/model.py"
+    assert found.resolve() == clone / "models/analytic/model.py"
+
+
+@pytest.mark.parametrize("name", ["models", "search_spaces", "workload", "tests", "benchmarks"])
+def test_no_other_package_is_installed(installed: Path, tmp_path: Path, name: str) -> None:
+    code = f"import importlib.util as u; print(u.find_spec({name!r}))"
+    assert run([installed / "bin" / "python", "-c", code], tmp_path).strip() == "None"

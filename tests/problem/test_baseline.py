@@ -1,0 +1,114 @@
+"""The user's own DeepSpeed JSON and flags as the baseline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tuner
+from tuner.executors.local import SimulatedExecutor
+from tuner.problem.baseline import read_baseline
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue
+from tuner.search_spaces.job import load_job
+from tuner.testing.studies import ModelRunner, run_optimize
+
+JOB, CPU = load_job("tiny-gpt"), load_cluster("cpu-2")
+
+
+def config(folder: Path, **settings: object) -> Path:
+    path = folder / "ds_config.json"
+    path.write_text(json.dumps(settings))
+    return path
+
+
+def test_knobs_are_read_and_the_rest_is_said(tmp_path: Path) -> None:
+    path = config(
+        tmp_path,
+        train_batch_size=64,
+        train_micro_batch_size_per_gpu=2,
+        zero_optimization={
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu"},
+            "overlap_comm": True,
+        },
+        optimizer={"type": "Adam"},
+        fp16={"enabled": True},
+    )
+    read = read_baseline([path], JOB, CPU)
+    wanted = {
+        "data_parallel": 2,
+        "micro_batch": 2,
+        "zero_stage": 2,
+        "optimizer_offload": "cpu",
+    }
+    assert dict(read.configuration.launch) == wanted
+    assert read.name == "yours: ds_config.json"
+    said = " ".join(read.notes)
+    assert f"global batch of 64; the job's {JOB.global_batch}" in said
+    assert "trains in fp16" in said
+    assert "no knob, so the job's own holds: optimizer" in said
+    assert "overlap_comm" in said
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = config(tmp_path, train_micro_batch_size_per_gpu=1)
+    read = read_baseline([path, "tensor_parallel=2", "micro_batch=4"], JOB, CPU)
+    assert read.configuration.tensor_parallel == 2
+    assert read.configuration.data_parallel == 1
+    assert read.configuration.micro_batch == 4
+    assert read.name == "yours: ds_config.json, tensor_parallel=2, micro_batch=4"
+
+
+def test_super_offload_is_asynchronous(tmp_path: Path) -> None:
+    offload = {"device": "cpu", "super_offload": True}
+    zero = {"stage": 3, "offload_optimizer": offload, "offload_param": {"device": "nvme"}}
+    path = config(tmp_path, train_micro_batch_size_per_gpu=1, zero_optimization=zero)
+    read = read_baseline([path, "data_parallel=4"], JOB, load_cluster("jupiter-32"))
+    assert read.configuration.get("optimizer_offload") == "async"
+    assert read.configuration.get("parameter_offload") == "cpu"
+    assert any("offloads to nvme" in note for note in read.notes)
+
+
+def test_without_a_micro_batch_it_is_the_ranks_share(tmp_path: Path) -> None:
+    read = read_baseline([config(tmp_path, gradient_accumulation_steps=2)], JOB, CPU)
+    assert read.configuration.micro_batch == JOB.global_batch // 4
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("[1]", InputError, "no JSON object"),
+        ("{", InputError, "is not JSON"),
+        ('{"zero_optimization": {"stage": 5}}', InvalidValue, "zero_stage"),
+        ('{"train_micro_batch_size_per_gpu": 3}', InvalidConfiguration, "batch"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(tmp_path: Path, text: str, error: type, words: str) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    with pytest.raises(error, match=words):
+        read_baseline([path], JOB, CPU)
+
+
+def test_two_files_and_a_missing_one_are_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="second file"):
+        read_baseline(["a.json", "b.json"], JOB, CPU)
+    with pytest.raises(InputError, match="cannot read"):
+        read_baseline([tmp_path / "no.json"], JOB, CPU)
+
+
+def test_a_study_measures_it_and_names_it(tmp_path: Path) -> None:
+    path = config(tmp_path, train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 1})
+    options = {"runs_dir": tmp_path / "runs", "cluster": "cpu-2", "report": False, "max_probes": 2}
+    result = run_optimize(
+        executor=SimulatedExecutor(ModelRunner()), baseline=[path], name="mine", **options
+    )
+    assert result.baseline.configuration.zero_stage == 1
+    assert result.baseline.configuration.micro_batch == 1
+    assert result.baseline_name == "yours: ds_config.json"
+    assert tuner.load_result(result.run_dir).baseline_name == "yours: ds_config.json"
+    plain = run_optimize(executor=SimulatedExecutor(ModelRunner()), name="plain", **options)
+    assert plain.baseline_name.startswith("the default: data parallelism over 2 devices")

@@ -1,0 +1,175 @@
+"""Acquisition: improvement per joule, launches and live settings chosen together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.surrogates import Surrogates
+from tuner.pareto import hypervolume
+from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.settings import SamplerDesign
+from tuner.search.acquisition import (
+    CandidateView,
+    FrontEstimate,
+    ProbeAcquisition,
+    Scored,
+    farthest,
+    normal_draws,
+    search_reference,
+)
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
+from tuner.testing.studies import measured, record
+from tuner.workload.probe import Failure
+
+CANDIDATES = Candidates.from_configurations(
+    Configuration.of(micro_batch=b, clock_MHz=c)
+    for b in (1, 2, 4, 8, 16)
+    for c in range(600, 1401, 100)
+)
+CONFIGURATIONS = CANDIDATES.configurations
+
+
+def truth(configuration: Configuration) -> tuple[float, float]:
+    f = float(configuration.get("clock_MHz") or 0) / 1400  # type: ignore[arg-type]
+    return (0.3 + 0.7 / f) * (1 + 1 / configuration.micro_batch), 80 + 250 * f**2.5
+
+
+def fitted(measured: list[int]) -> Surrogates:
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    t, p = np.array([truth(CONFIGURATIONS[i]) for i in measured]).T
+    surrogates.fit([CONFIGURATIONS[i] for i in measured], t, p)
+    return surrogates
+
+
+def choose(measured: list[int], cost: ProbeCost, *, max_live: int = 4, **design: float) -> Scored:
+    surrogates = fitted(measured)
+    surrogates.watch(CONFIGURATIONS)
+    free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)
+    view = CandidateView(
+        members=free,
+        rows=free,
+        launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
+        posterior=surrogates.watched()[free],
+        fits=np.ones(len(free)),
+    )
+    draws = normal_draws(64, 1, 0), normal_draws(64, 64, 1)
+    front = FrontEstimate.of(surrogates, [CONFIGURATIONS[i] for i in measured])
+    chosen = SamplerDesign(max_live=max_live, **design)
+    return ProbeAcquisition(surrogates, cost, chosen, draws).best(front, view)
+
+
+MEASURED = [4, 13, 22, 26, 18, 8]  # launches of micro-batch 1, 2 and 4
+
+
+def test_a_probe_is_one_launch_and_open_settings_only() -> None:
+    best = choose(MEASURED, ProbeCost())
+    launches = {CONFIGURATIONS[i].launch for i in best.members}
+    assert len(launches) == 1
+    assert not set(best.members) & set(MEASURED)
+    assert len(set(best.members)) == len(best.members) <= 4
+    assert best.gain > 0
+    assert best.score == pytest.approx(best.gain / best.cost_J)
+    assert best.relative_gain > best.gain
+
+
+def test_a_dear_launch_is_used_for_more_settings_than_a_free_one() -> None:
+    """Extending a free launch gains nothing; extending a costly one gains all."""
+    dear = choose(MEASURED, ProbeCost(launch_s=1e4), max_live=6)
+    free = choose(MEASURED, ProbeCost(launch_s=0.0), max_live=6)
+    assert len(dear.members) > len(free.members)
+    assert len(choose(MEASURED, ProbeCost(launch_s=1e4), max_live=2).members) <= 2
+
+
+def test_joules_are_the_launch_once_and_each_visit() -> None:
+    cost = ProbeCost(launch_s=30, settle_s=2, window_s=5, launch_power=0.5, min_steps=3)
+    assert cost.launch_J(np.array([200.0])) == pytest.approx([3000])
+    assert cost.visit_J(np.array([200.0, 200.0]), np.array([1.0, 10.0])) == pytest.approx(
+        [1400, 6400]
+    )
+
+
+def test_a_launch_that_is_a_hundred_times_dearer_makes_no_probe_dearer_than_it_says() -> None:
+    cheap, dear = (choose(MEASURED, ProbeCost(launch_s=s), max_live=1) for s in (1.0, 100.0))
+    assert dear.cost_J > cheap.cost_J
+
+
+def test_without_weight_the_cost_is_ignored() -> None:
+    best = choose(MEASURED, ProbeCost(), max_live=1, cost_weight=0.0)
+    per_joule = choose(MEASURED, ProbeCost(), max_live=1)
+    assert best.gain >= per_joule.gain - 1e-12
+
+
+def test_nothing_to_gain_is_worth_nothing_but_still_names_a_probe() -> None:
+    every = [i for i in range(len(CONFIGURATIONS)) if i != 9]  # a slow one, micro-batch 2
+    best = choose(every, ProbeCost())
+    assert best.members == (9,)
+    assert best.relative_gain < 1e-3
+
+
+def test_a_saving_is_the_gain_over_the_range_of_times_that_the_front_is_counted_in() -> None:
+    # A front that spans 0.4 in log time and 0.8 in log energy to the reference. Less energy by 1 %
+    # all along saves 1 %; less time by 1 % saves 2 %, by the front's own rate.
+    along = np.linspace(0.0, 1.0, 2001)
+    front = np.column_stack([0.8 * (1 - along), 0.4 * along])
+    reference = np.array([0.8, 0.4])
+    for less, faster, saving in ((0.01, 0.0, 0.01), (0.0, 0.01, 0.02)):
+        moved = front - [less, faster]
+        gain = hypervolume(moved, reference) - hypervolume(front, reference)
+        assert gain / (reference[1] - front[:, 1].min()) == pytest.approx(saving, rel=0.1)
+    best = choose(MEASURED, ProbeCost())
+    t = [truth(CONFIGURATIONS[i])[0] for i in MEASURED]
+    width = best.gain / best.saving
+    assert np.ptp(np.log(t)) * 0.1 < width < np.ptp(np.log([truth(c)[0] for c in CONFIGURATIONS]))
+
+
+def test_the_reference_reaches_as_far_as_the_predicted_front() -> None:
+    posterior = fitted(MEASURED).predict(CONFIGURATIONS)
+    t, p = truth(CONFIGURATIONS[MEASURED[0]])
+    front = np.log([[t * p, t]])
+    reference = search_reference(front, posterior)
+    assert (reference > front[0] + 0.005 - 1e-9).all()
+    assert hypervolume(front, reference) > 0
+
+
+def test_draws_are_standard_normal_and_fixed_by_the_seed() -> None:
+    draws = normal_draws(256, 3, 7)
+    assert draws.shape == (256, 2, 3)
+    assert draws.mean(axis=0) == pytest.approx(np.zeros((2, 3)), abs=0.05)
+    assert draws.std(axis=0) == pytest.approx(np.ones((2, 3)), abs=0.05)
+    assert (draws == normal_draws(256, 3, 7)).all()
+    assert (draws != normal_draws(256, 3, 8)).any()
+
+
+def test_farthest_fills_space() -> None:
+    points = np.array([[0.0], [0.1], [0.5], [0.9], [1.0]])
+    rng = np.random.default_rng(0)
+    every = np.arange(5)
+    assert farthest(points, np.empty((0, 1)), allowed=every, rng=rng) == 2
+    assert farthest(points, points[[0]], allowed=every, rng=rng) == 4
+    assert farthest(points, points[[0, 4]], allowed=every, rng=rng) == 2
+    assert farthest(points, points[[0]], allowed=np.array([1, 2]), rng=rng) == 2
+
+
+def test_a_cost_is_a_plain_frozen_value() -> None:
+    assert replace(ProbeCost(), window_s=9.0) == ProbeCost(window_s=9.0)
+
+
+def test_what_a_launch_costs_is_learned_from_probes() -> None:
+    assumed = ProbeCost(launch_s=5.0, launch_power=0.7, settle_s=1.0)
+    live = (Settings(clock_MHz=900), Settings(clock_MHz=1200))
+    windows = tuple(measured(one, time_s=0.5, power_W=100.0) for one in live)  # 5 s, 500 J each
+    spent_J = 40 * 0.5 * 100 + 2 * (1.0 * 100 + 500)
+    whole = record(measurements=windows, wall_s=40 + 2 * (1 + 5), energy_J=spent_J)
+    failed = record(failure=Failure("crash", "it did"), wall_s=900.0)
+    learned = assumed.learned([failed, whole, whole])
+    assert learned == replace(assumed, launch_s=pytest.approx(40), launch_power=pytest.approx(0.5))
+    assert assumed.learned([failed]) == assumed
+    # An unchanged setting needs no settling; a probe without a length has no information.
+    plain = record(measurements=(measured(time_s=0.5, power_W=100.0),), wall_s=9, energy_J=700)
+    assert assumed.learned([plain]).launch_s == pytest.approx(4)
+    assert assumed.learned([replace(plain, wall_s=0.0)]) == assumed

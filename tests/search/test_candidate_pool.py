@@ -1,0 +1,87 @@
+"""Very many candidates: the sample of them, and a search that still closes in on the front."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import optuna
+import pytest
+
+from tuner.search import candidate_pool
+from tuner.search.candidate_pool import LaunchCodes, one_of_each_stretch
+from tuner.search.sampler import CandidateSampler
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.testing.studies import probe_with
+
+KNOBS = {"a": range(12), "b": range(10), "c": ("x", "y", "z")}
+CANDIDATES = Candidates.from_configurations(
+    Configuration(Settings(dict(zip(KNOBS, values, strict=True))), Settings(speed=speed))
+    for values in itertools.product(*KNOBS.values())
+    for speed in (1, 2, 3)
+)
+
+
+def test_draws_hold_each_level_as_often_as_there_are() -> None:
+    codes = LaunchCodes(CANDIDATES)
+    shuffled = np.random.default_rng(1).permutation(len(CANDIDATES.launches))
+    ordered = codes.in_order(shuffled)
+    draws = [one_of_each_stretch(ordered, 60, np.random.default_rng(seed)) for seed in range(50)]
+    for drawn in draws:
+        assert len(set(drawn.tolist())) == 60
+        first = [CANDIDATES.launches[i]["a"] for i in drawn]
+        assert {first.count(level) for level in KNOBS["a"]} == {5}
+    for name, levels in KNOBS.items():
+        found = [CANDIDATES.launches[i][name] for drawn in draws for i in drawn]
+        for level in levels:
+            assert found.count(level) == pytest.approx(len(found) / len(levels), rel=0.15)
+    assert set(one_of_each_stretch(ordered, 1000, np.random.default_rng(0))) == set(shuffled)
+
+
+def test_neighbours_differ_in_one_knob() -> None:
+    near = LaunchCodes(CANDIDATES).neighbours([0])
+    first = CANDIDATES.launches[0]
+    apart = [sum(CANDIDATES.launches[i][k] != first[k] for k in KNOBS) for i in near]
+    assert sorted(set(apart)) == [0, 1]
+    assert len(near) == 1 + 11 + 9 + 2
+
+
+def figures(configuration: Configuration) -> tuple[float, float]:
+    a, b = float(configuration.get("a")), float(configuration.get("b"))  # type: ignore[arg-type]
+    speed = float(configuration.get("speed"))  # type: ignore[arg-type]
+    slow = {"x": 1.0, "y": 1.3, "z": 1.6}[str(configuration.get("c"))]
+    return slow * (1 + 0.05 * (a - 7) ** 2 + 0.05 * (b - 3) ** 2) / speed**0.7, 50 + 30 * speed**2
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_beyond_the_most_a_sample_and_the_fronts_neighbours_find_the_best_launch(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(candidate_pool, "ALL_CANDIDATES", 120)
+    sampler = CandidateSampler(CANDIDATES, seed=seed)
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+    probed: list[Configuration] = []
+    tracked = set()
+    for _ in range(40):
+        visited = probe_with(sampler, study, figures)
+        assert visited
+        assert not set(visited) & set(probed)
+        probed += visited
+        if sampler._pool.tracked is not None:
+            tracked.add(len(sampler._pool.tracked))
+    # 40 drawn of 360 launches, and those of the front, at most one per speed, with 23 neighbours.
+    assert max(tracked) <= 3 * (40 + 3 * 24)
+    fastest = min(figures(c)[0] for c in CANDIDATES)
+    assert min(figures(c)[0] for c in probed) == pytest.approx(fastest)
+
+
+def test_the_last_open_candidate_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Candidates.from_configurations(list(CANDIDATES)[:45])
+    monkeypatch.setattr(candidate_pool, "ALL_CANDIDATES", 9)
+    sampler = CandidateSampler(few, seed=0)
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+    count = 0
+    while visited := probe_with(sampler, study, figures):
+        count += len(visited)
+    assert count == 45

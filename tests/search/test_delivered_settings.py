@@ -1,0 +1,115 @@
+"""Models that learn from the delivered settings, not from the requested ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from tuner.models.surrogate.surrogates import Surrogates
+from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import Problem
+from tuner.problem.study_spec import StudySpec
+from tuner.results.build import build_result, measured_points
+from tuner.search.sampler import CandidateSampler
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.space import Candidates
+from tuner.study.recorder import StudyRecorder
+from tuner.testing.studies import METER, measured, record, request
+from tuner.workload.probe import NotApplied, ProbeRecord
+
+CLOCKS = (900, 1200, 1410)
+LIVE = tuple(Settings(clock_MHz=clock) for clock in CLOCKS)
+LAUNCH = request().launch
+REQUESTED = [Configuration(LAUNCH, live) for live in LIVE]
+#: Ran at a lower clock than the requested one, because of the power limit.
+RAN = Configuration(LAUNCH, Settings(clock_MHz=1245.0))
+
+
+@pytest.fixture
+def probe() -> ProbeRecord:
+    windows = [
+        measured(live, time_s=0.5 - 0.05 * i, power_W=200.0 + 40 * i) for i, live in enumerate(LIVE)
+    ]
+    delivered = (900.0, 1198.0, 1245.0)
+    return record(
+        request=request(live=LIVE),
+        measurements=tuple(
+            replace(window, delivered={"clock_MHz": clock})
+            for window, clock in zip(windows, delivered, strict=True)
+        ),
+    )
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> list[list[Configuration]]:
+    """The configurations of every fit of the surrogates."""
+    fits: list[list[Configuration]] = []
+    fit = Surrogates.fit
+
+    def spy(self: Surrogates, configurations: Any, *more: Any, **named: Any) -> bool:
+        fits.append(list(configurations))
+        return fit(self, configurations, *more, **named)
+
+    monkeypatch.setattr(Surrogates, "fit", spy)
+    return fits
+
+
+def test_the_sampler_learns_from_it(
+    tmp_path: Path, probe: ProbeRecord, fitted: list[list[Configuration]]
+) -> None:
+    sampler = CandidateSampler(Candidates.from_configurations(REQUESTED))
+    book = StudyRecorder.in_memory(sampler, steps=100)
+    book.start(probe.request)
+    book.finish(probe)
+    surrogates = sampler.fit(book.study)
+    assert fitted[-1] == [REQUESTED[0], REQUESTED[1], RAN]  # 1198 is 1200 but for the mean's noise
+    # Between two clocks that ran it interpolates: the model knows no 1410 MHz.
+    posterior = surrogates.predict([RAN, REQUESTED[2]])
+    assert posterior.log_time[0] != posterior.log_time[1]
+
+
+def test_a_setting_that_was_not_taken_fails_its_trial_alone(
+    tmp_path: Path, probe: ProbeRecord
+) -> None:
+    sampler = CandidateSampler(Candidates.from_configurations(REQUESTED))
+    book = StudyRecorder.in_memory(sampler, steps=100)
+    book.start(probe.request)
+    missed = NotApplied(LIVE[2], "clock_MHz was set to 1410 and the devices ran at 900 MHz")
+    book.finish(replace(probe, measurements=probe.measurements[:2], missed=(missed,)))
+    (failed,) = book.study.get_trials(states=(optuna.trial.TrialState.FAIL,))
+    assert failed.user_attrs["failure"] == "not_taken"
+    assert failed.user_attrs["failure_message"] == missed.message
+    complete = book.study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    assert len(complete) == 2
+
+
+def problem() -> Problem:
+    return Problem(
+        name="delivered",
+        candidates=Candidates.from_configurations(REQUESTED),
+        steps=100,
+        baseline=REQUESTED[2],
+        cost=ProbeCost(),
+        identity={},
+    )
+
+
+def test_the_answers_surrogates_learn_from_it(
+    probe: ProbeRecord, fitted: list[list[Configuration]]
+) -> None:
+    result = build_result(StudySpec("d", None, problem()), [probe])
+    assert fitted[-1] == [REQUESTED[0], REQUESTED[1], RAN]
+    # The points are named by the settings to request again.
+    assert {point.configuration for point in result.points} == set(REQUESTED)
+    assert result.windows[REQUESTED[2]] == (probe.measurements[2],)
+
+
+def test_two_scopes_enter_no_front(probe: ProbeRecord) -> None:
+    other = replace(probe, meter=replace(METER, scope="gpu"))
+    with pytest.raises(InputError, match="different scopes"):
+        measured_points([probe, other], 100)

@@ -1,0 +1,108 @@
+"""The limits of a search, one by one, and the sentences of the reasons why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tuner.problem.settings import SearchSettings
+from tuner.problem.stop_reason import StopReason, stop_sentence
+from tuner.study.budget import RESERVED, Budget, SearchStatus
+from tuner.testing.studies import record, request
+from tuner.workload.probe import Failure
+
+
+def status(count: int, *, energy_J: float = 1000.0, wall_s: float = 10.0, **more) -> SearchStatus:
+    records = [record(f"p{n:04d}", energy_J=energy_J, wall_s=wall_s) for n in range(count)]
+    values = {
+        "records": records,
+        "in_flight": 0,
+        "in_flight_kJ": 0.0,
+        "elapsed_s": count * wall_s,
+        "enough_launches": True,
+        "estimated": False,
+    }
+    return SearchStatus(**{**values, **more})
+
+
+def test_without_limits_nothing_is_forbidden():
+    assert Budget(SearchSettings()).check(status(1000), 1e6, reserve=RESERVED) is None
+
+
+def test_the_number_of_probes_counts_those_in_flight_and_not_the_cancelled_ones():
+    budget = Budget(SearchSettings(max_probes=3))
+    assert budget.check(status(2), 0.0) is None
+    reason = budget.check(status(2, in_flight=1), 0.0)
+    assert reason == StopReason("max_probes", {"max_probes": 3, "reserved": 0})
+    cancelled = [*status(2).records, record("p0002", failure=Failure("cancelled", "stopped"))]
+    assert budget.check(replace(status(2), records=cancelled), 0.0) is None
+
+
+def test_reserved_probes_are_left_and_said():
+    settings = SearchSettings(max_probes=20)
+    kept = sum(settings.reserved_probes(purpose) for purpose in RESERVED)
+    assert kept == 9
+    budget = Budget(settings)
+    assert budget.check(status(20 - kept), 0.0) is None
+    assert budget.check(status(20 - kept - 1), 0.0, reserve=RESERVED) is None
+    reason = budget.check(status(20 - kept), 0.0, reserve=RESERVED)
+    assert reason == StopReason("max_probes", {"max_probes": 20, "reserved": kept})
+    assert "the last 9 are kept" in stop_sentence(reason)
+    again = record("p0099", request=replace(request("p0099"), purpose="remeasure"))
+    due = replace(status(0), records=[*status(20 - kept - 1).records, again])
+    assert budget.check(due, 0.0, reserve=RESERVED) is None  # one of the reserved is made
+
+
+def test_energy_is_what_was_spent_what_is_in_flight_and_what_the_next_probe_needs():
+    budget = Budget(SearchSettings(probe_budget_kJ=10.0))
+    assert budget.check(status(5), 5.0) is None
+    reason = budget.check(status(5, in_flight_kJ=1.0, estimated=True), 4.5)
+    assert reason is not None
+    assert reason.kind == "probe_budget"
+    assert reason.figures == {
+        "needed_kJ": 4.5,
+        "left_kJ": 4.0,
+        "probe_budget_kJ": 10.0,
+        "estimated": 1,
+    }
+    assert "4.00 kJ of the probe budget of 10.0 kJ are left (estimated)" in stop_sentence(reason)
+    assert budget.check(status(5), 1.0, reserve=RESERVED) is not None  # 4.83 kJ are reserved
+    assert budget.check(status(10), 0.0) is not None
+
+
+def test_time_includes_the_expected_length_of_the_next_probes():
+    budget = Budget(SearchSettings(search_s=60.0))
+    assert budget.check(status(5), 0.0) is None
+    assert budget.check(status(5), 0.0, count=2) == StopReason("time", {"search_s": 60.0})
+    assert budget.check(status(5), 0.0, reserve=RESERVED) is not None
+    early = status(5, enough_launches=False)  # the first launches come before measuring again
+    assert budget.check(early, 0.0, reserve=RESERVED) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        (StopReason("exhausted"), "The search ended because every candidate was tried."),
+        (StopReason("time", {"search_s": 80.0}), "The search ended because its 80 s are over."),
+        (StopReason("interrupted"), "It was interrupted."),
+        (StopReason("running"), "The search has not ended."),
+        (StopReason("recorded", message="As it was."), "As it was."),
+        (
+            StopReason("not_worth_it", {"needed_kJ": 2.0, "saved_kJ": 1.0}),
+            "The search ended because nothing left is worth its joules: the best probe is expected "
+            "to take 2.00 kJ and to save 1.00 kJ of the training.",
+        ),
+        (
+            StopReason("node_failures", {"failures": 3}, "no GPU"),
+            "The search ended because 3 probes in a row failed because of the node: no GPU.",
+        ),
+        (
+            StopReason("max_probes", {"max_probes": 8, "reserved": 1}),
+            "The search ended because of the 8 probes that it may make the last one is kept to "
+            "measure the front and the choice again.",
+        ),
+    ],
+)
+def test_a_reason_has_a_sentence(reason: StopReason, sentence: str):
+    assert stop_sentence(reason) == sentence

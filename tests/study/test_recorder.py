@@ -1,0 +1,519 @@
+"""The Optuna study: what a trial holds, storages that fail, resume after a crash at any point."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+import tuner
+from tuner.executors.local import SimulatedExecutor
+from tuner.problem.run_folder import RunFolder, find_run, write_toml
+from tuner.search_spaces.errors import InputError
+from tuner.storage import open_storage
+from tuner.study.recorder import METRICS, StudyRecorder
+from tuner.study.session import Interrupted
+from tuner.testing.studies import (
+    METER,
+    ModelRunner,
+    TalliedRunner,
+    run_optimize,
+    run_replay,
+    write_table,
+)
+from tuner.workload.probe import Failure, MeterInfo
+from tuner.workload.trace import TraceWriter, read_trace
+
+
+@pytest.fixture
+def options(tmp_path):
+    return {
+        "cluster": "cpu-2",
+        "runs_dir": tmp_path / "runs",
+        "name": "study",
+        "report": False,
+        "max_probes": 8,
+    }
+
+
+@pytest.fixture
+def run(options):
+    return RunFolder(options["runs_dir"] / "study")
+
+
+def optimize(runner, options, *, capacity=1, **more):
+    executor = SimulatedExecutor(runner, capacity=capacity)
+    return run_optimize(executor=executor, **{**options, **more})
+
+
+def load(run: RunFolder, storage=None) -> optuna.Study:
+    return optuna.load_study(study_name=run.name, storage=open_storage(storage, run.journal))
+
+
+def trials(run, state, storage=None):
+    return load(run, storage).get_trials(states=(state,))
+
+
+# What a trial holds.
+
+
+def test_one_trial_a_measurement_with_flat_figures(options, run):
+    result = optimize(ModelRunner(), options, budget_kJ=10.0, deadline_s=1e6)
+    study = load(run)
+    assert study.metric_names == list(METRICS)
+    complete = study.get_trials(states=(TrialState.COMPLETE,))
+    assert len(complete) == result.spent.measurements
+    records = {r.request.probe_id: r for r in read_trace(run.trace).records}
+    for trial in complete:
+        attrs = trial.user_attrs
+        (m,) = records[attrs["probe_id"]].measurements
+        assert trial.values == pytest.approx(
+            [m.power_W * m.step_time_s * 2000 / 1000, m.step_time_s * 2000]
+        )
+        assert attrs["power_W"] == m.power_W
+        assert attrs["step_time_rse"] == pytest.approx(0.01)
+        assert "power_rse" not in attrs  # unknown: left out, for JSON has no NaN
+        assert (attrs["scope"], attrs["estimated"]) == ("node", True)
+        assert all(isinstance(v, str | int | float | bool) for v in attrs.values())
+        # Both ways of telling constraints: Optuna's, and the list that the dashboard reads.
+        constraints = trial.constraints
+        assert constraints["budget_kJ"] == pytest.approx(trial.values[0] / 10.0 - 1)
+        assert constraints["deadline_s"] < 0
+        assert trial.system_attrs["constraints"] == [
+            constraints["budget_kJ"],
+            constraints["deadline_s"],
+        ]
+    feasible = {trial.number for trial in study.best_trials}
+    assert feasible <= {t.number for t in complete if t.values[0] <= 10.0}
+
+
+def test_without_constraints_none_are_written(options, run):
+    optimize(ModelRunner(), options, max_probes=2)
+    assert all("constraints" not in t.system_attrs for t in load(run).get_trials())
+
+
+def test_failed_probes_are_failed_trials_that_say_why(options, run):
+    spoil = {"p0001": Failure("out_of_memory", "rank 1 ran out of memory")}
+    optimize(TalliedRunner(ModelRunner(), lambda r: spoil.get(r.probe_id)), options)
+    (failed,) = trials(run, TrialState.FAIL)
+    assert failed.user_attrs["failure"] == "out_of_memory"
+    assert failed.user_attrs["failure_message"] == "rank 1 ran out of memory"
+    assert failed.user_attrs["probe_id"] == "p0001"
+
+
+def test_the_record_is_on_disk_before_the_study_is_told(options, run, monkeypatch):
+    tell = StudyRecorder.finish
+
+    def checked(self, record):
+        names = [r.request.probe_id for r in read_trace(run.trace).records]
+        assert names[-1] == record.request.probe_id
+        tell(self, record)
+
+    monkeypatch.setattr(StudyRecorder, "finish", checked)
+    assert optimize(ModelRunner(), options, max_probes=3).spent.probes == 3
+
+
+def test_in_flight_probes_are_running_trials(options, run, monkeypatch):
+    seen = []
+
+    class Watched(SimulatedExecutor):
+        def wait(self, timeout_s=None):
+            seen.append((self.in_flight, len(trials(run, TrialState.RUNNING))))
+            return super().wait(timeout_s)
+
+    run_optimize(executor=Watched(ModelRunner(), capacity=3), **options)
+    # Two at the start, and half of the launches measured, five at most here, come to two: the third
+    # slot stays empty.
+    assert max(flying for flying, _ in seen) == 2
+    assert all(flying == running for flying, running in seen)
+
+
+# Resume.
+
+
+class Crash(BaseException):
+    """What a dead driver looks like from inside: nothing after it runs."""
+
+
+def crash_at(monkeypatch, where, number):
+    """Make the driver die at one point of the life of its probe `number` (0 is the first)."""
+    targets = {
+        "before submit": (StudyRecorder, "start", False),
+        "before append": (TraceWriter, "append", False),
+        "after append": (TraceWriter, "append", True),
+        "before tell": (StudyRecorder, "finish", False),
+        "after tell": (StudyRecorder, "finish", True),
+        "between the attributes and the values": (StudyRecorder, "_finish_trial", None),
+    }
+    cls, name, after = targets[where]
+    original, calls = getattr(cls, name), []
+
+    def wrapped(self, *arguments):
+        calls.append(arguments)
+        if len(calls) != number + 1:
+            return original(self, *arguments)
+        if after is None:
+            self._open.clear()
+            arguments[-1].set_user_attr("power_W", 1.0)
+        elif after:
+            original(self, *arguments)
+        raise Crash(where)
+
+    monkeypatch.setattr(cls, name, wrapped)
+    monkeypatch.setattr(StudyRecorder, "interrupt", lambda self, why: None)
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+@pytest.mark.parametrize("number", [0, 4])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "before submit",
+        "before append",
+        "after append",
+        "before tell",
+        "between the attributes and the values",
+        "after tell",
+    ],
+)
+def test_a_crash_anywhere_repeats_no_finished_probe(
+    options, run, monkeypatch, where, number, capacity
+):
+    runner = TalliedRunner(ModelRunner())
+    with monkeypatch.context() as patch:
+        crash_at(patch, where, number)
+        with pytest.raises(Crash):
+            optimize(runner, options, capacity=capacity)
+    kept = read_trace(run.trace).records
+    if where != "before submit":  # where several fly, some are asked for before others end
+        assert len(kept) == number + (where != "before append")
+    first = len(runner.asked)
+
+    result = optimize(runner, options, capacity=capacity)
+
+    finished = {c for r in kept for c in r.request.configurations()}
+    again = {
+        c for r in runner.asked[first:] if r.purpose != "remeasure" for c in r.configurations()
+    }
+    assert not finished & again
+    assert {r.request.probe_id for r in kept}.isdisjoint(r.probe_id for r in runner.asked[first:])
+    # The trace and the study say the same, and nothing is left running.
+    records = read_trace(run.trace).records
+    assert records[: len(kept)] == kept
+    assert result.spent.probes == len(records) == 8
+    assert not trials(run, TrialState.RUNNING)
+    assert not trials(run, TrialState.WAITING)
+    told = sorted(
+        (t.user_attrs["probe_id"], t.user_attrs["configuration"])
+        for t in trials(run, TrialState.COMPLETE)
+    )
+    assert told == sorted(
+        (r.request.probe_id, c.key) for r in records for c in r.request.configurations()
+    )
+    for trial in trials(run, TrialState.FAIL):
+        assert trial.user_attrs["failure"] == "cancelled"
+        assert "interrupted" in trial.user_attrs["failure_message"]
+    powers = {r.request.probe_id: r.measurements[0].power_W for r in records}
+    for trial in trials(run, TrialState.COMPLETE):
+        assert trial.user_attrs["power_W"] == powers[trial.user_attrs["probe_id"]]
+
+
+def test_a_driver_killed_by_the_kernel_is_resumed(options, run):
+    script = f"""
+        import os, signal
+        from tuner.testing.studies import ModelRunner, TalliedRunner, run_optimize
+        from tuner.executors.local import SimulatedExecutor
+        def spoil(request):
+            if request.probe_id == "p0003":
+                os.kill(os.getpid(), signal.SIGKILL)
+        run_optimize(
+            cluster="cpu-2", runs_dir={str(options["runs_dir"])!r}, name="study", report=False,
+            max_probes=8, executor=SimulatedExecutor(TalliedRunner(ModelRunner(), spoil)),
+        )
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert len(read_trace(run.trace).records) == 3
+    assert len(trials(run, TrialState.RUNNING)) == 1
+    runner = TalliedRunner(ModelRunner())
+    result = optimize(runner, options)
+    assert [r.probe_id for r in runner.asked] == [f"p{i:04d}" for i in range(4, 9)]
+    assert result.spent.probes == 8
+
+
+def test_an_interrupt_keeps_what_was_told_and_goes_on(options, run):
+    def spoil(request):
+        if request.probe_id == "p0004":
+            raise KeyboardInterrupt
+
+    runner = TalliedRunner(ModelRunner(), spoil)
+    with pytest.raises(Interrupted) as caught:
+        optimize(runner, options)
+    assert caught.value.run.path == run.path
+    assert runner.closed
+    assert len(trials(run, TrialState.COMPLETE)) == 4
+    assert not trials(run, TrialState.RUNNING)
+    assert tuner.load_result("study", runs_dir=options["runs_dir"]).stopped == "It was interrupted."
+    resumed = TalliedRunner(ModelRunner())
+    result = optimize(resumed, options)
+    assert len(resumed.asked) == 4
+    assert result.spent.probes == 8
+    # What was interrupted blames nobody: its configuration may be asked again.
+    assert {r.launch for r in resumed.asked} & {runner.asked[4].launch}
+
+
+def test_a_finished_study_asked_again_probes_nothing(options):
+    first = optimize(ModelRunner(), options)
+    runner = TalliedRunner(ModelRunner())
+    again = optimize(runner, options, budget_kJ=20.0)
+    assert runner.asked == []
+    assert [p.configuration for p in again.points] == [p.configuration for p in first.points]
+    assert again.choice.rule == "budget_kJ"  # constraints only choose: they may change
+
+
+def test_more_probes_may_be_asked_for_later(options):
+    first = optimize(ModelRunner(), options, max_probes=4)
+    runner = TalliedRunner(ModelRunner())
+    result = optimize(runner, options, max_probes=8)
+    assert len(runner.asked) == 4
+    assert result.spent.probes == 8
+    assert result.spent.time_s > first.spent.time_s + 4 * 5.0
+
+
+def test_a_lost_journal_is_rebuilt_from_the_trace(options, run):
+    optimize(ModelRunner(), options)
+    before = sorted(tuple(t.values) for t in trials(run, TrialState.COMPLETE))
+    run.journal.unlink()
+    runner = TalliedRunner(ModelRunner())
+    optimize(runner, options)
+    assert runner.asked == []
+    assert sorted(tuple(t.values) for t in trials(run, TrialState.COMPLETE)) == before
+
+
+def test_a_torn_journal_and_a_torn_trace_are_mended(options, run):
+    optimize(ModelRunner(), options)
+    for path in (run.journal, run.trace):
+        data = path.read_bytes()
+        path.write_bytes(data[:-30])
+    notes = []
+    result = optimize(
+        ModelRunner(),
+        options,
+        on_progress=lambda e: notes.append(e.message) if e.kind == "note" else 0,
+    )
+    assert result.spent.probes == 8
+    assert any("torn" in note for note in notes)
+    assert run.trace.with_name("probes.jsonl.torn").exists()
+    assert not trials(run, TrialState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"job": "opt-350m"}, "job"),
+        ({"cluster": "a100-8"}, "cluster"),
+        ({"space": "clocks"}, "space"),
+    ],
+)
+def test_another_question_under_the_same_name_is_refused(options, run, change, told):
+    optimize(ModelRunner(), options, max_probes=2)
+    before = run.trace.read_bytes()
+    with pytest.raises(InputError, match=f"another question.*{told}.*another name") as caught:
+        optimize(ModelRunner(), {**options, **change})
+    assert "\n" not in str(caught.value)
+    assert run.trace.read_bytes() == before
+
+
+def test_another_meter_under_the_same_name_is_refused(options):
+    optimize(ModelRunner(), options, max_probes=2)
+    for other in (MeterInfo("nvml", "gpu", "counter"), MeterInfo("rapl", "node", "counter")):
+        with pytest.raises(InputError, match="meter"):
+            optimize(ModelRunner(meter=other), options)
+
+
+def test_a_second_driver_alive_is_refused(options, run):
+    optimize(ModelRunner(), options, max_probes=2)
+    with run.locked(), pytest.raises(InputError, match=f"process {os.getpid()}"):
+        optimize(ModelRunner(), options)
+    assert optimize(ModelRunner(), options, max_probes=3).spent.probes == 3
+
+
+def test_what_was_asked_is_written_down(options, run):
+    optimize(ModelRunner(), options, budget_kJ=20.0)
+    asked = run.read_study()
+    assert asked["job"]["global_batch"] == 8
+    assert json.loads(asked["job"]["model"])["model_type"]
+    assert asked["cluster"]["device"]["name"] == "cpu-core"
+    assert asked["constraints"] == {"budget_kJ": 20.0}
+    assert asked["settings"]["max_probes"] == 8
+    assert asked["versions"]["optuna"] == optuna.__version__
+    assert asked["ended"]["time_s"] > 0
+
+
+# Storages.
+
+
+def test_a_database_by_url_holds_the_study(options, run, tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    result = optimize(ModelRunner(), options, storage=url, max_probes=4)
+    assert not run.journal.exists()
+    assert len(trials(run, TrialState.COMPLETE, url)) == result.spent.measurements
+    runner = TalliedRunner(ModelRunner())
+    optimize(runner, options, storage=url)
+    assert len(runner.asked) == 4
+
+
+def test_two_drivers_on_one_storage_leave_each_others_trials_alone(options, tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    one = {**options, "storage": url, "runs_dir": tmp_path / "one"}
+    two = {**options, "storage": url, "runs_dir": tmp_path / "two"}
+
+    def spoil(request):
+        # While the first has a probe in flight, the second runs its whole study.
+        if request.probe_id == "p0002":
+            optimize(ModelRunner(), two, max_probes=3)
+
+    result = optimize(TalliedRunner(ModelRunner(), spoil), one, max_probes=5)
+    assert result.spent.probes == 5
+    every = trials(RunFolder(tmp_path / "one" / "study"), TrialState.COMPLETE, url)
+    assert len(every) == 8
+    assert len({t.user_attrs["driver"] for t in every}) == 2
+    assert not trials(RunFolder(tmp_path / "one" / "study"), TrialState.FAIL, url)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("nonsense", "not a URL"),
+        ("", "not a URL"),
+        ("sqlite:////no/such/folder/study.db", "cannot be opened"),
+        ("nosuch://host/db", "cannot be opened"),
+        ("postgresql://user:secret@127.0.0.1:1/db", "driver|cannot be opened"),
+        ("mysql+nosuchdriver://127.0.0.1/db", "driver|cannot be opened"),
+    ],
+)
+def test_a_storage_that_cannot_be_opened_is_one_sentence(options, run, url, told):
+    optimize(ModelRunner(), options, max_probes=2)
+    before = run.trace.read_bytes()
+    with pytest.raises(InputError, match=told) as caught:
+        optimize(ModelRunner(), options, storage=url)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert run.trace.read_bytes() == before
+
+
+def test_a_storage_that_accepts_and_never_answers_is_given_up(monkeypatch, tmp_path):
+    import tuner.storage
+
+    monkeypatch.setattr(tuner.storage, "STORAGE_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+
+        def silent(url, *arguments, **options):
+            with socket.create_connection((host, port)) as connection:
+                connection.recv(1)
+
+        monkeypatch.setattr(optuna.storages, "RDBStorage", silent)
+        with pytest.raises(InputError, match=r"did not answer within 0.3 s"):
+            open_storage("sqlite://", tmp_path / "unused")
+
+
+def test_a_storage_that_fails_midway_loses_nothing(options, run, monkeypatch, tmp_path):
+    from optuna.exceptions import StorageInternalError
+
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    original, calls = optuna.Study.tell, []
+
+    def tell(self, *arguments, **more):
+        calls.append(arguments)
+        if len(calls) >= 3:
+            raise StorageInternalError("the server went away\nsomewhere")
+        return original(self, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.Study, "tell", tell)
+        patch.setattr("tuner.study.recorder.STORAGE_PATIENCE_S", 0.0)
+        with pytest.raises(InputError, match="stopped answering") as caught:
+            optimize(ModelRunner(), options, storage=url)
+        assert "\n" not in str(caught.value)
+    assert len(read_trace(run.trace).records) == 3
+    runner = TalliedRunner(ModelRunner())
+    result = optimize(runner, options, storage=url)
+    assert result.spent.probes == 8
+    assert len(runner.asked) == 5
+    assert len(trials(run, TrialState.COMPLETE, url)) == 8
+
+
+def test_a_study_of_that_name_about_something_else_is_refused(options, tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    optuna.create_study(study_name="study", storage=url, direction="minimize")
+    with pytest.raises(InputError, match="already holds a study"):
+        optimize(ModelRunner(), options, storage=url)
+    options["name"] = "mine"
+    optimize(ModelRunner(), options, storage=url, max_probes=2)
+    options["runs_dir"] = tmp_path / "elsewhere"
+    with pytest.raises(InputError, match="already holds a study"):
+        optimize(ModelRunner(), {**options, "space": "clocks"}, storage=url)
+
+
+# The run folder.
+
+
+def test_toml_is_read_back_as_it_was_written():
+    import tomllib
+
+    data = {
+        "text": 'quotes " and \\ and\nlines, \x7f and \u00e9 \U0001f600',
+        "number": 3,
+        "share": 1e-9,
+        "none": None,
+        "yes": True,
+        "list": [1, 2.5, "x"],
+        "a key": {"deeper": {"odd.key": (1, 2)}, "empty": {}},
+    }
+    assert tomllib.loads(write_toml(data)) == {
+        "text": data["text"],
+        "number": 3,
+        "share": 1e-9,
+        "yes": True,
+        "list": [1, 2.5, "x"],
+        "a key": {"deeper": {"odd.key": [1, 2]}, "empty": {}},
+    }
+
+
+def test_the_latest_run_is_found_and_an_unknown_one_is_not(tmp_path):
+    with pytest.raises(InputError, match="no run"):
+        find_run(None, tmp_path)
+    for age, name in ((200, "old"), (100, "new")):
+        folder = RunFolder.named(tmp_path, name)
+        folder.write_study({"name": name})
+        stamp = time.time() - age
+        os.utime(folder.study_file, (stamp, stamp))
+    assert find_run(None, tmp_path).name == "new"
+    assert find_run("old", tmp_path).name == "old"
+    assert find_run(tmp_path / "old", "elsewhere").name == "old"
+    with pytest.raises(InputError, match="new, old"):
+        find_run("none", tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_said(options, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot"):
+        optimize(ModelRunner(), {**options, "runs_dir": tmp_path / "file"})
+
+
+def test_a_table_resumes_like_a_job(tmp_path):
+    table = write_table(tmp_path / "t")
+    options = {"runs_dir": tmp_path / "runs", "name": "r", "report": False}
+    run_replay(table, **options, max_probes=3)
+    assert run_replay(table, **options, max_probes=5).spent.probes == 5
+    with pytest.raises(InputError, match="steps was 1 and is 7"):
+        run_replay(table, **options, max_probes=5, steps=7)
+    assert METER.estimated  # the other meters of this file are the table's own

@@ -1,0 +1,560 @@
+"""The whole study on replayed and modelled probes: what it finds, spends, survives and answers."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tuner
+from tuner.executors.local import InlineExecutor, SimulatedExecutor
+from tuner.pareto import hypervolume
+from tuner.problem.constraints import Constraints
+from tuner.results.choice import decide
+from tuner.results.result import Point
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidConfiguration
+from tuner.search_spaces.job import load_job
+from tuner.testing.studies import (
+    METER,
+    TOML,
+    TRACES,
+    ModelRunner,
+    TalliedRunner,
+    run_optimize,
+    run_replay,
+    table_point,
+    write_table,
+)
+from tuner.workload.probe import Failure
+from tuner.workload.trace import read_trace
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_table(tmp_path / "table")
+
+
+@pytest.fixture
+def options(tmp_path):
+    return {"runs_dir": tmp_path / "runs", "name": "study", "report": False}
+
+
+def optimize(runner, options, *, capacity=1, **more):
+    executor = SimulatedExecutor(runner, capacity=capacity)
+    return run_optimize(cluster="cpu-2", executor=executor, **{**options, **more})
+
+
+# What it finds.
+
+
+def test_a_replayed_study_covers_the_true_front(table, options):
+    result = run_replay(table, **options, max_probes=9)
+    truth = np.log([table_point(s, v) for s in (1, 2, 3, 4, 6, 8) for v in range(1, 6)])
+    truth[:, 1] += truth[:, 0]
+    reference = truth.max(axis=0)
+
+    def covered(points):
+        return hypervolume(points[:, ::-1], reference[::-1])
+
+    found = np.log([[p.time_to_solution_s, 1000 * p.energy_to_solution_kJ] for p in result.points])
+    assert covered(found) >= 0.97 * covered(truth)
+    assert result.spent.measurements < len(truth)
+    times = [p.time_to_solution_s for p in result.front_points]
+    energies = [p.energy_to_solution_kJ for p in result.front_points]
+    assert times == sorted(times)
+    assert energies == sorted(energies, reverse=True)
+
+
+def test_points_tell_how_they_were_measured(table, options):
+    result = run_replay(table, **options, max_probes=6)
+    for point in result.points:
+        assert point.source == "measured"
+        assert "gpu scope, energy metered (recorded table made-up)" in point.how_measured
+        low, high = point.energy_interval_kJ
+        assert low < point.energy_to_solution_kJ < high
+        low, high = point.time_interval_s
+        assert low < point.time_to_solution_s < high
+        assert 0 <= point.p_nondominated <= 1
+        assert point.power_W == pytest.approx(
+            1000 * point.energy_to_solution_kJ / point.time_to_solution_s
+        )
+    measured = {p.configuration for p in result.points}
+    assert {p.configuration for p in result.front_points} <= measured
+    assert all(point.p_nondominated > 0.05 for point in result.front_points)
+    assert result.leave_one_out is not None
+    assert result.leave_one_out.measurements == result.spent.measurements
+    curve = result.progress
+    assert len(curve) == result.spent.probes
+    assert curve[-1][0] == pytest.approx(result.spent.energy_kJ)
+    assert [hv for _, hv in curve] == sorted(hv for _, hv in curve)
+    json.dumps(result.to_json(), default=str)
+
+
+def test_the_baseline_is_measured_first_and_savings_are_told_against_it(table, options):
+    result = run_replay(table, **options, max_probes=8, steps=1000)
+    records = read_trace(result.run_dir / "trace" / "probes.jsonl").records
+    assert [r.request.purpose for r in records].index("baseline") == 0
+    assert result.baseline is not None
+    # The first launch of the table at its highest speed: what a device does when left alone.
+    assert result.baseline.configuration.key == "shape=1 | speed=5"
+    saved_kJ = result.baseline.energy_to_solution_kJ - result.best.energy_to_solution_kJ
+    assert saved_kJ > 0
+    assert result.spent.payback_steps == pytest.approx(1000 * result.spent.energy_kJ / saved_kJ)
+    assert result.spent.payback_share == pytest.approx(result.spent.payback_steps / 1000)
+
+
+def test_a_table_can_name_its_baseline(tmp_path, options):
+    folder = write_table(tmp_path / "t", toml=TOML + "[baseline]\nshape = 3\nspeed = 2\n")
+    result = run_replay(folder, **options, max_probes=2)
+    assert result.baseline.configuration.key == "shape=3 | speed=2"
+
+
+def test_repeats_narrow_the_interval(tmp_path, options):
+    noisy = TOML + "[noise]\ntime_cv = 0.02\npower_cv = 0.05\n"
+    folder = write_table(tmp_path / "t", toml=noisy, shapes=(4,))
+    result = run_replay(folder, **options, max_probes=14)
+    widths: dict[int, list[float]] = {}
+    for p in result.points:
+        width = math.log(p.time_interval_s[1] / p.time_interval_s[0])
+        widths.setdefault(p.windows, []).append(width)
+    assert len(widths) > 1
+    assert min(widths[max(widths)]) < max(widths[min(widths)])
+
+
+@pytest.mark.traces
+def test_intervals_cover_the_recorded_truth_about_as_often_as_they_say(options):
+    from tuner.workload.table import load_table
+
+    result = run_replay(TRACES / "kareus-attention-a100", **options, max_probes=40, seed=1)
+    truth = {
+        p.configuration: p for p in load_table(TRACES / "kareus-attention-a100").group().points
+    }
+    inside = [
+        low <= 1000 * factor <= high
+        for p in result.points
+        for factor, (low, high) in (
+            (truth[p.configuration].time_s, [1000 * x for x in p.time_interval_s]),
+            (truth[p.configuration].energy_J, [1e6 * x for x in p.energy_interval_kJ]),
+        )
+    ]
+    assert np.mean(inside) > 0.75
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("perseus-a100", "bert"),
+        ("zeus-nsdi23", "shufflenetv2/adam, V100"),
+        ("kareus-attention-a100", None),
+    ],
+)
+def test_every_shipped_table_is_studied_to_a_front(options, name, group):
+    result = run_replay(TRACES / name, group=group, **options, max_probes=8, in_flight=2)
+    assert result.spent.probes == 8
+    assert not result.failures
+    assert len(result.front_points) >= 2
+    assert result.best in result.front_points
+
+
+# What it may spend.
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+@pytest.mark.parametrize("budget_kJ", [1.0, 4.0, 12.0])
+def test_the_probe_budget_is_respected(options, capacity, budget_kJ):
+    result = optimize(ModelRunner(), options, capacity=capacity, probe_budget_kJ=budget_kJ)
+    assert 0 < result.spent.energy_kJ <= budget_kJ
+    assert "probe budget" in result.stopped or "worth" in result.stopped
+    if result.spent.probes > 4:
+        purposes = [
+            r.request.purpose for r in read_trace(result.run_dir / "trace/probes.jsonl").records
+        ]
+        assert "remeasure" in purposes
+
+
+def test_a_budget_below_one_probe_starts_none(options):
+    runner = TalliedRunner(ModelRunner())
+    result = optimize(runner, options, probe_budget_kJ=1e-4)
+    assert runner.asked == []
+    assert (result.front_points, result.best, result.baseline) == ((), None, None)
+    assert result.choice.met is False
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 11])
+def test_the_number_of_probes_is_respected(options, count):
+    runner = TalliedRunner(ModelRunner())
+    result = optimize(runner, options, capacity=2, max_probes=count)
+    assert len(runner.asked) == result.spent.probes == count
+    again = [r for r in runner.asked if r.purpose == "remeasure"]
+    assert (len(again) >= 1) == (count >= 5)
+    assert len({r.launch for r in runner.asked}) >= min(count, 8) - 1
+    ids = [r.probe_id for r in runner.asked]
+    assert len(set(ids)) == len(ids)
+
+
+def test_no_probe_starts_after_the_time_is_over(options):
+    result = optimize(ModelRunner(), options, search_s=80.0)
+    assert 30 < result.spent.time_s <= 80.0
+    assert "its 80 s are over" in result.stopped
+
+
+def test_with_no_limit_named_it_visits_eight_to_fourteen_launches(options):
+    result = optimize(ModelRunner(), options)
+    launches = {p.configuration.launch for p in result.points}
+    assert 8 <= len(launches) <= 14
+    assert result.constraints["max_probes"] == 20
+
+
+def test_it_ends_when_nothing_is_worth_its_joules(table, options):
+    result = run_replay(table, **options)
+    assert "worth its joules" in result.stopped or "every candidate" in result.stopped
+    assert result.spent.probes < 30
+
+
+def test_a_search_ends_when_a_probe_does_not_repay_itself_over_the_training(options):
+    job = load_job("tiny-gpt")
+    told = {}
+    for name, steps in {"short": 20, "usual": 20_000, "long": 100_000_000}.items():
+        options["name"] = name
+        long_job = replace(job, steps=steps)
+        executor = SimulatedExecutor(ModelRunner(), capacity=1)
+        told[name] = run_optimize(
+            long_job, cluster="cpu-2", executor=executor, verify=False, max_probes=60, **options
+        )
+        launches = {p.configuration.launch for p in told[name].points}
+        assert len(launches) >= 8  # the surrogates are not believed before
+    spent = {name: result.spent.measurements for name, result in told.items()}
+    assert spent["short"] < spent["usual"] <= spent["long"]
+    assert "kJ of the training" in told["short"].stopped
+    taken, saved = re.findall(r"([\d.e-]+) kJ", told["short"].stopped)
+    assert float(saved) < float(taken)
+
+
+# Several in flight.
+
+
+def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_path):
+    class Watched(SimulatedExecutor):
+        most, measured = 0, frozenset()
+
+        def submit(self, request):
+            flying = [c for *_, r in self._heap for c in r.request.configurations()]
+            if request.purpose == "search":
+                assert not set(flying) & set(request.configurations())
+                # Four slots, but once the start is out (two launches here, the baseline one of
+                # them) no more launches in flight than two fifths of those measured.
+                launches = {c.launch for c in flying} | {request.launch}
+                assert len(launches) <= max(2, 0.4 * len(self.measured))
+            super().submit(request)
+            self.most = max(self.most, self.in_flight)
+
+        def wait(self, timeout_s=None):
+            record = super().wait(timeout_s)
+            if record is not None and record.measurements:
+                self.measured = self.measured | {record.request.launch}
+            return record
+
+    executor = Watched(ModelRunner(), capacity=4)
+    # A training so long that every probe repays itself, so that both make as many.
+    job = replace(load_job("tiny-gpt"), steps=10**8)
+    limits = {"cluster": "cpu-2", "max_probes": 14, "verify": False}
+    together = run_optimize(job, executor=executor, **options, **limits)
+    assert executor.most == 3
+    options["name"] = "serial"
+    one = SimulatedExecutor(ModelRunner(), capacity=1)
+    alone = run_optimize(job, executor=one, **options, **limits)
+    assert together.spent.time_s < 0.8 * alone.spent.time_s
+    assert together.spent.probes == alone.spent.probes == 14
+
+
+def test_the_search_reckons_with_what_launches_cost_here(table, options):
+    """The launch's length is a guess until a probe has told; a slow cluster's are minutes."""
+    from tuner.executors.choose import simulated_executor
+    from tuner.models.simulated import SimulatedRunner
+    from tuner.problem.from_job import problem_of_job
+
+    problem = problem_of_job("opt-350m", "a100-8", "default", plan=True)
+    executor = simulated_executor(problem)
+    run_optimize(
+        "opt-350m", cluster="a100-8", executor=executor, max_probes=8, verify=False, **options
+    )
+    records = read_trace(options["runs_dir"] / "study" / "trace" / "probes.jsonl").records
+    launches = [r.request.launch for r in records if r.request.purpose == "search"]
+    assert len(set(launches)) == len(launches)  # none is left and come back to at once
+    assert isinstance(executor._runner, SimulatedRunner)
+    assert any(len(r.request.live) > 2 for r in records)
+
+
+# Failures.
+
+
+def test_failures_are_recorded_and_never_retried_for_ever(options):
+    def spoil(request):
+        if request.launch.get("zero_stage") == 3:
+            return Failure("out_of_memory", "rank 0 ran out of memory", "Killed")
+        if request.launch.get("micro_batch") == 1:
+            return Failure("hang", "no step for 120 s")
+        return None
+
+    runner = TalliedRunner(ModelRunner(), spoil)
+    result = optimize(runner, options, max_probes=20)
+    failed = [record.request.launch for record in result.failures]
+    assert failed
+    assert len(failed) == len(set(failed))
+    assert result.spent.failed == len(failed)
+    assert result.front_points
+    assert all(spoil_free(p.configuration) for p in result.points)
+
+
+def spoil_free(configuration):
+    return configuration.zero_stage != 3 and configuration.micro_batch != 1
+
+
+def test_when_everything_fails_the_study_ends_and_says_so(options):
+    runner = TalliedRunner(ModelRunner(), lambda r: Failure("crash", "no luck"))
+    result = optimize(runner, options, max_probes=6)
+    assert (result.spent.probes, result.spent.failed) == (6, 6)
+    assert (result.front_points, result.best, result.baseline) == ((), None, None)
+    assert "Nothing was measured" in result.choice.sentence
+
+
+def test_a_failed_baseline_leaves_a_study_without_one(options):
+    runner = TalliedRunner(
+        ModelRunner(), lambda r: Failure("crash", "no") if r.purpose == "baseline" else None
+    )
+    result = optimize(runner, options, max_probes=6)
+    assert result.baseline is None
+    assert result.spent.payback_steps is None
+    assert result.front_points
+    assert sum(r.purpose == "baseline" for r in runner.asked) == 1
+
+
+def test_a_runner_that_raises_is_a_failed_probe(options):
+    def spoil(request):
+        if request.probe_id == "p0002":
+            raise RuntimeError("boom")
+
+    result = optimize(TalliedRunner(ModelRunner(), spoil), options, max_probes=5)
+    assert [r.failure.kind for r in result.failures] == ["crash"]
+    assert result.spent.probes == 5
+
+
+def test_a_probe_that_measured_a_part_keeps_it(table, options, tmp_path):
+    # A table that lacks some settings of a launch refuses those and measures the others.
+    from tuner.problem.from_recording import recorded_problem
+    from tuner.problem.run_folder import RunFolder
+    from tuner.problem.settings import SearchSettings
+    from tuner.study.session import Session
+
+    problem, runner = recorded_problem(table)
+    runner._points = {c: p for c, p in runner._points.items() if c.live["speed"] != 3}
+    result = Session(
+        problem,
+        lambda run, say: InlineExecutor(runner),
+        constraints=Constraints(),
+        settings=SearchSettings(max_probes=8, verify=False),
+        run=RunFolder.named(tmp_path / "runs", "part"),
+    ).run()
+    assert result.points
+    partly = [r for r in result.failures if r.measurements]
+    assert partly
+    assert all(r.failure.kind == "refused" for r in partly)
+
+
+# The choice.
+
+
+def point(energy_kJ, time_s, name="a", estimated=False):
+    from dataclasses import replace
+
+    from tuner.search_spaces.configuration import Settings
+
+    return Point(
+        configuration=Configuration(Settings(name=name)),
+        energy_to_solution_kJ=energy_kJ,
+        time_to_solution_s=time_s,
+        energy_interval_kJ=(energy_kJ, energy_kJ),
+        time_interval_s=(time_s, time_s),
+        power_W=1000 * energy_kJ / time_s,
+        source="measured",
+        windows=1,
+        p_nondominated=1.0,
+        meter=replace(METER, estimated=estimated),
+    )
+
+
+FAST, MIDDLE, FRUGAL = point(100, 10, "fast"), point(50, 14, "middle"), point(40, 40, "frugal")
+IDLE = point(60, 90, "idle")  # dominated, but draws the least power
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected", "met"),
+    [
+        ({}, MIDDLE, True),
+        ({"budget_kJ": 60}, MIDDLE, True),
+        ({"budget_kJ": 500}, FAST, True),
+        ({"budget_kJ": 50}, MIDDLE, True),  # what just fits, fits
+        ({"budget_kJ": 39}, FRUGAL, False),
+        ({"deadline_s": 20}, MIDDLE, True),
+        ({"deadline_s": 1000}, FRUGAL, True),
+        ({"deadline_s": 9}, FAST, False),
+        ({"power_cap_W": 3600}, MIDDLE, True),
+        ({"power_cap_W": 1000}, FRUGAL, True),
+        ({"power_cap_W": 999}, IDLE, True),
+        ({"power_cap_W": 600}, IDLE, False),
+        ({"budget_kJ": 60, "deadline_s": 50}, MIDDLE, True),
+        ({"deadline_s": 50, "power_cap_W": 1500}, FRUGAL, True),
+        ({"budget_kJ": 45, "deadline_s": 20}, MIDDLE, False),
+    ],
+)
+def test_the_choice_under_constraints(asked, expected, met):
+    points = [IDLE, FRUGAL, FAST, MIDDLE]
+    best, choice = decide(points, [FAST, MIDDLE, FRUGAL], Constraints(**asked))
+    assert best == expected
+    assert choice.met is met
+    assert choice.rule == (" + ".join(asked) or "knee")
+    assert best.configuration.key in choice.sentence
+    if not met:
+        assert "nearest" in choice.sentence
+
+
+def test_the_choice_says_estimated_where_nothing_was_metered():
+    one = point(5, 5, estimated=True)
+    _, choice = decide([one], [one], Constraints(budget_kJ=9))
+    assert "(estimated)" in choice.sentence
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, "9", True])
+@pytest.mark.parametrize("name", ["budget_kJ", "deadline_s", "power_cap_W", "probe_budget_kJ"])
+def test_a_limit_that_is_no_positive_number_is_refused(options, name, bad):
+    with pytest.raises(InputError, match=name):
+        optimize(ModelRunner(), options, **{name: bad})
+    assert not (options["runs_dir"] / "study").exists()
+
+
+def test_constraints_choose_and_do_not_cut(table, options):
+    free = run_replay(table, **options, max_probes=8)
+    fastest, last = free.front_points[0], free.front_points[-1]
+    asked = (fastest.energy_to_solution_kJ + last.energy_to_solution_kJ) / 2
+    options["name"] = "bound"
+    bound = run_replay(table, **options, max_probes=8, budget_kJ=asked)
+    fits = [p for p in bound.points if p.energy_to_solution_kJ <= asked]
+    assert bound.best == min(fits, key=lambda p: p.time_to_solution_s)
+    assert any(p.energy_to_solution_kJ > asked for p in bound.front_points)
+    assert bound.constraints == {"budget_kJ": asked, "max_probes": 8}
+
+
+# Jobs, clusters, spaces.
+
+
+def test_a_users_own_baseline_is_measured(options):
+    mine = Configuration.of(data_parallel=2, micro_batch=1, zero_stage=1)
+    result = optimize(ModelRunner(), options, max_probes=3, baseline=mine)
+    assert result.baseline.configuration.get("zero_stage") == 1
+    assert result.baseline.configuration.micro_batch == 1
+    with pytest.raises(InvalidConfiguration):
+        optimize(ModelRunner(), options, baseline=Configuration.of(data_parallel=64))
+
+
+def test_clocks_are_swept_inside_a_launch_where_they_can_be_set(options):
+    meter = METER.__class__("nvml", "gpu", "a test's counter")
+    runner = TalliedRunner(ModelRunner("opt-350m", "a100-8", meter))
+    result = run_optimize(
+        "opt-350m", cluster="a100-8", executor=SimulatedExecutor(runner), max_probes=8, **options
+    )
+    assert any(len(request.live) > 1 for request in runner.asked)
+    assert len({p.configuration.live for p in result.points}) > 2
+    assert result.spent.measurements > result.spent.probes
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"job": "no-such-job"},
+        {"cluster": "no-such-cluster"},
+        {"space": "no-such-space"},
+        {"executor": "cloud"},
+        {"max_probes": 0},
+        {"max_probes": 2.5},
+        {"seed": -1},
+        {"name": "../escape"},
+        {"storage": "no-url"},
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(options, wrong):
+    arguments = {"cluster": "cpu-2", "executor": "inline", **options, **wrong}
+    with pytest.raises(InputError) as caught:
+        run_optimize(**arguments)
+    assert "\n" not in str(caught.value)
+    assert not options["runs_dir"].exists()
+
+
+def test_the_answer_can_be_had_again_from_the_folder(options):
+    result = optimize(ModelRunner(), options, max_probes=9, budget_kJ=30)
+    again = tuner.load_result("study", runs_dir=options["runs_dir"])
+    assert [p.configuration for p in again.front_points] == [
+        p.configuration for p in result.front_points
+    ]
+    assert again.best.configuration == result.best.configuration
+    assert again.best.energy_to_solution_kJ == pytest.approx(
+        result.best.energy_to_solution_kJ, rel=1e-3
+    )
+    assert again.spent.energy_kJ == pytest.approx(result.spent.energy_kJ)
+    assert (again.stopped, again.constraints) == (result.stopped, result.constraints)
+    assert again.spent.time_s == result.spent.time_s
+    latest = tuner.load_result(runs_dir=options["runs_dir"])
+    assert latest.name == "study"
+    with pytest.raises(InputError, match="study"):
+        tuner.load_result("other", runs_dir=options["runs_dir"])
+
+
+def test_a_run_replays_as_a_trace(options):
+    first = optimize(ModelRunner(), options, max_probes=9)
+    replayed = run_replay(first.run_dir, runs_dir=options["runs_dir"], name="again", report=False)
+    known = {p.configuration: p for p in first.points}
+    assert replayed.steps == first.steps == 2000
+    assert replayed.points
+    for p in replayed.points:
+        assert p.time_to_solution_s == pytest.approx(known[p.configuration].time_to_solution_s)
+    assert replayed.baseline.configuration == first.baseline.configuration
+
+
+def test_events_tell_the_story_in_order(options):
+    events = []
+    optimize(ModelRunner(), options, max_probes=4, on_progress=events.append)
+    kinds = [event.kind for event in events]
+    first = kinds.index("started")
+    assert set(kinds[:first]) == {"note"}
+    assert any(event.message.startswith("in play: ") for event in events[:first])
+    assert kinds[first:] == ["started", "finished"] * 4
+    done = [event for event in events if event.kind == "finished"]
+    assert [event.probes for event in done] == [1, 2, 3, 4]
+    spent = [event.spent_kJ for event in done]
+    assert spent == sorted(spent)
+    assert all(event.front for event in done)
+
+
+def test_the_report_and_the_launch_files_are_written(options):
+    options["report"] = True
+    result = optimize(ModelRunner(), options, max_probes=4)
+    assert result.report_path == result.run_dir / "report.html"
+    assert result.report_path.is_file()
+    assert (result.run_dir / "best" / "ds_config.json").is_file()
+
+
+def test_without_a_compiler_offload_is_left_out_and_said(monkeypatch, tmp_path):
+    from tuner.problem.from_job import problem_of_job
+    from tuner.search_spaces.cluster import load_cluster
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr("tuner.workload.node.machine.detect_cluster", lambda: load_cluster("cpu-2"))
+    offloads = {c.get("optimizer_offload") for c in problem_of_job().candidates}
+    assert offloads == {"none", "cpu"}
+    monkeypatch.setattr("tuner.workload.node.rank_server.shutil.which", lambda name: None)
+    problem = problem_of_job()
+    assert {c.get("optimizer_offload") for c in problem.candidates} == {"none"}
+    assert any("no C++ compiler" in note for note in problem.notes)

@@ -1,0 +1,791 @@
+"""One contract over all meters, then what is particular to each."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.testing.fake_nvml import FakeClock, FakeGpu, FakeNVML
+from tuner.workload.meters import Meter, MeterError, PowerSample, open_beside, open_meter
+from tuner.workload.meters.estimated import EstimatedMeter
+from tuner.workload.meters.gpus import open_nvml, visible_gpus
+from tuner.workload.meters.hwmon import HwmonMeter
+from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.meters.rapl import RaplMeter
+from tuner.workload.meters.timeline import Timeline
+from tuner.workload.probe import MeterInfo
+
+NO_ENV: dict[str, str] = {}
+
+
+def put(file: Path, text: str) -> None:
+    """Write as the kernel does: a reader in another thread sees all of it or none."""
+    half = file.with_suffix(".half")
+    half.write_text(text)
+    half.replace(file)
+
+
+@dataclass
+class Rig:
+    """A meter over a machine whose power is known.
+
+    Attributes:
+        advance: let so many seconds pass at the constant power.
+        power_W: that power.
+        resolution_J: how far a window's energy may be off: what the counter's steps hide.
+        vanish: take the meter's source away.
+    """
+
+    meter: Meter
+    advance: Callable[[float], None]
+    power_W: float
+    resolution_J: float
+    vanish: Callable[[], None]
+    scope: str
+    estimated: bool = False
+
+
+def nvml_rig(_tmp: Path, **spec: object) -> Rig:
+    clock = FakeClock()
+    gpus = [FakeGpu(**spec), FakeGpu(load=((0.0, 0.5),), **spec)]  # type: ignore[arg-type]
+    fake = FakeNVML(gpus, clock=clock)
+    meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
+
+    def advance(seconds: float) -> None:
+        until_s = clock.now_s + seconds
+        while clock.now_s < until_s:  # a meter without a counter looks every 50 ms by itself
+            clock.advance(min(0.05, until_s - clock.now_s))
+            if not gpus[0].has_counter:
+                meter.read()
+
+    def vanish() -> None:
+        fake.event("lost", gpu=1)
+
+    power_W = fake.true_energy_J(clock.now_s, clock.now_s + 1)
+    return Rig(meter, advance, power_W, power_W * gpus[0].counter_period_s, vanish, "gpu")
+
+
+def nvml_sampled_rig(tmp: Path) -> Rig:
+    return nvml_rig(tmp, has_counter=False)
+
+
+def nvml_averaged_rig(tmp: Path) -> Rig:
+    return nvml_rig(tmp, has_counter=False, instant_power=False)
+
+
+class Hwmon:
+    """The power channels of a GH200 node, as the kernel shows them: two superchips."""
+
+    WATTS = {  # noqa: RUF012 - a constant of the test
+        "Module Power Socket 0": 520.0,
+        "Grace Power Socket 0": 120.0,
+        "CPU Power Socket 0": 80.0,
+        "SysIO Power Socket 0": 25.0,
+        "Module Power Socket 1": 480.0,
+        "Grace Power Socket 1": 110.0,
+        "CPU Power Socket 1": 70.0,
+        "SysIO Power Socket 1": 24.0,
+    }
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for number, (label, watts) in enumerate(self.WATTS.items(), start=1):
+            device = root / f"hwmon{number}" / "device"
+            device.mkdir(parents=True)
+            (root / f"hwmon{number}" / "name").write_text("power_meter\n")
+            (device / "power1_oem_info").write_text(f"{label}\n")
+            (device / "power1_average").write_text(f"{round(watts * 1e6)}\n")
+            (device / "power1_average_interval").write_text("50\n")
+        nvme = root / "hwmon0"  # another chip, without any power
+        nvme.mkdir()
+        (nvme / "name").write_text("nvme\n")
+
+
+def hwmon_rig(tmp: Path) -> Rig:
+    clock, tree = FakeClock(), Hwmon(tmp)
+    meter = HwmonMeter(tmp, clock=clock)
+
+    def advance(seconds: float) -> None:
+        until_s = clock.now_s + seconds
+        while clock.now_s < until_s:
+            clock.advance(min(0.1, until_s - clock.now_s))
+            meter.read()
+
+    vanish = (tree.root / "hwmon5" / "device" / "power1_average").unlink
+    return Rig(meter, advance, 1000.0, 1e-3, vanish, "module")  # the modules, and no part twice
+
+
+class Powercap:
+    """A tree of powercap files that counts on."""
+
+    RANGE_UJ = 65_532_610_987
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.zones: dict[str, float] = {}
+        self.lock = threading.Lock()
+        for folder, name, watts in (
+            ("intel-rapl:0", "package-0", 100.0),
+            ("intel-rapl:0/intel-rapl:0:0", "core", 70.0),
+            ("intel-rapl:0/intel-rapl:0:1", "dram", 20.0),
+            ("intel-rapl:1", "package-1", 60.0),
+            ("intel-rapl:2", "psys", 250.0),
+            ("intel-rapl-mmio:0", "package-0", 100.0),
+        ):
+            place = root / folder
+            place.mkdir(parents=True)
+            (place / "name").write_text(name + "\n")
+            (place / "max_energy_range_uj").write_text(f"{self.RANGE_UJ}\n")
+            (place / "energy_uj").write_text(f"{self.RANGE_UJ - 150_000_000}\n")
+            self.zones[folder] = watts
+
+    def advance(self, seconds: float) -> None:
+        with self.lock:
+            self._advance(seconds)
+
+    def _advance(self, seconds: float) -> None:
+        for folder, watts in self.zones.items():
+            file = self.root / folder / "energy_uj"
+            step = round(watts * seconds * 1e6)
+            put(file, f"{(int(file.read_text()) + step) % self.RANGE_UJ}\n")
+
+
+def rapl_rig(tmp: Path) -> Rig:
+    clock, tree = FakeClock(), Powercap(tmp)
+
+    def advance(seconds: float) -> None:
+        clock.advance(seconds)
+        tree.advance(seconds)
+
+    meter = RaplMeter(tmp, clock=clock, sleep=advance)
+    vanish = (tmp / "intel-rapl:1" / "energy_uj").unlink
+    return Rig(meter, advance, 180.0, 1e-3, vanish, "node")  # both packages and the DRAM
+
+
+class Stat:
+    """A /proc/stat whose cores are busy a given share of the time."""
+
+    def __init__(self, file: Path, busy: dict[int, float]) -> None:
+        self.file, self.busy, self.seconds = file, busy, 500.0
+        self.lock = threading.Lock()
+        self.advance(0.0)
+
+    def advance(self, seconds: float) -> None:
+        with self.lock:
+            self._advance(seconds)
+
+    def _advance(self, seconds: float) -> None:
+        self.seconds += seconds
+        lines = ["cpu  1 2 3 4 5 6 7 8 9 10"]
+        for cpu, share in self.busy.items():
+            work, idle = round(100 * self.seconds * share), round(100 * self.seconds * (1 - share))
+            user, system = work - work // 4, work // 4
+            lines.append(f"cpu{cpu} {user} 0 {system} {idle} 77 0 0 99 {user} 0")
+        put(self.file, "\n".join([*lines, "intr 1 2 3", "ctxt 5"]) + "\n")
+
+
+def estimated_rig(tmp: Path) -> Rig:
+    clock, stat = FakeClock(), Stat(tmp / "stat", {0: 1.0, 1: 0.25, 2: 1.0})
+
+    def advance(seconds: float) -> None:
+        clock.advance(seconds)
+        stat.advance(seconds)
+
+    meter = EstimatedMeter(
+        idle_W=2.0,
+        max_W=10.0,
+        cpus=(0, 1),
+        stat=stat.file,
+        tick_s=0.01,
+        clock=clock,
+        sleep=advance,
+    )
+    # 2 cores x 2 W, and 1.25 busy cores x 8 W; ticks of 10 ms on each core.
+    return Rig(meter, advance, 14.0, 2 * 8.0 * 0.01, stat.file.unlink, "node", estimated=True)
+
+
+@pytest.fixture(
+    params=[nvml_rig, nvml_sampled_rig, nvml_averaged_rig, hwmon_rig, rapl_rig, estimated_rig],
+    ids=lambda make: make.__name__.removesuffix("_rig"),
+)
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    made = request.param(tmp_path)
+    yield made
+    made.meter.close()
+
+
+class TestContract:
+    def test_is_a_meter_that_says_where_its_figures_come_from(self, rig: Rig) -> None:
+        assert isinstance(rig.meter, Meter)
+        info = rig.meter.info
+        assert isinstance(info, MeterInfo)
+        assert info.scope == rig.scope
+        assert info.estimated == rig.estimated
+        assert len(info.source) > 10
+        assert len(info.host) > 10  # what of the host is charged is said
+        assert rig.meter.resolution_s > 0
+
+    def test_boundaries_enclose_the_energy_between_them(self, rig: Rig) -> None:
+        rig.advance(0.77)
+        opened = rig.meter.boundary(opens=True)
+        rig.advance(5.21)
+        closed = rig.meter.boundary(opens=False)
+        length_s = closed.time_s - opened.time_s
+        assert length_s == pytest.approx(5.21, abs=0.3)  # it may wait for an update
+        energy_J = closed.energy_J - opened.energy_J
+        assert energy_J == pytest.approx(rig.power_W * length_s, abs=rig.resolution_J + 1e-6)
+
+    @pytest.mark.parametrize("window_s", [0.3, 5.0, 61.7])
+    def test_energy_of_a_window_is_the_truth_within_the_resolution(
+        self, rig: Rig, window_s: float
+    ) -> None:
+        rig.advance(1.23)
+        first = rig.meter.read()
+        rig.advance(window_s)
+        second = rig.meter.read()
+        assert second.time_s - first.time_s == pytest.approx(window_s)
+        energy_J = second.energy_J - first.energy_J
+        assert energy_J == pytest.approx(rig.power_W * window_s, abs=rig.resolution_J + 1e-6)
+
+    def test_readings_never_decrease_and_start_at_nothing(self, rig: Rig) -> None:
+        readings = [rig.meter.read()]
+        random_s = random.Random(1)
+        for _ in range(60):
+            rig.advance(random_s.uniform(0.0, 0.4))
+            readings.append(rig.meter.read())
+        assert readings[0].energy_J == pytest.approx(0.0, abs=rig.resolution_J)
+        energies = [reading.energy_J for reading in readings]
+        assert energies == sorted(energies)
+        assert energies[-1] > 0
+
+    def test_sampled_power_is_the_power(self, rig: Rig) -> None:
+        rig.advance(2.0)
+        rig.meter.sample()
+        rig.advance(2.0)
+        sample = rig.meter.sample()
+        assert isinstance(sample, PowerSample)
+        assert sample.power_W == pytest.approx(rig.power_W, rel=0.05)
+
+    def test_two_samples_at_one_instant_do_not_divide_by_nothing(self, rig: Rig) -> None:
+        rig.advance(1.0)
+        powers = [rig.meter.sample().power_W, rig.meter.sample().power_W]
+        assert all(math.isfinite(power) and power > 0 for power in powers)
+
+    def test_no_reading_is_an_error_and_never_zero(self, rig: Rig) -> None:
+        rig.advance(1.0)
+        rig.meter.read()
+        rig.vanish()
+        with pytest.raises(MeterError):
+            rig.meter.read()
+        with pytest.raises(MeterError):
+            rig.meter.sample()
+
+    def test_closed_meter_does_not_read_and_closes_twice(self, rig: Rig) -> None:
+        rig.meter.close()
+        rig.meter.close()
+        with pytest.raises(MeterError, match="closed"):
+            rig.meter.read()
+
+    def test_reads_and_samples_from_two_threads(self, rig: Rig) -> None:
+        timeline = Timeline(rig.meter, period_s=0.002)
+        for _ in range(30):
+            rig.advance(0.11)
+            rig.meter.read()
+        taken = threading.Event()
+        taken.wait(0.02)
+        samples = timeline.stop()
+        assert samples
+        assert not timeline.errors
+
+
+class TestNvml:
+    def test_sources_are_named(self) -> None:
+        fake = FakeNVML([FakeGpu(), FakeGpu(has_counter=False), FakeGpu(has_counter=False)])
+        meter = NvmlMeter(nvml=fake, environ=NO_ENV)
+        meter.close()
+        assert meter.info.source == (
+            "NVML total-energy counter of 1 GPU, and NVML power of 2 GPUs without a counter, "
+            "integrated every 50 ms"
+        )
+
+    def test_a_gpu_that_tells_nothing_is_refused(self) -> None:
+        fake = FakeNVML([FakeGpu(has_counter=False, has_power=False)])
+        with pytest.raises(MeterError, match="neither its energy nor its power"):
+            NvmlMeter(nvml=fake, environ=NO_ENV)
+        with pytest.raises(pynvml.NVMLError):  # NVML was let go again
+            fake.nvmlDeviceGetCount()
+
+    @pytest.mark.parametrize("has_counter", [True, False])
+    def test_changing_load_is_integrated(self, has_counter: bool) -> None:
+        clock = FakeClock()
+        load = ((0.0, 0.0), (0.7, 1.0), (1.9, 0.4))
+        fake = FakeNVML(
+            [FakeGpu(load=load, load_period_s=2.5, has_counter=has_counter)], clock=clock
+        )
+        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
+        start = meter.read()
+        for _ in range(600):
+            clock.advance(0.05)
+            meter.read()
+        end = meter.read()
+        truth_J = fake.true_energy_J(start.time_s, end.time_s)
+        meter.close()
+        assert end.energy_J - start.energy_J == pytest.approx(truth_J, rel=0.02)
+
+    @pytest.mark.parametrize(
+        ("what", "says"), [("reset", "went backwards"), ("stall", "has not moved")]
+    )
+    def test_a_counter_that_loses_joules_breaks_the_meter_for_good(
+        self, what: str, says: str
+    ) -> None:
+        clock = FakeClock()
+        fake = FakeNVML(clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
+        clock.advance(1.0)
+        meter.read()
+        fake.event(what)
+        clock.advance(3.0)
+        for _ in range(2):
+            with pytest.raises(MeterError, match=says):
+                meter.read()
+            clock.advance(1.0)
+        meter.close()
+
+    def test_a_counter_of_32_bits_wraps_and_goes_on(self) -> None:
+        clock = FakeClock()
+        spec = FakeGpu(counter_start_mJ=2**32 - 100_000, counter_modulus_mJ=2**32)
+        meter = NvmlMeter(nvml=FakeNVML([spec], clock=clock), clock=clock, environ=NO_ENV)
+        for _ in range(10):
+            clock.advance(0.5)
+            meter.read()
+        assert meter.read().energy_J == pytest.approx(5 * 380.0, rel=1e-6)
+        meter.close()
+
+    def test_a_step_back_that_no_wrap_explains_breaks_the_meter(self) -> None:
+        clock = FakeClock()
+        spec = FakeGpu(counter_start_mJ=9_900_000, counter_modulus_mJ=10_000_000)
+        meter = NvmlMeter(nvml=FakeNVML([spec], clock=clock), clock=clock, environ=NO_ENV)
+        clock.advance(1.0)
+        with pytest.raises(MeterError, match="went backwards"):
+            meter.read()
+        meter.close()
+
+    @pytest.mark.parametrize("period_s", [0.02, 0.05, 0.1])
+    def test_a_boundary_is_finer_than_the_counters_steps(self, period_s: float) -> None:
+        clock = FakeClock()
+        load = ((0.0, 1.0), (7.0, 0.0))
+        spec = FakeGpu(counter_period_s=period_s, load=((0.0, 0.0), (1.033, 1.0), (6.271, 0.0)))
+        fake = FakeNVML([spec, FakeGpu(load=load)], clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
+        start_s = clock.now_s
+        clock.advance(0.9)
+        opened = meter.boundary(opens=True)
+        assert opened.time_s == clock.now_s  # the wait is before the window
+        clock.now_s = start_s + 8.0
+        closed = meter.boundary(opens=False)
+        assert closed.time_s == start_s + 8.0  # and after it
+        assert clock.now_s > start_s + 8.0
+        truth_J = fake.true_energy_J(opened.time_s, closed.time_s)
+        assert closed.energy_J - opened.energy_J == pytest.approx(truth_J, abs=1.0)
+        meter.close()
+
+    @pytest.mark.parametrize("period_s", [0.02, 0.1])
+    def test_the_update_period_is_found(self, period_s: float) -> None:
+        clock = FakeClock()
+        fake = FakeNVML([FakeGpu(counter_period_s=period_s)], clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
+        assert meter.resolution_s == pytest.approx(period_s, abs=0.0015)
+        meter.close()
+
+    def test_further_powers_are_on_the_timeline_where_offered(self) -> None:
+        clock = FakeClock()
+        spec = FakeGpu(memory_share=0.2, load=((0.0, 0.0), (5.0, 1.0)))
+        meter = NvmlMeter(nvml=FakeNVML([spec, spec], clock=clock), clock=clock, environ=NO_ENV)
+        clock.advance(5.5)
+        sample = meter.sample()
+        assert sample.power_W == 760.0
+        assert sample.extra["averaged_W"] == pytest.approx(440.0)  # half of its second was idle
+        assert sample.extra["memory_W"] == pytest.approx(88.0)
+        assert (sample.extra["gpu1_power_W"], sample.extra["gpu0_clock_MHz"]) == (380.0, 1410.0)
+        assert "module_W" not in sample.extra
+        meter.close()
+
+    @pytest.mark.parametrize("module_counter", [True, False])
+    def test_a_counter_of_the_module_does_not_pass_for_the_gpus(self, module_counter: bool) -> None:
+        clock = FakeClock()
+        spec = FakeGpu(name="NVIDIA GH200 480GB", module_W=150.0, module_counter=module_counter)
+        meter = NvmlMeter(
+            nvml=FakeNVML([spec], clock=clock), clock=clock, sleep=clock.advance, environ=NO_ENV
+        )
+        assert ("without a counter" in meter.info.source) == module_counter
+        assert meter.info.independent != module_counter
+        first = meter.read()
+        for _ in range(100):
+            clock.advance(0.05)
+            meter.read()
+        assert meter.read().energy_J - first.energy_J == pytest.approx(5 * 380.0, rel=0.03)
+        assert meter.sample().extra["module_W"] == 530.0
+        meter.close()
+
+    def test_one_call_that_fails_costs_one_reading(self) -> None:
+        clock = FakeClock()
+        fake = FakeNVML(clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
+        fake.fail("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_UNKNOWN, times=1)
+        clock.advance(1.0)
+        with pytest.raises(MeterError):
+            meter.read()
+        truth_J = fake.true_energy_J(clock.now_s - 1.0, clock.now_s)
+        assert meter.read().energy_J == pytest.approx(truth_J, abs=0.1 * truth_J)
+        meter.close()
+
+    def test_power_that_nobody_sampled_is_not_made_up(self) -> None:
+        clock = FakeClock()
+        fake = FakeNVML([FakeGpu(has_counter=False)], clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV, sample_period_s=60.0)
+        clock.advance(30.0)
+        with pytest.raises(MeterError, match=r"not sampled for 30\.0 s"):
+            meter.read()
+        meter.close()
+
+    def test_the_timeline_tells_clock_heat_and_throttling(self) -> None:
+        clock = FakeClock()
+        fake = FakeNVML([FakeGpu(), FakeGpu()], clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
+        fake.event("lock", [1200, 1200], gpu=0)
+        fake.event("heat", 900, gpu=1)
+        extra = meter.sample().extra
+        meter.close()
+        assert extra["clock_MHz"] == 1050
+        assert extra["temperature_C"] == 87
+        assert extra["utilisation"] == 1.0
+        assert (extra["throttle_thermal"], extra["throttle_power"]) == (1.0, 0.0)
+
+    def test_older_drivers_know_the_reasons_by_their_older_name(self) -> None:
+        fake = FakeNVML([FakeGpu(limit_W=200.0)])
+        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        fake.fail("nvmlDeviceGetCurrentClocksEventReasons", code)
+        meter = NvmlMeter(nvml=fake, environ=NO_ENV)
+        assert meter.sample().extra["throttle_power"] == 1.0
+        meter.close()
+
+
+class TestVisibleGpus:
+    UUIDS = ("GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333")
+
+    def fake(self, **spec: object) -> FakeNVML:
+        made = FakeNVML([FakeGpu(uuid=uuid, **spec) for uuid in self.UUIDS])  # type: ignore[arg-type]
+        made.nvmlInit()
+        return made
+
+    @pytest.mark.parametrize(
+        ("value", "indices"),
+        [
+            (None, (0, 1, 2)),
+            ("", ()),
+            ("-1", ()),
+            ("1", (1,)),
+            ("2,0", (2, 0)),
+            (" 2 , 0 ", (2, 0)),
+            ("0,-1,2", (0,)),
+            ("GPU-bbbb3333", (2,)),
+            ("GPU-aaaa2,GPU-b", (1, 2)),
+            ("gpu-BBBB", (2,)),
+        ],
+    )
+    def test_forms_of_cuda_visible_devices(
+        self, value: str | None, indices: tuple[int, ...]
+    ) -> None:
+        environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+        gpus = visible_gpus(self.fake(), environ=environ)
+        assert tuple(gpu.index for gpu in gpus) == indices
+        assert tuple(gpu.uuid for gpu in gpus) == tuple(self.UUIDS[i] for i in indices)
+
+    @pytest.mark.parametrize(
+        ("value", "says"),
+        [
+            ("7", "names no GPU"),
+            ("GPU-cccc", "names no GPU"),
+            ("GPU-aaaa", "names several"),
+            ("1,1", "twice"),
+            ("MIG-4711", "MIG slice"),
+            ("MIG-GPU-aaaa1111/0/0", "MIG slice"),
+            ("zero", "names no GPU"),
+        ],
+    )
+    def test_what_cannot_be_metered_is_refused_with_the_reason(self, value: str, says: str) -> None:
+        with pytest.raises(InputError, match=says):
+            visible_gpus(self.fake(), environ={"CUDA_VISIBLE_DEVICES": value})
+
+    def test_a_gpu_with_mig_on_is_refused(self) -> None:
+        with pytest.raises(InputError, match="MIG on"):
+            visible_gpus(self.fake(mig=True), environ=NO_ENV)
+
+    def test_numbers_are_ambiguous_among_different_gpus(self) -> None:
+        fake = FakeNVML([FakeGpu(), FakeGpu(name="NVIDIA A40")])
+        fake.nvmlInit()
+        environ = {"CUDA_VISIBLE_DEVICES": "1"}
+        with pytest.raises(InputError, match="CUDA_DEVICE_ORDER"):
+            visible_gpus(fake, environ=environ)
+        (gpu,) = visible_gpus(fake, environ=environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+        assert gpu.name == "NVIDIA A40"
+
+    def test_only_visible_gpus_are_metered(self) -> None:
+        clock = FakeClock()
+        fake = FakeNVML([FakeGpu(load=((0, 1.0),)), FakeGpu(load=((0, 0.0),))], clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, environ={"CUDA_VISIBLE_DEVICES": "1"})
+        clock.advance(10.0)
+        assert meter.read().energy_J == pytest.approx(600.0)
+        meter.close()
+
+
+class TestHwmon:
+    def test_parts_are_told_and_not_added(self, tmp_path: Path) -> None:
+        Hwmon(tmp_path)
+        meter = HwmonMeter(tmp_path)
+        sample = meter.sample()
+        meter.close()
+        assert meter.info.scope == "module"
+        assert meter.info.source == (
+            "hwmon module power of socket 0, 1, 50 ms averages integrated every 100 ms"
+        )
+        assert sample.power_W == 1000.0
+        assert sample.extra == {"grace_W": 230.0, "cpu_W": 150.0, "sysio_W": 49.0}
+
+    def test_channels_are_found_by_their_labels_wherever_they_are(self, tmp_path: Path) -> None:
+        Hwmon(tmp_path / "old")
+        new = tmp_path / "new" / "hwmon7"  # newer kernels: the attributes in the class's folder
+        new.mkdir(parents=True)
+        for file in (tmp_path / "old" / "hwmon5" / "device").iterdir():
+            (new / file.name).write_text(file.read_text())
+        meter = HwmonMeter(tmp_path / "new")
+        meter.close()
+        assert meter.info.source.startswith("hwmon module power of socket 1,")
+
+    def test_other_monitors_are_no_module(self, tmp_path: Path) -> None:
+        device = tmp_path / "hwmon3" / "device"
+        device.mkdir(parents=True)
+        (device / "power1_oem_info").write_text("Chassis Power\n")
+        (device / "power1_average").write_text("900000000\n")
+        with pytest.raises(MeterError, match="no superchip module"):
+            HwmonMeter(tmp_path)
+
+    def test_power_that_nobody_sampled_is_not_made_up(self, tmp_path: Path) -> None:
+        clock = FakeClock()
+        Hwmon(tmp_path)
+        meter = HwmonMeter(tmp_path, clock=clock, sample_period_s=60.0)
+        clock.advance(30.0)
+        for _ in range(2):
+            with pytest.raises(MeterError, match=r"modules' power was not sampled for 30\.0 s"):
+                meter.read()
+        meter.close()
+
+    def test_stands_beside_the_gpus_meter_and_no_other(self, tmp_path: Path) -> None:
+        Hwmon(tmp_path / "hwmon")
+        gpus = NvmlMeter(nvml=FakeNVML(), environ=NO_ENV)
+        (module,) = open_beside(gpus, hwmon=tmp_path / "hwmon")
+        assert {gpus.info.scope, module.info.scope} == {"gpu", "module"}
+        timeline = Timeline(gpus, period_s=0.01, beside=[module])
+        threading.Event().wait(0.1)
+        sample = timeline.stop()[-1]
+        assert (sample.power_W, sample.extra["hwmon_W"]) == (380.0, 1000.0)
+        module.close()  # it may fail: the GPUs' own samples go on
+        alone = Timeline(gpus, period_s=0.01, beside=[module])
+        threading.Event().wait(0.05)
+        assert "hwmon_W" not in alone.stop()[-1].extra
+        assert not alone.errors
+        assert open_beside(module, hwmon=tmp_path / "hwmon") == ()
+        assert open_beside(gpus, hwmon=tmp_path / "none") == ()
+        for meter in (gpus, module):
+            meter.close()
+
+
+class TestRapl:
+    def test_counts_packages_and_dram_once(self, tmp_path: Path) -> None:
+        Powercap(tmp_path)
+        meter = RaplMeter(tmp_path)
+        meter.close()
+        assert meter.info.source == "RAPL counters of package-0, package-0/dram, package-1"
+
+    def test_a_flat_tree_of_links_as_the_kernel_makes_it(self, tmp_path: Path) -> None:
+        Powercap(tmp_path / "devices")
+        flat = tmp_path / "class"
+        flat.mkdir()
+        for place in (tmp_path / "devices").glob("**/intel-rapl:*"):
+            (flat / place.name).symlink_to(place)
+        meter = RaplMeter(flat)
+        meter.close()
+        assert meter.info.source.endswith("package-0, package-0/dram, package-1")
+
+    def test_none_here_is_said(self, tmp_path: Path) -> None:
+        with pytest.raises(MeterError, match="has no RAPL"):
+            RaplMeter(tmp_path / "nothing")
+
+    def test_root_only_says_what_to_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Powercap(tmp_path)
+        read_text = Path.read_text
+
+        def refuse(self: Path, *args: object, **more: object) -> str:
+            if self.name == "energy_uj":
+                raise PermissionError(13, "Permission denied")
+            return read_text(self)
+
+        monkeypatch.setattr(Path, "read_text", refuse)  # the tests may run as root
+        with pytest.raises(MeterError, match="CVE-2020-8694") as told:
+            RaplMeter(tmp_path)
+        assert "chmod g+r" in str(told.value)
+        assert "a+r" not in str(told.value)  # every user of the node could read it
+
+
+class TestEstimated:
+    def test_states_its_assumption_in_numbers(self, tmp_path: Path) -> None:
+        stat = Stat(tmp_path / "stat", {0: 0.0, 1: 0.0})
+        meter = EstimatedMeter(idle_W=5, max_W=12.5, cpus=(0, 1), host_W=20, stat=stat.file)
+        assert meter.info.source == ("20 W + 2 cores x (5 W idle + 7.5 W x utilisation)")
+        assert meter.info.estimated
+
+    def test_a_core_that_goes_away_and_returns_counts_no_backward_step(
+        self, tmp_path: Path
+    ) -> None:
+        clock, stat = FakeClock(), Stat(tmp_path / "stat", {0: 1.0, 1: 1.0})
+        meter = EstimatedMeter(
+            idle_W=0, max_W=10, cpus=(0, 1), stat=stat.file, tick_s=0.01, clock=clock
+        )
+        stat.advance(1.0)
+        assert meter.read().energy_J == pytest.approx(20.0)
+        stat.busy = {0: 1.0}
+        stat.advance(1.0)
+        assert meter.read().energy_J == pytest.approx(30.0)
+        stat.busy = {0: 1.0, 1: 0.001}  # it counts anew, from less
+        stat.advance(1.0)
+        assert meter.read().energy_J == pytest.approx(40.0, abs=0.2)
+
+    def test_other_cores_are_not_charged(self, tmp_path: Path) -> None:
+        stat = Stat(tmp_path / "stat", {0: 1.0})
+        with pytest.raises(MeterError, match=r"none of the cores \[4, 5\]"):
+            EstimatedMeter(idle_W=1, max_W=2, cpus=(4, 5), stat=stat.file)
+
+    @pytest.mark.parametrize(("idle_W", "max_W"), [(-1, 5), (6, 5)])
+    def test_an_impossible_envelope_is_refused(self, idle_W: float, max_W: float) -> None:
+        with pytest.raises(InvalidValue, match="idle_W"):
+            EstimatedMeter(idle_W=idle_W, max_W=max_W)
+
+    def test_garbage_is_not_a_reading(self, tmp_path: Path) -> None:
+        (tmp_path / "stat").write_text("cpu0 one two\n")
+        with pytest.raises(MeterError):
+            EstimatedMeter(idle_W=1, max_W=2, cpus=(0,), stat=tmp_path / "stat")
+
+
+CORE = Device("core", "cpu", 2**30, 1e9, 1e9, idle_W=3.0, max_W=9.0)
+GPU = Device("A100", "cuda", 2**36, 1e14, 1e12, idle_W=60.0, max_W=400.0)
+CPUS, GPUS = Cluster("cpus", CORE, 2), Cluster("gpus", GPU, 2)
+
+
+class TestOpenMeter:
+    def open(self, *args: object, **more: object) -> MeterInfo:
+        meter = open_meter(*args, **more)  # type: ignore[arg-type]
+        meter.read()
+        meter.close()
+        return meter.info
+
+    def test_gpus_are_metered_by_nvml(self) -> None:
+        assert self.open(GPUS, nvml=FakeNVML()).name == "nvml"
+
+    def test_cores_by_rapl_where_it_is(self, tmp_path: Path) -> None:
+        Powercap(tmp_path)
+        assert self.open(CPUS, nvml=FakeNVML(), powercap=tmp_path).name == "rapl"
+
+    def test_cores_by_an_estimate_of_the_clusters_own_envelope(self, tmp_path: Path) -> None:
+        info = self.open(CPUS, powercap=tmp_path)
+        assert info.name == "estimated"
+        assert "x (3 W idle + 6 W x utilisation)" in info.source
+
+    @pytest.mark.parametrize("missing", ["package", "library"])
+    def test_without_nvml_the_next_meter_is_taken(
+        self, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        nvml = None
+        if missing == "package":
+            monkeypatch.setitem(sys.modules, "pynvml", None)
+        else:
+            nvml = FakeNVML()
+            nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        with pytest.raises(MeterError, match="NVML"):
+            open_nvml(nvml)
+        assert self.open(nvml=nvml, powercap=tmp_path, envelope=CORE).name == "estimated"
+        Powercap(tmp_path)
+        assert self.open(nvml=nvml, powercap=tmp_path).name == "rapl"
+
+    def test_gpus_without_nvml_are_not_passed_off_as_cores(self) -> None:
+        nvml = FakeNVML()
+        nvml.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        with pytest.raises(InputError, match="cluster 'gpus' cannot be metered: NVML does not"):
+            open_meter(GPUS, nvml=nvml)
+
+    def test_a_wish_is_kept_or_refused(self, tmp_path: Path) -> None:
+        Powercap(tmp_path)
+        assert self.open(CPUS, powercap=tmp_path, prefer="estimated").name == "estimated"
+        with pytest.raises(InputError, match="has no RAPL"):
+            open_meter(CPUS, powercap=tmp_path / "none", prefer="rapl")
+        with pytest.raises(InputError, match="would leave out the GPUs"):
+            open_meter(GPUS, nvml=FakeNVML(), powercap=tmp_path, prefer="rapl")
+        with pytest.raises(UnknownName, match="nvml, rapl"):
+            open_meter(CPUS, prefer="wattmeter")
+
+
+class TestTimeline:
+    def test_counts_what_the_meter_refused_and_goes_on(self) -> None:
+        class Flaky:
+            info = MeterInfo("flaky", "node", "a test")
+            calls = 0
+            enough = threading.Event()
+
+            def sample(self) -> PowerSample:
+                self.calls += 1
+                if self.calls >= 6:
+                    self.enough.set()
+                if self.calls % 2:
+                    raise MeterError("not now")
+                return PowerSample(float(self.calls), 1.0)
+
+        flaky = Flaky()
+        timeline = Timeline(flaky, period_s=0.001)  # type: ignore[arg-type]
+        assert flaky.enough.wait(30)
+        samples = timeline.stop()
+        assert timeline.stop() == samples
+        assert [sample.time_s for sample in samples] == list(range(2, flaky.calls + 1, 2))
+        assert timeline.errors[0] == "not now"
+        assert timeline.lost >= len(timeline.errors) == flaky.calls - len(samples)
+
+    def test_counts_samples_it_came_too_late_for(self) -> None:
+        class Slow:
+            calls = 0
+            release = threading.Event()
+            started = threading.Event()
+
+            def sample(self) -> PowerSample:
+                self.calls += 1
+                self.started.set()
+                if self.calls == 1:
+                    self.release.wait(30)
+                return PowerSample(0.0, 1.0)
+
+        slow = Slow()
+        timeline = Timeline(slow, period_s=0.01)  # type: ignore[arg-type]
+        assert slow.started.wait(30)
+        threading.Event().wait(0.1)  # ten periods pass inside one sample
+        slow.release.set()
+        timeline.stop()
+        assert timeline.lost >= 5

@@ -1,0 +1,145 @@
+"""The whole GPU path on a machine without one: real ranks on cores, metered and clocked as GPUs.
+
+The ranks train for real over gloo; the meter, the governor and the guard speak to the fake NVML as
+they would to a driver. Only the coupling of clock and speed is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.job import load_job
+from tuner.testing.fake_nvml import FakeGpu, FakeNVML
+from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.pending import recover_pending
+from tuner.workload.power_samples import read_power
+from tuner.workload.probe import Measurement, ProbeRequest, WindowPolicy
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
+
+CLOCKS = (900, 1200, 1410)
+PHASES = {"data", "forward", "backward", "communication", "optimizer", "boundary"}
+
+
+def runner_on(nvml: FakeNVML, run_dir: Path, *, keep: bool = False, **changes: int) -> LocalRunner:
+    """Ranks on this machine's cores, under the clocks and counters of these GPUs.
+
+    Args:
+        changes: to the cluster that this machine is.
+    """
+    here = detect_cluster()
+    device = replace(here.device, clocks_MHz=CLOCKS, default_clock_MHz=1410)
+    return LocalRunner(
+        load_job(),
+        replace(here, device=device, clock_control=True, **changes),
+        run_dir=run_dir,
+        meter=NvmlMeter(nvml=nvml, environ={}),
+        governor=NvmlGovernor(nvml=nvml, environ={}, guard_nvml=""),
+        keep=keep,
+    )
+
+
+def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(tmp_path: Path) -> None:
+    nvml = FakeNVML([FakeGpu(), FakeGpu()])
+    runner = runner_on(nvml, tmp_path)
+    low, middle, high = (Settings(clock_MHz=clock) for clock in CLOCKS)
+    locked: list[object] = []
+
+    def next_settings(
+        request: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        locked.append(nvml.locked_MHz(0))
+        return {1: (low,), 2: (middle,)}.get(len(measurements), ())
+
+    launch = Configuration.of(data_parallel=1, micro_batch=4).launch
+    window = WindowPolicy(min_s=0.5, max_s=1.0, settle_s=0.1, check_drift=False)
+    try:
+        record = runner.run_interactive(
+            ProbeRequest("open", launch, (high,), window, extendable=True), next_settings
+        )
+    finally:
+        runner.close()
+    assert record.ok, record.failure
+    assert [m.live for m in record.measurements] == [high, low, middle]
+    assert record.request.live == (high, low, middle)
+    assert locked == [
+        (1410, 1410),
+        (900, 900),
+        (1200, 1200),
+    ]  # the launch waits at the clock of its last window
+    assert nvml.locked_MHz(0) is None
+    assert record.energy_J > sum(m.energy_J for m in record.measurements)
+
+
+def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> None:
+    nvml = FakeNVML([FakeGpu(), FakeGpu()])
+    runner = runner_on(nvml, tmp_path, keep=True)
+    live = tuple(Settings(clock_MHz=clock) for clock in CLOCKS)
+    window = WindowPolicy(min_s=1.0, max_s=1.5, settle_s=0.2)
+    launch = Configuration.of(data_parallel=1, micro_batch=4).launch
+    try:
+        record = runner.run(ProbeRequest("sweep", launch, live, window))
+    finally:
+        runner.close()
+    assert record.ok, record.failure
+    assert record.meter.scope == "gpu"
+    assert not record.meter.estimated
+    assert {m.live for m in record.measurements} == set(live)
+    # Each window was saved as it ended: a driver that dies in the middle finds it.
+    (so_far,) = recover_pending(tmp_path)
+    assert [m.energy_J for m in so_far.measurements] == [m.energy_J for m in record.measurements]
+    by_clock: dict[int, float] = {}
+    for m in record.measurements:
+        asked = m.live["clock_MHz"]
+        assert isinstance(asked, int)
+        assert m.delivered["clock_MHz"] == pytest.approx(asked, abs=15)
+        by_clock[asked] = m.power_W
+    powers = [by_clock[clock] for clock in sorted(by_clock)]
+    assert powers == sorted(powers)
+    assert powers[0] < powers[-1]
+    assert nvml.locked_MHz(0) is None
+    assert nvml.locked_MHz(1) is None
+    # The first setting was visited once more at the end, and what drifted meanwhile is told.
+    assert len(record.measurements) == len(live) + 1
+    assert record.drift is not None
+    assert record.drift.live == record.measurements[0].live == record.measurements[-1].live
+    assert record.drift.apart_s > 3.0
+    # The fake's load does not follow the ranks: idle or not, both GPUs draw 380 W.
+    assert record.idle_W == pytest.approx(760.0, rel=0.02)
+    assert record.waiting_devices == detect_cluster().devices_per_node - 1
+    for m in record.measurements:
+        assert m.sampled_energy_J == pytest.approx(m.energy_J, rel=0.03)
+        assert not any("differ" in flag for flag in m.flags)
+    # The training program's phase marks lie on the power timeline.
+    power = tmp_path / "trace" / "power" / "sweep.csv.gz"
+    phases = read_power(power)[1]
+    assert {name for _, name in phases} == PHASES
+    opened_s = record.measurements[0].started_s
+    inside = [at_s for at_s, _ in phases if 0 <= at_s - opened_s <= record.measurements[0].window_s]
+    assert len(inside) >= 4 * record.measurements[0].steps
+    assert "gpu1_clock_MHz" in read_power(power)[0][-1].extra
+
+
+def test_a_clock_that_is_not_delivered_is_no_data_point(tmp_path: Path) -> None:
+    nvml = FakeNVML([FakeGpu(ignores_lock=True)])
+    runner = runner_on(nvml, tmp_path, devices_per_node=1)
+    live = (Settings(clock_MHz=900), Settings(clock_MHz=1410))
+    window = WindowPolicy(min_s=0.6, max_s=0.8, settle_s=0.1)
+    launch = Configuration.of(data_parallel=1, micro_batch=4).launch
+    try:
+        record = runner.run(ProbeRequest("ignored", launch, live, window))
+    finally:
+        runner.close()
+    assert {m.live for m in record.measurements} == {Settings(clock_MHz=1410)}
+    (missed, *_) = record.missed
+    assert missed.live == Settings(clock_MHz=900)
+    assert "the devices ran at 1410 MHz" in missed.message
+    assert record.ok  # one setting was measured; the other is told as not taken

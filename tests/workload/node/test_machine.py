@@ -1,0 +1,283 @@
+"""What a machine is found to be: cores, memory and GPUs, each from files or a fake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import InputError
+from tuner.testing.fake_nvml import FakeGpu, FakeNVML
+from tuner.workload.node.host import host_memory, usable_cores
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.machine_facts import machine_facts
+
+GIB = 2**30
+NO_ENV: dict[str, str] = {}
+
+
+def no_gpus() -> FakeNVML:
+    fake = FakeNVML()
+    fake.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    return fake
+
+
+class Host:
+    """A /proc and a /sys/fs/cgroup of our own; a core like no shipped one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.cgroup = folder / "proc", folder / "cgroup"
+        (self.proc / "self").mkdir(parents=True)
+        self.cgroup.mkdir()
+        self.write("proc/meminfo", f"MemTotal: {64 * 2**20} kB\nMemAvailable: {40 * 2**20} kB\n")
+        self.write("proc/self/cgroup", "0::/\n")
+        self.core = folder / "mycore.toml"
+        self.core.write_text(
+            'type = "cpu"\nmemory_bytes = 1\npeak_flops = 5e9\nmemory_bandwidth_Bps = 4e9\n'
+            "idle_W = 3.5\nmax_W = 11.0\n"
+        )
+
+    def write(self, path: str, text: str) -> None:
+        file = self.proc.parent / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def cores(self, affinity: range = range(16)) -> int:
+        return usable_cores(proc=self.proc, cgroup=self.cgroup, affinity=affinity)
+
+    def memory(self) -> tuple[int, int]:
+        return host_memory(proc=self.proc, cgroup=self.cgroup)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+class TestHost:
+    def test_affinity_without_a_quota(self, host: Host) -> None:
+        assert host.cores(range(6)) == 6
+        host.write("cgroup/cpu.max", "max 100000\n")
+        assert host.cores(range(6)) == 6
+
+    @pytest.mark.parametrize(
+        ("quota", "cores"), [("400000 100000", 4), ("350000 100000", 3), ("20000 100000", 1)]
+    )
+    def test_quota_of_version_2(self, host: Host, quota: str, cores: int) -> None:
+        host.write("cgroup/cpu.max", quota + "\n")
+        assert host.cores() == cores
+
+    def test_the_tightest_group_on_the_way_to_the_root_counts(self, host: Host) -> None:
+        host.write("proc/self/cgroup", "0::/slurm/job/step\n")
+        host.write("cgroup/slurm/job/step/cpu.max", "max 100000\n")
+        host.write("cgroup/slurm/job/cpu.max", "300000 100000\n")
+        host.write("cgroup/slurm/cpu.max", "800000 100000\n")
+        host.write("cgroup/slurm/job/memory.max", f"{8 * GIB}\n")
+        host.write("cgroup/slurm/job/memory.current", f"{3 * GIB}\n")
+        assert host.cores() == 3
+        assert host.memory() == (8 * GIB, 5 * GIB)
+
+    def test_version_1(self, host: Host) -> None:
+        host.write("proc/self/cgroup", "4:memory:/box\n3:cpuacct,cpu:/box\n0::/\n")
+        host.write("cgroup/cpu/box/cpu.cfs_quota_us", "200000\n")
+        host.write("cgroup/cpu/box/cpu.cfs_period_us", "100000\n")
+        host.write("cgroup/cpu/cpu.cfs_quota_us", "-1\n")
+        host.write("cgroup/memory/box/memory.limit_in_bytes", f"{4 * GIB}\n")
+        host.write("cgroup/memory/box/memory.usage_in_bytes", f"{1 * GIB}\n")
+        host.write("cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
+        assert host.cores() == 2
+        assert host.memory() == (4 * GIB, 3 * GIB)
+
+    def test_a_mounted_group_that_is_the_containers_root(self, host: Host) -> None:
+        host.write("proc/self/cgroup", "0::/docker/4711\n")  # named as outside, not there inside
+        host.write("cgroup/cpu.max", "200000 100000\n")
+        assert host.cores() == 2
+
+    def test_memory_without_limits(self, host: Host) -> None:
+        assert host.memory() == (64 * GIB, 40 * GIB)
+
+    def test_unreadable_memory_is_said(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="memory of this machine"):
+            host_memory(proc=tmp_path, cgroup=tmp_path)
+
+
+class TestCpuCluster:
+    def test_each_usable_core_is_a_device_of_the_stated_envelope(self, host: Host) -> None:
+        host.write("cgroup/cpu.max", "200000 100000\n")
+        cluster = detect_cluster(
+            nvml=no_gpus(), proc=host.proc, cgroup=host.cgroup, core=str(host.core)
+        )
+        assert cluster.name == "this-machine"
+        assert cluster.device.type == "cpu"
+        assert cluster.nodes == 1
+        assert cluster.devices_per_node <= 2
+        assert cluster.device.memory_bytes == 64 * GIB // cluster.devices_per_node
+        assert (cluster.device.idle_W, cluster.device.max_W) == (3.5, 11.0)
+        assert not cluster.clock_control
+        assert cluster.clocks_MHz == ()
+
+    def test_hidden_gpus_leave_the_cores(self, host: Host) -> None:
+        cluster = detect_cluster(
+            nvml=FakeNVML(),
+            proc=host.proc,
+            cgroup=host.cgroup,
+            affinity=range(5),
+            core=str(host.core),
+            environ={"CUDA_VISIBLE_DEVICES": ""},
+        )
+        assert (cluster.device.type, cluster.devices_per_node) == ("cpu", 5)
+
+    def test_this_very_machine(self) -> None:
+        cluster = detect_cluster(nvml=no_gpus())
+        assert cluster.devices_per_node >= 1
+        assert cluster.host_memory_bytes > 2**28
+        assert 0 < cluster.device.idle_W < cluster.device.max_W
+
+
+class TestGpuCluster:
+    def detect(self, fake: FakeNVML, host: Host, environ: dict[str, str] = NO_ENV) -> Cluster:
+        return detect_cluster(nvml=fake, proc=host.proc, cgroup=host.cgroup, environ=environ)
+
+    def test_a_known_product_is_completed_by_its_device_file(self, host: Host) -> None:
+        fake = FakeNVML([FakeGpu(limit_W=300.0), FakeGpu()])
+        cluster = self.detect(fake, host)
+        assert cluster.devices_per_node == 2
+        device = cluster.device
+        assert device.name == "A100-SXM-80GB"
+        assert device.peak_flops == 312e12
+        assert device.memory_bytes == 80 * GIB
+        assert (device.min_limit_W, device.max_W) == (100.0, 400.0)
+        assert device.clocks_MHz == tuple(range(210, 1411, 15))
+        assert cluster.clocks_MHz == device.clocks_MHz
+        assert cluster.host_memory_bytes == 64 * GIB
+        assert fake.limit_W(0) == 300.0  # detection changes nothing
+
+    @pytest.mark.parametrize(
+        ("name", "memory_GiB", "device"),
+        [
+            ("NVIDIA A100-SXM4-40GB", 40, "A100-SXM-40GB"),
+            ("NVIDIA H100 80GB HBM3", 79.6, "H100-SXM-80GB"),
+            ("NVIDIA H200", 140.4, "H200-SXM-141GB"),
+            ("NVIDIA A40", 45, "A40"),
+            ("Tesla V100-SXM2-16GB", 16, "V100-SXM2-16GB"),
+            ("NVIDIA GH200 480GB", 95.6, "GH200-96GB"),
+            ("NVIDIA H100 PCIe", 79.6, None),
+            ("NVIDIA H100 NVL", 93.1, None),
+            ("NVIDIA A400", 45, None),
+        ],
+    )
+    def test_products_are_told_apart(
+        self, host: Host, name: str, memory_GiB: float, device: str | None
+    ) -> None:
+        fake = FakeNVML([FakeGpu(name=name, memory_bytes=int(memory_GiB * GIB))])
+        cluster = self.detect(fake, host)
+        assert cluster.device.name == (device or name)
+
+    def test_an_unknown_product_gets_stated_assumptions(self, host: Host) -> None:
+        fake = FakeNVML([FakeGpu(name="NVIDIA X9000")])
+        cluster = self.detect(fake, host)
+        device = cluster.device
+        # An A100 by its cores and bus: the data sheet says 312 TFLOP/s and 2.04 TB/s.
+        assert device.peak_flops == pytest.approx(312e12, rel=0.01)
+        assert device.memory_bandwidth_Bps == pytest.approx(2.04e12, rel=0.01)
+        assert sum("assumed" in source for source in device.sources) == 3
+
+    def test_without_permission_the_clock_is_fixed(self, host: Host) -> None:
+        cluster = self.detect(FakeNVML(root=False), host)
+        assert cluster.device.clocks_MHz
+        assert cluster.clocks_MHz == ()
+
+    def test_different_gpus_are_refused_and_one_kind_may_be_chosen(self, host: Host) -> None:
+        fake = FakeNVML([FakeGpu(), FakeGpu(name="NVIDIA A40", memory_bytes=45 * GIB)])
+        with pytest.raises(InputError, match="different GPUs"):
+            self.detect(fake, host)
+        environ = {"CUDA_VISIBLE_DEVICES": "GPU-00000001"}
+        cluster = self.detect(fake, host, environ)
+        assert (cluster.device.name, cluster.devices) == ("A40", 1)
+
+    def test_a_lost_gpu_is_said(self, host: Host) -> None:
+        fake = FakeNVML()
+        fake.event("lost")
+        with pytest.raises(InputError, match="GPU is lost"):
+            self.detect(fake, host)
+
+
+class TestFacts:
+    def test_without_gpus(self, host: Host, tmp_path: Path) -> None:
+        facts = machine_facts(
+            nvml=no_gpus(),
+            proc=host.proc,
+            cgroup=host.cgroup,
+            powercap=host.cgroup,
+            core=str(host.core),
+            extensions=tmp_path / "none",
+            which=lambda name: None,
+        )
+        assert facts.gpus == ()
+        assert [(meter.name, meter.available) for meter in facts.meters] == [
+            ("nvml", False),
+            ("hwmon", False),
+            ("rapl", False),
+            ("estimated", True),
+        ]
+        text = "\n".join(facts.lines())
+        assert "NVML Shared Library Not Found" in text
+        assert "g++: not on PATH" in text
+        assert "put both on PATH" in text
+        assert "3.5 W idle + 7.5 W x utilisation" in text
+        assert json.loads(json.dumps(facts.to_json()))["memory_bytes"] == 64 * GIB
+
+    @pytest.mark.parametrize("root", [True, False])
+    def test_with_gpus(
+        self, host: Host, tmp_path: Path, root: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        fake = FakeNVML([FakeGpu(), FakeGpu(has_counter=False)], root=root)
+        facts = machine_facts(
+            nvml=fake,
+            proc=host.proc,
+            cgroup=host.cgroup,
+            powercap=host.cgroup,
+            core=str(host.core),
+            extensions=tmp_path / "none",
+        )
+        assert [gpu.name for gpu in facts.gpus] == ["NVIDIA A100-SXM4-80GB"] * 2
+        assert facts.driver == "570.00"
+        assert facts.meters[0].available
+        assert "1 GPU without a counter" in facts.meters[0].note
+        assert facts.clock_control == root
+        text = "\n".join(facts.lines())
+        assert ("clocks      may be set" in text) == root
+        assert ("nvidia-smi" in text) == (not root)
+        assert fake.locked_MHz() is None
+
+    def test_compiled_ops_and_a_killed_build_are_seen(self, host: Host, tmp_path: Path) -> None:
+        (tmp_path / "ext" / "cpu_adam").mkdir(parents=True)
+        (tmp_path / "ext" / "cpu_adam" / "cpu_adam.so").touch()
+        (tmp_path / "ext" / "async_io").mkdir()
+        (tmp_path / "ext" / "async_io" / "lock").touch()
+        facts = machine_facts(
+            nvml=no_gpus(),
+            proc=host.proc,
+            cgroup=host.cgroup,
+            powercap=host.cgroup,
+            core=str(host.core),
+            extensions=tmp_path / "ext",
+        )
+        assert facts.deepspeed_ops["cpu_adam"].endswith("cpu_adam")
+        assert "async_io" not in facts.deepspeed_ops
+        assert any("waits for it for ever" in note for note in facts.notes)
+
+    def test_no_framework_is_imported(self) -> None:
+        code = (
+            "import sys; from tuner.workload.node.machine_facts import machine_facts; "
+            "machine_facts().lines(); "
+            "print([m for m in ('torch', 'deepspeed', 'ray', 'optuna') if m in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,294 @@
+"""Real probes: DeepSpeed processes over gloo on this machine, driven by the node agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InvalidConfiguration
+from tuner.search_spaces.job import load_job
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
+
+QUICK = WindowPolicy(min_s=0.5, min_steps=3, max_s=1.0)
+CLUSTER = detect_cluster()
+RANKS = min(2, CLUSTER.devices_per_node)
+
+
+def request(name: str, time_limit_s: float = 120.0, **knobs: object) -> ProbeRequest:
+    launch = Configuration.of(knobs).launch
+    return ProbeRequest(name, launch, window=QUICK, time_limit_s=time_limit_s)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunner]:
+    folder = tmp_path_factory.mktemp("run")
+    runner = LocalRunner(load_job(), CLUSTER, run_dir=folder)
+    yield runner
+    runner.close()
+
+
+def first_losses(runner: LocalRunner, record: ProbeRecord) -> list[float]:
+    """Losses that the program printed (every tenth step), from rank 0's log."""
+    log = runner.node.run_dir / "probes" / record.request.probe_id / "rank0.log"
+    return [float(x) for x in re.findall(r"^step \d+ loss ([\d.]+)", log.read_text(), re.M)]
+
+
+CONFIGURATIONS = [
+    {"data_parallel": 1, "micro_batch": 4},
+    {"data_parallel": RANKS, "micro_batch": 2},
+    {"data_parallel": RANKS, "micro_batch": 4, "zero_stage": 1},
+    {"data_parallel": RANKS, "micro_batch": 4, "zero_stage": 2},
+    {"data_parallel": RANKS, "micro_batch": 4, "zero_stage": 3},
+    {"data_parallel": RANKS, "micro_batch": 4, "activation_checkpointing": "full"},
+    {"data_parallel": RANKS, "micro_batch": 4, "zero_stage": 2, "optimizer_offload": "cpu"},
+]
+
+
+def test_every_knob_runs_and_trains_the_same_job(runner: LocalRunner) -> None:
+    """The first step's loss is the same whatever the parallelism, ZeRO stage or micro-batch."""
+    losses = []
+    for number, knobs in enumerate(CONFIGURATIONS):
+        record = runner.run(request(f"same{number}", **knobs))
+        assert record.ok, (knobs, record.failure)
+        (measurement,) = record.measurements
+        assert measurement.steps >= 3
+        assert measurement.window_s >= 0.5
+        assert measurement.energy_J == pytest.approx(measurement.power_W * measurement.window_s)
+        assert measurement.step_time_s == pytest.approx(measurement.window_s / measurement.steps)
+        assert 0 < record.launch_s < record.wall_s
+        assert record.energy_J > measurement.energy_J
+        config = record.environment["deepspeed_config"]
+        assert config["train_batch_size"] == load_job().global_batch
+        losses.append(first_losses(runner, record)[0])
+    assert losses == pytest.approx([losses[0]] * len(losses), abs=5e-4)
+
+
+def test_a_probe_visits_every_live_setting_it_is_asked_for(runner: LocalRunner) -> None:
+    asked = (Settings(), Settings())
+    record = runner.run(
+        ProbeRequest("twice", Settings(data_parallel=1, micro_batch=4), live=asked, window=QUICK)
+    )
+    assert [m.live for m in record.measurements] == list(asked)
+    assert record.measurements[1].started_s > record.measurements[0].started_s
+
+
+def test_power_samples_are_written_on_the_probes_own_clock(runner: LocalRunner) -> None:
+    from tuner.workload.power_samples import read_power
+
+    record = runner.run(request("power", data_parallel=1, micro_batch=4))
+    samples = read_power(runner.node.run_dir / "trace" / "power" / "power.csv.gz")[0]
+    assert len(samples) > 5
+    assert 0 <= samples[0].time_s < samples[-1].time_s <= record.wall_s + 0.5
+    (window,) = record.measurements
+    marks = read_power(runner.node.run_dir / "trace" / "power" / "power.csv.gz")[1]
+    phases = {"data", "forward", "backward", "communication", "optimizer"}
+    assert {name for _, name in marks} == {*phases, "boundary"}
+    closed_s = window.started_s + window.window_s
+    inside = [name for at_s, name in marks if window.started_s <= at_s <= closed_s]
+    assert inside.count("optimizer") == window.steps
+    # The phases make up the steps; waits at boundaries belong to none.
+    assert set(window.phases_s) == phases
+    assert 0 < sum(window.phases_s.values()) <= window.step_time_s
+    assert record.idle_W is not None
+    assert record.idle_W > 0
+    assert record.waiting_devices == CLUSTER.devices_per_node - 1
+    assert record.environment["warm_up_steps"] >= 2
+    assert len(window.power_blocks_W) >= 1
+
+
+def test_a_fresh_interpreter_measures_the_same_job(tmp_path: Path) -> None:
+    runner = LocalRunner(load_job(), CLUSTER, run_dir=tmp_path, fresh=True)
+    try:
+        record = runner.run(request("fresh", data_parallel=1, micro_batch=4))
+        assert record.ok, record.failure
+        assert record.environment["fresh_interpreter"] is True
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "reason"),
+    [
+        ({"data_parallel": 1024, "micro_batch": 1}, "devices"),
+        ({"data_parallel": 1, "micro_batch": 3}, "global batch"),
+        ({"data_parallel": 1, "micro_batch": 1, "expert_parallel": 2}, "mixture-of-experts"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    runner: LocalRunner, knobs: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(InvalidConfiguration, match=reason):
+        runner.run(request("never", **knobs))
+
+
+def program(tmp_path: Path, body: str) -> Path:
+    """A training program of the test's own: `body` runs once a step, after a real engine step."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import argparse, json, os, signal, sys, time, torch, deepspeed, deepspeed.ops
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--deepspeed_config")
+            config = json.load(open(parser.parse_known_args()[0].deepspeed_config))
+            deepspeed.init_distributed()
+            rank = torch.distributed.get_rank()
+            model = torch.nn.Linear(4, 4)
+            engine, *_ = deepspeed.initialize(
+                model=model, model_parameters=model.parameters(), config=config)
+            for step in range(10**9):
+                for _ in range(engine.gradient_accumulation_steps()):
+                    engine.backward(engine(torch.ones(2, 4)).sum())
+                    engine.step()
+                time.sleep(0.02)
+            """
+        )
+        + textwrap.indent(textwrap.dedent(body), "    ")
+    )
+    return path
+
+
+FAILURES = [
+    ("crash", "if step == 4 and rank == 0: raise KeyError('lost column')", "lost column"),
+    ("crash", "if step == 4 and rank == 0: os._exit(7)", "exit code 7"),
+    ("crash", "if step == 4 and rank == 0: os.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
+    ("crash", "if step == 4: sys.exit(0)", "ended by itself"),
+    ("out_of_memory", "if step == 4 and rank == 0: torch.empty(1 << 60)", "memory"),
+    (
+        "out_of_memory",
+        "if step == 4 and rank == 0: raise torch.OutOfMemoryError('tried 2 GiB')",
+        "2 GiB",
+    ),
+    ("hang", "if step == 4 and rank == 0: time.sleep(3600)", "no optimizer step within 3 s"),
+    ("time_limit", "time.sleep(1.0)", "out of time"),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "words"), FAILURES)
+def test_each_failure_is_recorded_as_its_kind_and_leaves_no_process(
+    tmp_path: Path, kind: str, body: str, words: str
+) -> None:
+    patience_s = 3.0 if kind == "hang" else 30.0  # a busy machine's first step is not a hang
+    runner = LocalRunner(
+        load_job(),
+        CLUSTER,
+        run_dir=tmp_path,
+        program=program(tmp_path, body),
+        step_limit_s=patience_s,
+    )
+    try:
+        runner.prepare()
+        limit = 4.0 if kind == "time_limit" else 60.0
+        record = runner.run(
+            request("fails", data_parallel=RANKS, micro_batch=2, time_limit_s=limit)
+        )
+        assert record.failure is not None
+        assert (record.failure.kind, words in record.failure.message) == (kind, True), (
+            record.failure
+        )
+        if "raise" in body:
+            assert "Traceback" in record.failure.log_tail
+        children = Path(f"/proc/{runner.node.server._process.pid}/task").glob("*/children")  # type: ignore[union-attr]
+        assert not any(path.read_text().split() for path in children)
+        # The same agent goes on: one bad probe ends nothing.
+        again = runner.run(request("after", data_parallel=1, micro_batch=2, time_limit_s=limit))
+        assert again.failure is None or again.failure.kind == kind
+    finally:
+        runner.close()
+
+
+def test_deepspeeds_refusal_is_told_from_a_crash(tmp_path: Path) -> None:
+    path = program(tmp_path, "pass")
+    path.write_text(
+        path.read_text().replace("rank = torch", "config['train_batch_size'] = 7; rank = torch")
+    )
+    runner = LocalRunner(load_job(), CLUSTER, run_dir=tmp_path, program=path)
+    try:
+        record = runner.run(request("refused", data_parallel=1, micro_batch=2))
+        assert record.failure is not None
+        assert record.failure.kind == "refused"
+        assert "batch" in record.failure.message
+    finally:
+        runner.close()
+
+
+def test_cancel_ends_a_probe_from_another_thread(runner: LocalRunner) -> None:
+    runner.prepare()
+    threading.Timer(2.5, runner.cancel).start()
+    long = WindowPolicy(min_s=60.0, max_s=60.0)
+    launch = Settings(data_parallel=1, micro_batch=4)
+    record = runner.run(ProbeRequest("cancelled", launch, window=long))
+    assert record.failure is not None
+    assert record.failure.kind == "cancelled"
+    assert record.wall_s < 30
+
+
+def test_a_killed_agent_leaves_no_rank_behind(tmp_path: Path) -> None:
+    """SIGKILL gives the agent no chance to tidy up; its ranks and fork server end all the same."""
+    script = tmp_path / "agent.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            from tuner.search_spaces.configuration import Settings
+            from tuner.search_spaces.job import load_job
+            from tuner.workload.node.runner import LocalRunner
+            from tuner.workload.node.machine import detect_cluster
+            from tuner.workload.probe import ProbeRequest, WindowPolicy
+            runner = LocalRunner(load_job(), detect_cluster(), run_dir={str(tmp_path)!r})
+            runner.prepare()
+            print(runner.node.server._process.pid, flush=True)
+            window = WindowPolicy(min_s=60.0, max_s=60.0)
+            runner.run(ProbeRequest(
+                "long", Settings(data_parallel={RANKS}, micro_batch=2), window=window))
+            """
+        )
+    )
+    agent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    server = int(agent.stdout.readline())
+    deadline = time.monotonic() + 60
+    ranks: list[int] = []
+    log = tmp_path / "probes" / "long" / "rank0.log"
+    while time.monotonic() < deadline and not (log.exists() and "loss" in log.read_text()):
+        time.sleep(0.1)
+    for path in Path(f"/proc/{server}/task").glob("*/children"):
+        ranks += [int(word) for word in path.read_text().split()]
+    assert len(ranks) == RANKS
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(alive(pid) for pid in [server, *ranks]):
+        time.sleep(0.1)
+    assert not [pid for pid in [server, *ranks] if alive(pid)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+
+
+def test_the_record_survives_json(runner: LocalRunner) -> None:
+    record = runner.run(request("json", data_parallel=1, micro_batch=8))
+    again = ProbeRecord.from_json(json.loads(json.dumps(record.to_json())))
+    assert again.request == record.request
+    assert again.measurements[0].step_time_s == record.measurements[0].step_time_s

@@ -1,0 +1,504 @@
+"""Signals, secrets and user ids: what a study may do to others, and what others may see of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import site
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tuner.problem.run_folder import RunFolder
+from tuner.search_spaces.errors import InputError
+from tuner.storage import open_storage
+from tuner.workload.node.rank_group import RankGroup, ServerError
+from tuner.workload.node.rank_launch import reserved_port
+from tuner.workload.node.rank_server import RankServer, RankSpec, control_socket
+from tuner.workload.node.rights import RunAs, private_folder, run_as
+
+#: What a rank runs in place of a training program: it says hello to its agent and does BODY.
+PROGRAM = """
+import os, subprocess, sys, time
+BODY
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+
+
+def gone(pids: list[int], within_s: float = 5.0) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return not any(alive(pid) for pid in pids)
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[RankServer]:
+    """A fork server that imports no more than the hook of its ranks needs."""
+    server = RankServer(needs=("torch",))
+    server._optional = ()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(shared_server: RankServer) -> Iterator[RankServer]:
+    """The module's fork server; it starts again after a test that ended it or changed it."""
+    before = dict(shared_server._env)
+    yield shared_server
+    if not shared_server.alive or shared_server._env != before:
+        shared_server.close()
+        shared_server._env = before
+
+
+Launch = Callable[..., RankGroup]
+
+
+@pytest.fixture
+def launch(server: RankServer, tmp_path: Path) -> Iterator[Launch]:
+    """Start one rank that runs a body of Python."""
+    removals = []
+
+    def start(body: str, **spec: object) -> RankGroup:
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM.replace("BODY", textwrap.dedent(body)))
+        listener, address, remove = control_socket()
+        removals.append(remove)
+        env = {**os.environ, "RANK": "0", **spec.pop("env", {})}
+        return server.spawn(
+            [
+                RankSpec(
+                    argv=(str(program),),
+                    env=env,
+                    log=str(tmp_path / "rank0.log"),
+                    cwd=str(tmp_path),
+                    address=address,
+                    **spec,
+                )
+            ],
+            listener,
+        )
+
+    yield start
+    for remove in removals:
+        remove()
+
+
+def wait_for(path: Path, within_s: float = 120.0) -> str:
+    """Return the text of a file that a rank writes."""
+    deadline_s = time.monotonic() + within_s
+    while not (path.exists() and path.read_text().endswith("\n")):
+        assert time.monotonic() < deadline_s, f"{path.name} was not written"
+        time.sleep(0.02)
+    return path.read_text()
+
+
+#: A rank that starts a child in its own group and one in a session of its own, and writes pids.
+CHILDREN = """
+    plain = subprocess.Popen(["sleep", "1000"])
+    apart = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    with open("pids", "w") as file:
+        print(os.getpid(), plain.pid, apart.pid, file=file)
+    time.sleep(1000)
+"""
+
+
+def test_no_signal_goes_to_the_group_of_a_rank_that_was_reaped(
+    server: RankServer, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another user's by now."""
+    signalled: list[int] = []
+    group = launch("pass")
+    (pid,) = group.pids
+    while (event := group.next_event(20.0)) is not None and event.kind != "exit":
+        pass
+    assert event is not None
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+    monkeypatch.setattr(os, "killpg", lambda pgid, number: signalled.append(pgid))
+    group.kill()
+    monkeypatch.undo()
+    assert pid not in signalled
+
+
+def test_a_fork_server_that_closes_signals_only_what_lives_below_it(
+    server: RankServer, launch: Launch, tmp_path: Path
+) -> None:
+    """A process group that once was a rank's, and is someone else's now, is left alone."""
+    strace = tmp_path / "signals"
+    note = (
+        "import os\n"
+        f"log = os.open({str(strace)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
+        "for name in ('kill', 'killpg'):\n"
+        "    def noted(pid, number, name=name, plain=getattr(os, name)):\n"
+        "        os.write(log, f'{name} {pid}\\n'.encode())\n"
+        "        plain(pid, number)\n"
+        "    setattr(os, name, noted)\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(note)
+    server.close()  # it starts again with what its environment adds
+    server._env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ended = launch("pass")
+    while (event := ended.next_event(20.0)) is not None and event.kind != "exit":
+        pass
+    running = launch(CHILDREN)
+    pids = [int(word) for word in wait_for(tmp_path / "pids").split()]
+    server.close()
+    assert gone(pids)
+    signalled = [line.split() for line in strace.read_text().splitlines()]
+    assert str(pids[0]) in [number for _, number in signalled]
+    assert {number for _, number in signalled} <= {str(pid) for pid in pids}
+    assert str(ended.pids[0]) not in [number for _, number in signalled]
+    assert running.pids[0] == pids[0]
+
+
+@pytest.mark.parametrize("how", ["kill", "close", "server killed"])
+def test_whatever_ranks_started_ends_with_them(
+    server: RankServer, launch: Launch, tmp_path: Path, how: str
+) -> None:
+    group = launch(CHILDREN)
+    rank, plain, apart = (int(word) for word in wait_for(tmp_path / "pids").split())
+    began_s = time.monotonic()
+    try:
+        if how == "kill":
+            group.kill()
+            assert group.running == 0
+        elif how == "close":
+            server.close()
+        else:
+            assert server._process is not None
+            os.kill(server._process.pid, signal.SIGKILL)
+            group.kill()
+        assert gone([rank, plain] if how == "server killed" else [rank, plain, apart])
+        assert time.monotonic() - began_s < 3.0
+    finally:
+        if alive(apart):  # a killed fork server is no parent to it any more
+            os.kill(apart, signal.SIGKILL)
+
+
+SECRET = "the-token-of-a-test"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_environment_of_a_rank_is_not_on_its_command_line(
+    server: RankServer, launch: Launch, tmp_path: Path, fresh: bool
+) -> None:
+    body = """
+        with open("seen", "w") as file:
+            print(os.getpid(), os.environ["HF_TOKEN"], file=file)
+        time.sleep(1000)
+    """
+    group = launch(body, env={"HF_TOKEN": SECRET}, fresh=fresh)
+    pid, token = wait_for(tmp_path / "seen").split()
+    assert token == SECRET
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    assert (b"rank" in words) == fresh
+    assert SECRET.encode() not in b" ".join(words)
+    group.kill()
+
+
+def test_the_storage_may_be_given_outside_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuner.cli.main import command_parser
+    from tuner.cli.options import storage_of
+
+    def given(*words: str) -> str | None:
+        return storage_of(command_parser().parse_args(["optimize", *words]))
+
+    url = "postgresql://me:secret@host/db"
+    (tmp_path / "url").write_text(f"{url}\n")
+    (tmp_path / "bad").write_text("two words\n")
+    monkeypatch.delenv("JOULEFRONT_STORAGE", raising=False)
+    assert given() is None
+    assert given("--storage", f"@{tmp_path}/url") == url
+    monkeypatch.setenv("JOULEFRONT_STORAGE", url)
+    assert given() == url
+    assert given("--storage", "sqlite:///other.db") == "sqlite:///other.db"
+    monkeypatch.setenv("JOULEFRONT_STORAGE", f"@{tmp_path}/url")
+    assert given() == url
+    for name, told in (("bad", "on one line"), ("none", "No such file")):
+        with pytest.raises(InputError, match=told):
+            given("--storage", f"@{tmp_path / name}")
+
+
+def test_a_study_in_the_database_of_the_environment(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    table = Path(__file__).parents[2] / "data" / "cpu-tiny-gpt"
+    command = [sys.executable, "-m", "tuner.cli.main", "replay", str(table), "--max-probes", "2"]
+    done = subprocess.run(
+        [*command, "--quiet", "--runs-dir", str(tmp_path / "runs"), "--name", "one"],
+        env={**os.environ, "JOULEFRONT_STORAGE": url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "study.db").exists()
+    assert not (tmp_path / "runs" / "one" / "study.journal").exists()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_a_run_folder_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        run = RunFolder.named(tmp_path / "runs", "one")
+        with run.locked():
+            run.write_study({"name": "one"})
+        private_folder(tmp_path / "runs" / "one")
+        open_storage(None, tmp_path / "runs" / "two" / "study.journal")
+    finally:
+        os.umask(before)
+    for name in ("one", "two"):
+        assert (tmp_path / "runs" / name).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_exists_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o775)
+    private_folder(tmp_path / "shared")
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o775
+
+
+NOBODY = 65534
+
+
+def test_who_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert run_as({}) is None
+    assert run_as({"SUDO_UID": "0", "SUDO_GID": "0"}) is None
+    made_up = run_as({"SUDO_UID": "54321", "SUDO_GID": "54322"})
+    assert made_up is not None
+    assert (made_up.uid, made_up.gid, made_up.groups) == (54321, 54322, (54322,))
+    assert (made_up.name, made_up.home) == ("54321", "/")
+    nobody = run_as({"SUDO_UID": "54321", "SUDO_GID": "54322", "JOULEFRONT_RUN_AS": "nobody"})
+    assert nobody is not None
+    assert (nobody.uid, nobody.name) == (NOBODY, "nobody")
+    assert run_as({"JOULEFRONT_RUN_AS": "root", "SUDO_UID": "54321", "SUDO_GID": "1"}) is None
+    for wrong in ("no-such-user", "54321", "nobody:x", "nobody:5", "1:", ":1", "-1:-1", "9e9:1"):
+        with pytest.raises(InputError, match="must be the name of a user"):
+            run_as({"JOULEFRONT_RUN_AS": wrong})
+    with pytest.raises(InputError, match="SUDO_UID"):
+        run_as({"SUDO_UID": "me"})
+    with pytest.raises(InputError):
+        run_as({"JOULEFRONT_RUN_AS": f"{2**32 - 1}:{2**32 - 1}"})
+
+
+def test_only_root_can_become_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run_as({"SUDO_UID": "54321", "SUDO_GID": "54322"}) is None
+    with pytest.raises(InputError, match="only if tuner runs as root"):
+        run_as({"JOULEFRONT_RUN_AS": "nobody"})
+
+
+def test_the_account_gets_no_secret_of_roots() -> None:
+    account = RunAs(1, 1, (1,), "me", "/home/me")
+    of_root = {"JOULEFRONT_STORAGE": "x", "RAY_AUTH_TOKEN": "x", "HOME": "/root", "PATH": "/bin"}
+    env = {"HOME": "/home/me", "USER": "me", "LOGNAME": "me", "PATH": "/bin"}
+    assert account.environment(of_root) == env
+
+
+@pytest.fixture(scope="module")
+def readable() -> Iterator[tuple[str, Path]]:
+    """An interpreter with this one's packages, and a folder, both open to every user."""
+    folder = Path(tempfile.mkdtemp(prefix="joulefront-rights-"))
+    folder.chmod(0o755)
+    try:
+        account = RunAs(54321, 54321, (54321,), "54321", "/")
+        for path in (Path(__file__), *map(Path, site.getsitepackages())):
+            try:
+                account.require_access(path, python="/usr/bin/python3")
+            except InputError as error:
+                pytest.skip(str(error))
+        python = Path(sys.executable)
+        try:
+            account.require_access(python=sys.executable)
+        except InputError:  # it lies in a folder of root's
+            skip = shutil.ignore_patterns("__pycache__", "site-packages", "test", "*.a")
+            base = folder / "python"
+            shutil.copytree(sys.base_prefix, base, symlinks=True, ignore=skip, copy_function=_link)
+            python = base / "bin" / Path(sys.executable).resolve().name
+        yield str(python), folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def as_sudo(readable: tuple[str, Path], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `tuner` as root, as if a user without an account had called sudo."""
+    python, folder = readable
+    packages = [str(Path(__file__).parents[3]), *site.getsitepackages()]
+    return subprocess.run(
+        [python, "-m", "tuner.cli.main", *words],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(packages),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LD_LIBRARY_PATH": str(folder / "python" / "lib"),  # of an interpreter that was moved
+            "SUDO_UID": "54321",
+            "SUDO_GID": "54322",
+            "JOULEFRONT_STORAGE": "sqlite:///never.db",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.root
+@pytest.mark.real
+def test_a_script_trains_as_the_user_who_called_sudo(readable: tuple[str, Path]) -> None:
+    pytest.importorskip("torch")
+    _, folder = readable
+    (folder / "whoami.py").write_text(
+        textwrap.dedent(
+            """
+            import os, sys, torch
+            print("ids", os.getresuid(), os.getresgid(), os.getgroups(), file=sys.stderr)
+            print("home", os.environ["HOME"], os.environ["USER"], os.environ["LOGNAME"])
+            print("storage", os.environ.get("JOULEFRONT_STORAGE"))
+            print("maps", bool(open("/proc/self/maps").read()))
+            for folder, _, _ in os.walk("runs"):
+                print("writable", os.access(folder, os.W_OK), folder)
+            model = torch.nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            while True:
+                model(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+            """
+        )
+    )
+    done = as_sudo(readable, "probe", "--script", "whoami.py", "data_parallel=1")
+    logs = list((folder / "runs").glob("*/probes/*/rank0.log"))
+    text = "".join(log.read_text() for log in logs)
+    assert "ids (54321, 54321, 54321) (54322, 54322, 54322) [54322]" in text, (done, text)
+    assert "home / 54321 54321" in text
+    assert "storage None" in text
+    assert "maps True" in text
+    assert "writable False runs" in text
+    assert "writable True" not in text
+
+
+@pytest.mark.slow  # ranks that import DeepSpeed as another user; the script above does without
+@pytest.mark.root
+@pytest.mark.real
+def test_the_built_in_job_is_probed_as_the_user_who_called_sudo(
+    readable: tuple[str, Path],
+) -> None:
+    _, folder = readable
+    words = ("data_parallel=2", "micro_batch=2", "--runs-dir", "of-nobody", "--json", "--quiet")
+    done = as_sudo(readable, "probe", "tiny-gpt", *words, "--run-as", "nobody")
+    assert done.returncode == 0, done.stderr + done.stdout
+    (run,) = (folder / "of-nobody").iterdir()
+    assert (run.stat().st_uid, run.stat().st_gid) == (0, NOBODY)
+    assert run.stat().st_mode & 0o777 == 0o750
+    for rank in (0, 1):
+        assert (run / "probes" / "p0000" / f"rank{rank}.log").stat().st_uid == NOBODY
+    owned = [path for path in run.rglob("*") if path.stat().st_uid != 0]
+    assert {path.name for path in owned} == {"rank0.log", "rank1.log"}
+
+
+@pytest.mark.root
+def test_a_folder_that_the_user_cannot_reach_is_a_sentence(readable: tuple[str, Path]) -> None:
+    _, folder = readable
+    closed = folder / "closed"
+    closed.mkdir(mode=0o700)
+    words = ("data_parallel=1", "micro_batch=2", "--runs-dir", str(closed / "runs"), "--quiet")
+    done = as_sudo(readable, "probe", "tiny-gpt", *words)
+    assert done.returncode == 2, done.stderr
+    assert "training cannot run as user '54321'" in done.stderr
+    assert "--runs-dir" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reserved_port_goes_to_rank_0_and_to_no_other_socket_by_chance() -> None:
+    with reserved_port() as port, socket.socket() as other, socket.socket() as rank:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        rank.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rank.bind(("127.0.0.1", port))
+        rank.listen()
+        with socket.create_connection(("127.0.0.1", port), timeout=5.0):
+            pass
+
+
+def test_ranks_of_one_node_meet_on_loopback_only(launch: Launch, tmp_path: Path) -> None:
+    body = """
+        import torch.distributed
+        for _ in range(2):  # a program may take its process group down and make it again
+            torch.distributed.init_process_group("gloo")
+            torch.distributed.barrier()
+            torch.distributed.destroy_process_group()
+        torch.distributed.init_process_group("gloo")
+        with open("met", "w") as file:
+            print(os.getpid(), file=file)
+        time.sleep(1000)
+    """
+    with reserved_port() as port:
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "1"}
+        group = launch(body, env={**env, "GLOO_SOCKET_IFNAME": "lo"})
+        wait_for(tmp_path / "met")
+        listens = []
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                local, state = line.split()[1], line.split()[3]
+                address, _, number = local.rpartition(":")
+                if state == "0A" and int(number, 16) == port:
+                    listens.append(address)
+        group.kill()
+    assert listens == ["0100007F"]  # 127.0.0.1
+
+
+def test_a_lock_in_the_users_folder_of_ops_is_left_alone(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program may be building there; joulefront's own folder is another matter."""
+    packages = tmp_path / "packages" / "deepspeed" / "ops"
+    packages.mkdir(parents=True)
+    (packages.parent / "__init__.py").touch()
+    (packages / "__init__.py").touch()
+    (packages / "op_builder.py").write_text(
+        "class Builder:\n    def load(self, verbose): pass\nA = B = C = Builder\n"
+    )
+    ops = tmp_path / "ops"
+    (ops / "cpu_adam").mkdir(parents=True)
+    lock = ops / "cpu_adam" / "lock"
+    lock.touch()
+    path = [str(tmp_path / "packages"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    server = RankServer(needs=())
+    request.addfinalizer(server.close)
+    server._env |= {"TORCH_EXTENSIONS_DIR": str(ops), "PYTHONPATH": os.pathsep.join(path)}
+    server._optional = ()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(ops))
+    server.load_ops(["A"])
+    assert lock.exists()
+    os.utime(lock, (0, 0))
+    with pytest.raises(ServerError, match=r"15 minutes old.*remove it"):
+        server.load_ops(["B"])
+    assert lock.exists()
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    server.load_ops(["C"])
+    assert not lock.exists()

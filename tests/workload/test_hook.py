@@ -1,0 +1,139 @@
+"""What the hook sees and turns inside a rank, by its parts, without ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.workload.hook import NotAsAsked, frames, state, watching
+from tuner.workload.scripts.command import imported_frameworks
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    plain, finders = torch.nn.Module.__call__, list(sys.meta_path)
+    state.seen.clear()
+    state.options.clear()
+    yield
+    state.seen.clear()
+    state.options.clear()
+    torch.nn.Module.__call__ = plain
+    sys.meta_path[:] = finders
+
+
+def train(model: Any, loss: Any, micro_batches: int, size: int) -> None:
+    for _ in range(micro_batches):
+        loss(model(torch.randn(size, 8)), torch.zeros(size, 1)).backward()
+
+
+def test_the_largest_outermost_module_is_the_model() -> None:
+    plain = torch.nn.Module.__call__
+    watched = watching.FirstForwards(torch)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
+    train(model, torch.nn.MSELoss(), micro_batches=3, size=5)
+    model.eval()
+    model(torch.randn(99, 8))  # a look at validation data is no micro-batch
+    watched.end()
+    assert torch.nn.Module.__call__ is plain
+    assert (state.seen["forwards"], state.seen["batch"]) == (3, [5, 8])
+    assert state.seen["can_checkpoint"] is False
+
+
+def test_a_first_batch_of_another_size_is_refused() -> None:
+    state.options["micro_batch"] = 4
+    watched = watching.FirstForwards(torch)
+    train(torch.nn.Linear(8, 1), torch.nn.MSELoss(), micro_batches=1, size=5)
+    with pytest.raises(NotAsAsked, match="hold 5 samples where micro_batch is 4"):
+        watched.end()
+
+
+class Switched(torch.nn.Module):
+    """As a transformers model has it."""
+
+    supports_gradient_checkpointing = True
+    is_gradient_checkpointing = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(8, 1)
+
+    def forward(self, inputs: Any) -> Any:
+        return self.net(inputs)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any) -> None:
+        self.is_gradient_checkpointing = True
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.is_gradient_checkpointing = False
+
+
+def test_the_switch_is_found_inside_a_wrapper_and_turned_before_the_first_forward() -> None:
+    state.options["activation_checkpointing"] = "full"
+    model = torch.nn.Sequential(Switched())
+    watched = watching.FirstForwards(torch)
+    train(model, torch.nn.MSELoss(), micro_batches=1, size=2)
+    watched.end()
+    assert model[0].is_gradient_checkpointing
+    assert (state.seen["can_checkpoint"], state.seen["checkpoints"]) == (True, True)
+
+
+def test_a_module_is_turned_when_it_is_imported_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_framework.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[tuple[str, Any]] = []
+    frames.WhenImported(
+        ["late_framework", "json"], lambda name, module: seen.append((name, module))
+    )
+    assert [name for name, _ in seen] == ["json"]  # it was there already
+    import late_framework  # type: ignore[import-not-found]
+
+    assert seen[1:] == [("late_framework", late_framework)]
+    assert late_framework.value == 1
+    sys.modules.pop("late_framework")
+
+
+def test_a_framework_is_told_what_was_asked_and_what_it_was_told_is_known() -> None:
+    assert frames.own(micro_batch=8, gradient_accumulation=2) == {
+        "micro_batch": 8,
+        "gradient_accumulation": 2,
+    }
+    state.options["owned"] = {"micro_batch": 4}
+    assert frames.own(micro_batch=4, gradient_accumulation=9)["micro_batch"] == 4
+    assert state.seen["owned"] == {"micro_batch": 8, "gradient_accumulation": 2}
+
+
+def test_transformers_arguments_are_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TrainingArguments:
+        per_device_train_batch_size, gradient_accumulation_steps = 8, 1
+        report_to, push_to_hub = ["wandb"], True
+
+        def __init__(self) -> None:
+            self.__post_init__()
+
+        def __post_init__(self) -> None:
+            self.derived = self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    module = type("module", (), {"TrainingArguments": TrainingArguments})
+    state.options |= {"owned": {"micro_batch": 2, "gradient_accumulation": 4}, "quiet": True}
+    frames.turn_arguments(module)
+    made: Any = TrainingArguments()
+    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (2, 4)
+    assert (made.derived, made.report_to, made.push_to_hub) == (8, [], False)
+    assert state.seen["owned"] == {"micro_batch": 8, "gradient_accumulation": 1}
+
+
+def test_which_frameworks_a_script_imports(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n# import datasets\nif True:\n    from lightning.pytorch import Trainer\n"
+    )
+    assert imported_frameworks(("train.py",), tmp_path) == ("lightning", "lightning.pytorch")
+    assert imported_frameworks(("-m", "package.train"), tmp_path) == ()
+    assert imported_frameworks(("gone.py",), tmp_path) == ()

@@ -1,0 +1,189 @@
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.testing.studies import METER, measured, record, request
+from tuner.workload.meters.base import PowerSample
+from tuner.workload.power_samples import read_power, write_power_samples
+from tuner.workload.probe import SCHEMA_VERSION, Failure, ProbeRecord
+from tuner.workload.trace import TraceWriter, read_trace, repair_torn_tail
+
+
+def write(path: Path, *records: ProbeRecord) -> Path:
+    with TraceWriter(path) as writer:
+        for one in records:
+            writer.append(one)
+    return path
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    live = Settings(clock_MHz=(1200, 1410))
+    full = record(
+        "p0001",
+        request=request("p0001", live=(live,)),
+        measurements=(measured(live),),
+        failure=Failure("time_limit", "it took too long", "last\nlines"),
+        environment={"torch": "2.13", "nested": {"ranks": (1, 2)}},
+    )
+    path = write(tmp_path / "trace" / "probes.jsonl", record("p0000"), full)
+    contents = read_trace(path)
+    assert contents.notes == ()
+    first, second = contents.records
+    assert (first.request, first.wall_s, first.energy_J) == (record().request, 9.0, 160.0)
+    assert second.measurements[0].live == live
+    assert second.failure == full.failure
+    assert second.environment["nested"] == {"ranks": [1, 2]}
+    assert math.isnan(second.measurements[0].power_se_W)
+
+
+def test_a_line_is_strict_json_even_where_figures_are_not_finite(tmp_path):
+    odd = record(environment={"loss": math.nan, "worst": [math.inf]}, wall_s=2.0)
+    path = write(tmp_path / "t.jsonl", odd)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    entry = json.loads(path.read_text(), parse_constant=refuse)
+    assert entry["environment"] == {"loss": None, "worst": [None]}
+
+
+def test_each_append_is_one_whole_line_on_disk(tmp_path):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        for count in range(1, 4):
+            writer.append(record(f"p{count:04d}"))
+            lines = (tmp_path / "t.jsonl").read_bytes().split(b"\n")
+            assert len(lines) == count + 1
+            assert lines[-1] == b""
+
+
+@pytest.mark.parametrize("keep", [1, 20, 200, -2])
+def test_a_truncated_last_line_is_left_out_and_said(tmp_path, keep):
+    path = write(tmp_path / "t.jsonl", record("p0000"), record("p0001"))
+    first, second, _ = path.read_bytes().split(b"\n")
+    path.write_bytes(first + b"\n" + second[:keep])
+    contents = read_trace(path)
+    assert [r.request.probe_id for r in contents.records] == ["p0000"]
+    assert len(contents.notes) == 1
+    assert "line 2" in contents.notes[0]
+    assert path.read_bytes() == first + b"\n" + second[:keep]  # reading changes nothing
+
+
+def test_reopening_puts_the_torn_line_aside_and_goes_on(tmp_path):
+    path = write(tmp_path / "t.jsonl", record("p0000"), record("p0001"))
+    whole = path.read_bytes()
+    torn = whole.split(b"\n")[1][:50]
+    path.write_bytes(whole.split(b"\n")[0] + b"\n" + torn)
+    with TraceWriter(path) as writer:
+        assert "torn" in writer.notes[0]
+        writer.append(record("p0002"))
+    contents = read_trace(path)
+    assert [r.request.probe_id for r in contents.records] == ["p0000", "p0002"]
+    assert contents.notes == ()
+    assert (tmp_path / "t.jsonl.torn").read_bytes() == torn + b"\n"
+
+
+def test_a_whole_last_line_without_its_newline_is_kept(tmp_path):
+    path = write(tmp_path / "t.jsonl", record("p0000"))
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    assert len(read_trace(path).records) == 1
+    write(path, record("p0001"))
+    assert [r.request.probe_id for r in read_trace(path).records] == ["p0000", "p0001"]
+    assert not (tmp_path / "t.jsonl.torn").exists()
+
+
+def test_repairing_a_sound_or_missing_file_does_nothing(tmp_path):
+    assert repair_torn_tail(tmp_path / "none") == ()
+    path = write(tmp_path / "t.jsonl", record())
+    before = path.read_bytes()
+    assert repair_torn_tail(path) == ()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (b'{"schema": 1, "request"', "line 2 is not JSON"),
+        (b"[1, 2]", "line 2 is not a probe record"),
+        (b'{"schema": 1}', "line 2"),
+        (b'{"request": {}}', "schema"),
+    ],
+)
+def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path, broken, told):
+    path = write(tmp_path / "t.jsonl", record("p0000"), record("p0001"))
+    first, second, _ = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([first, broken, second, b""]))
+    with pytest.raises(InputError, match=told) as caught:
+        read_trace(path)
+    assert "line 2" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_schema_is_refused_in_one_sentence(tmp_path):
+    entry = {**record().to_json(), "schema": SCHEMA_VERSION + 1}
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(entry) + "\n")
+    with pytest.raises(InputError, match=f"line 1.*schema is {SCHEMA_VERSION + 1}"):
+        read_trace(path)
+
+
+def test_a_missing_trace_and_an_unwritable_one_are_input_errors(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        read_trace(tmp_path / "none.jsonl")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        TraceWriter(tmp_path / "file" / "t.jsonl")
+
+
+def test_power_samples_come_back_from_the_probes_start(tmp_path):
+    samples = [
+        PowerSample(100.0, 50.0, {"clock_MHz": 1410.0}),
+        PowerSample(100.5, 61.25, {"clock_MHz": 1395.0, "temperature_C": 44.0}),
+    ]
+    path = write_power_samples(tmp_path, "p0007", samples, since_s=100.0)
+    assert path == tmp_path / "trace" / "power" / "p0007.csv.gz"
+    assert gzip.decompress(path.read_bytes()).startswith(
+        b"time_s,power_W,clock_MHz,temperature_C\n"
+    )
+    assert read_power(path)[0] == [
+        PowerSample(0.0, 50.0, {"clock_MHz": 1410.0}),
+        PowerSample(0.5, 61.25, {"clock_MHz": 1395.0, "temperature_C": 44.0}),
+    ]
+    assert write_power_samples(tmp_path, "p0008", []) is None
+
+
+def test_phase_marks_lie_on_the_timeline_and_are_no_samples(tmp_path):
+    samples = [PowerSample(100.0 + 0.1 * k, 50.0, {"clock_MHz": 1410.0}) for k in range(5)]
+    marks = [(100.02, "forward"), (100.25, "language model, layer 3"), (100.31, "optimizer")]
+    path = write_power_samples(tmp_path, "p1", samples, since_s=100.0, phases=marks)
+    assert [sample.power_W for sample in read_power(path)[0]] == [50.0] * 5
+    assert read_power(path)[0][1].extra == {"clock_MHz": 1410.0}
+    assert read_power(path)[1] == [(pytest.approx(at_s - 100.0), name) for at_s, name in marks]
+    times = [line.split(b",")[0] for line in gzip.decompress(path.read_bytes()).splitlines()[1:]]
+    assert times == sorted(times)
+    assert read_power(write_power_samples(tmp_path, "p2", samples))[1] == []
+
+
+def test_power_samples_that_are_none_are_an_input_error(tmp_path):
+    (tmp_path / "p.csv.gz").write_bytes(b"not gzip")
+    with pytest.raises(InputError, match="power samples"):
+        read_power(tmp_path / "p.csv.gz")
+
+
+@pytest.mark.parametrize(
+    ("line", "times"), [(b"0.1,200.0\n" * 100_000, 50), (b"," * 1_000_000, 5), (b"0" * 2**20, 65)]
+)
+def test_power_samples_are_read_up_to_a_limit(tmp_path, line, times):
+    packed = gzip.compress(b"time_s,power_W\n") + gzip.compress(line) * times
+    (tmp_path / "p.csv.gz").write_bytes(packed)
+    with pytest.raises(InputError, match="more than 64 MiB unpacked or 4,000,000 values"):
+        read_power(tmp_path / "p.csv.gz")
+
+
+def test_the_meter_and_its_label_travel_with_every_record(tmp_path):
+    path = write(tmp_path / "t.jsonl", record())
+    assert read_trace(path).records[0].meter == METER

@@ -1,0 +1,98 @@
+"""`tuner apply` and `tuner run`: launch files of a chosen point, and training with it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from tuner.cli.options import FAILED, INTERRUPTED, OK, POINT, Commands, add_run_as, answer
+from tuner.terminal import raw_stream
+
+
+def _apply(args: argparse.Namespace) -> int:
+    from tuner.api import load_result
+    from tuner.deploy.launch_files import write_launch_files
+    from tuner.display.text import recommendation_lines, verification_lines
+    from tuner.formatting import knobs
+    from tuner.problem.run_folder import find_run
+    from tuner.search_spaces.safe_files import make_folder, require_own
+
+    folder = find_run(args.run, args.runs_dir)
+    require_own(folder.path)  # wherever the files go, they start what this folder says
+    result = load_result(folder.path)
+    named = "best" if args.point == "recommended" else f"point-{args.point}"
+    tidy = named if named.replace("-", "").isalnum() else "point"
+    out = Path(args.out or folder.path / tidy)
+    if not args.out:
+        make_folder(out, inside=folder.path)
+    files = [str(path) for path in write_launch_files(result, out, point=args.point)]
+    point = result.point(args.point)
+    lines = [*recommendation_lines(result), *verification_lines(result)]
+    if args.point != "recommended":
+        lines = [f"Point {args.point}: {' '.join(knobs(point.configuration))}"]
+    start = "./clocks.sh ./launch.sh" if point.configuration.live else "./launch.sh"
+    best = result.best.to_json() if result.best else None
+    recommendation = result.recommendation.to_json() if result.recommendation else None
+    answer(
+        args,
+        {
+            "files": files,
+            "best": best,
+            "point": point.to_json(),
+            "recommendation": recommendation,
+        },
+        [*lines, *files, f"Start it with: cd {shlex.quote(str(out))} && {start}"],
+    )
+    return OK
+
+
+def _run(args: argparse.Namespace) -> int:
+    from tuner.api import load_result
+    from tuner.deploy.train import train
+
+    def say(sentence: str) -> None:
+        if not args.quiet:
+            print(f"tuner: {sentence}", file=sys.stderr, flush=True)
+
+    # With --json standard output is the answer alone. A file or a pipe gets what the program prints
+    # byte for byte; a terminal does not get its control characters.
+    output = sys.stderr if args.json else sys.stdout
+    result = load_result(args.run, runs_dir=args.runs_dir)
+    done = train(
+        result,
+        args.point,
+        program=args.program,
+        steps=args.steps,
+        clocks=args.clocks,
+        say=say,
+        output=output if output.isatty() else raw_stream(output),
+    )
+    answer(args, done.to_json(), done.lines())
+    if done.interrupted:
+        return INTERRUPTED
+    return OK if done.failure is None else FAILED
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of this module."""
+    apply = commands.of_run("apply", _apply, "write the files that start the job as recommended")
+    apply.add_argument(
+        "--point", default="recommended", metavar="POINT", help=f"{POINT} (default: recommended)"
+    )
+    apply.add_argument("--out", metavar="DIR", help="output folder (default: best in the run)")
+
+    run = commands.of_run("run", _run, "train as recommended, and compare with the expectation")
+    run.usage = "tuner run [RUN] [options] [-- PROGRAM ...]"
+    run.add_argument(
+        "--point", default="recommended", metavar="POINT", help=f"{POINT} (default: recommended)"
+    )
+    run.add_argument(
+        "--steps", type=int, metavar="N", help="steps of the built-in program (default: the job's)"
+    )
+    run.add_argument(
+        "--no-clocks", dest="clocks", action="store_false", help="leave the clocks as they are"
+    )
+    run.add_argument("--quiet", action="store_true", help="suppress progress output")
+    add_run_as(run)

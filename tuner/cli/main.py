@@ -1,0 +1,127 @@
+"""The command `tuner`.
+
+Each command is one function in `tuner.cli`, which imports what it needs when it runs, so that
+`tuner --help` costs no more than argparse. Answers go to standard output, progress to standard
+error. Bad input is one sentence and exit code 2; an interrupt is one sentence on how to go on and
+exit code 130; a probe that failed is exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from tuner.cli import catalog, deploy, optimize, probe, runs
+from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, Commands, Parser
+from tuner.search_spaces.errors import InputError
+from tuner.terminal import visible_streams
+
+__all__ = ["command_parser", "main"]
+
+
+EXIT_CODES = """\
+exit codes:
+  0    success
+  1    failure: a probe that failed, a study that measured nothing
+  2    bad input; one sentence on standard error says what is allowed
+  130  interrupted; every finished probe is kept, and the message says how to continue
+
+Answers go to standard output (with --json as JSON), progress to standard error.
+"""
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of `tuner` with every command."""
+    parser = Parser(
+        prog="tuner",
+        description="Tunes the configuration of a training job for energy and time together.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = Commands(parser)
+    for module in (optimize, probe, runs, deploy, catalog):
+        module.add(commands)
+    return parser
+
+
+class _Interrupts:
+    """Ctrl-C, and a polite kill: the first one cleans up, the second one does not wait for that."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, signum: int, frame: object) -> NoReturn:
+        self._count += 1
+        if self._count == 1:
+            raise KeyboardInterrupt
+        # Nothing depends on this process's own clean-up: ranks and agents end when it is gone, the
+        # guard puts clocks back, and every finished probe is on disk.
+        os.write(2, b"tuner: ended at once, without cleaning up; the same command continues\n")
+        os._exit(INTERRUPTED)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 1 (a failed probe), 2 (bad input) or 130.
+
+    Control characters in what it prints are shown as text (`tuner.terminal`).
+    """
+    with visible_streams():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = command_parser()
+    words = list(sys.argv[1:] if argv is None else argv)
+    program: list[str] = []
+    if words[:1] == ["run"] and "--" in words:  # the user's program follows
+        cut = words.index("--")
+        words, program = words[:cut], words[cut + 1 :]
+    args = parser.parse_args(words, argparse.Namespace(program=program))
+    if args.command is None:
+        parser.print_help()
+        return OK
+    interrupts = _Interrupts()
+    before = {n: signal.signal(n, interrupts) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        if getattr(args, "run_as", None):
+            from tuner.workload.node.rights import RUN_AS
+
+            os.environ[RUN_AS] = args.run_as  # agents in other processes read it there too
+        code: int = args.run_command(args)
+        sys.stdout.flush()
+        return code
+    except InputError as error:
+        # One line, even where a name in a file holds several.
+        print(f"tuner: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt as error:
+        run = getattr(error, "run", None)
+        if run is not None:
+            print(
+                f"tuner: interrupted; every finished probe is in {run.path}, and the same command "
+                f"with --name {run.name} continues from there",
+                file=sys.stderr,
+            )
+        else:
+            print("tuner: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone; nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except OSError as error:
+        if error.filename is None:  # no file that the user named: ours to mend
+            raise
+        print(f"tuner: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
+        return BAD_INPUT
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""`tuner optimize` and `tuner replay`: a study on processes or on a recording."""
+
+from __future__ import annotations
+
+import argparse
+
+from tuner.cli.options import (
+    FAILED,
+    OK,
+    Commands,
+    add_options,
+    add_run_as,
+    add_script,
+    add_storage,
+    answer,
+    made_of_options,
+    progress,
+    script_of,
+    storage_of,
+)
+from tuner.problem.constraints import Constraints
+from tuner.problem.settings import SearchSettings
+from tuner.search_spaces.errors import InputError
+
+
+def _optimize(args: argparse.Namespace) -> int:
+    from tuner.api import optimize
+    from tuner.display.text import summary_lines
+
+    if args.job and args.job_option:
+        raise InputError(f"give the job once: {args.job!r} or --job {args.job_option!r}")
+    args.job = args.job or args.job_option
+    if args.job and args.script:
+        raise InputError(f"give either the job {args.job!r} or --script")
+    with progress(args) as on_progress:
+        result = optimize(
+            script_of(args) or args.job,
+            cluster=args.cluster,
+            space=args.space,
+            constraints=made_of_options(args, Constraints),
+            search=made_of_options(args, SearchSettings),
+            baseline=args.baseline,
+            target_gpus=args.target_gpus,
+            transfer=args.transfer,
+            sampler=args.sampler,
+            surrogate=args.surrogate,
+            executor=args.executor,
+            ray_address=args.ray,
+            device_kind=args.device_kind,
+            in_flight=args.in_flight,
+            storage=storage_of(args),
+            name=args.name,
+            runs_dir=args.runs_dir,
+            on_progress=on_progress,
+        )
+    answer(args, result.to_json(), ["", *summary_lines(result)])
+    return OK if result.points else FAILED
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from tuner.api import replay
+    from tuner.display.text import summary_lines
+
+    with progress(args) as on_progress:
+        result = replay(
+            args.path,
+            group=args.group,
+            steps=args.steps,
+            in_flight=args.in_flight,
+            constraints=made_of_options(args, Constraints),
+            search=made_of_options(args, SearchSettings),
+            transfer=args.transfer,
+            sampler=args.sampler,
+            surrogate=args.surrogate,
+            storage=storage_of(args),
+            name=args.name,
+            runs_dir=args.runs_dir,
+            on_progress=on_progress,
+        )
+    answer(args, result.to_json(), ["", *summary_lines(result)])
+    return OK if result.points else FAILED
+
+
+def _add_study(parser: argparse.ArgumentParser) -> None:
+    """Add the options of both commands."""
+    add_options(parser.add_argument_group("limits and objective of the training job"), Constraints)
+    group = parser.add_argument_group("limits of the search")
+    add_options(group, SearchSettings)
+    group.add_argument(
+        "--sampler",
+        metavar="NAME",
+        help="joulefront, tpe, nsgaii, gp, botorch or random (default: joulefront)",
+    )
+    group.add_argument(
+        "--surrogate",
+        metavar="NAME",
+        help="model of step time and power: gaussian-process, gaussian-process-sklearn, "
+        "extra-trees, random-forest, bayesian-ridge, or sklearn.MODULE.CLASS(NAME=VALUE) "
+        "(default: gaussian-process)",
+    )
+    group.add_argument(
+        "--transfer",
+        action="append",
+        default=[],
+        metavar="RUN|TABLE",
+        help="earlier measurements to start from, of this job elsewhere or of another; repeatable",
+    )
+    group = parser.add_argument_group("the run and its progress")
+    add = group.add_argument
+    add_storage(group, "URL of the study's database")
+    add("--name", metavar="NAME", help="name of the run; an existing run is continued")
+    add("--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)")
+    add("--quiet", action="store_true", help="suppress progress output")
+    add("--plain", action="store_true", help="print progress as plain lines, even at a terminal")
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of this module."""
+    optimize = commands.command("optimize", _optimize, "tune a job on this machine or cluster")
+    add = optimize.add_argument
+    add("job", nargs="?", metavar="JOB", help="job file, or name of a built-in job")
+    add("--job", dest="job_option", metavar="JOB", help="the same, as an option")
+    add(
+        "--cluster",
+        default="auto",
+        metavar="NAME",
+        help="cluster file or name, auto for this machine (default: auto)",
+    )
+    add(
+        "--space",
+        default="default",
+        metavar="NAME",
+        help="search space file or name (default: default)",
+    )
+    add(
+        "--executor",
+        metavar="NAME",
+        help="ray, inline or simulated (default: simulated for another kind of machine, else ray)",
+    )
+    add(
+        "--baseline",
+        nargs="+",
+        metavar="FILE|KNOB=VALUE",
+        help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
+    )
+    add("--ray", metavar="ADDRESS", help="Ray cluster to run on: auto or HOST:PORT")
+    add("--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use")
+    add("--in-flight", type=int, metavar="N", help="probes that a simulated cluster runs together")
+    add("--target-gpus", type=int, metavar="N", help="also predict the front for N GPUs")
+    add_script(optimize)
+    _add_study(optimize)
+    add_run_as(optimize)
+
+    replay = commands.command("replay", _replay, "run a study on a trace or a recorded table")
+    add = replay.add_argument
+    add("path", metavar="PATH", help="folder of a table, run folder, or trace")
+    add("--group", metavar="NAME", help="search problem of a table that holds several")
+    add("--steps", type=int, metavar="N", help="units of work that make the solution")
+    add(
+        "--in-flight",
+        type=int,
+        default=1,
+        metavar="N",
+        help="probes that run together (default: 1)",
+    )
+    _add_study(replay)

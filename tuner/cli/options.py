@@ -1,0 +1,268 @@
+"""Parts shared by the commands: exit codes, answers, progress, and options made of dataclasses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import Field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.options import Option, declared_options
+from tuner.workload.node.rights import STORAGE
+
+if TYPE_CHECKING:
+    from tuner.workload.scripts.command import Script
+
+Made = TypeVar("Made")
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+#: Help of --point.
+POINT = "recommended, best (the choice), knee, baseline, a number of the front, or a key"
+
+
+def answer(args: argparse.Namespace, data: Any, lines: Sequence[str]) -> None:
+    """Print the answer: the data as JSON with --json, else the lines."""
+    if args.json:
+        from tuner.search_spaces.typed import strict_json
+
+        print(json.dumps(strict_json(data), indent=2, default=str))
+    else:
+        print("\n".join(lines))
+
+
+@contextmanager
+def progress(args: argparse.Namespace) -> Iterator[Any]:
+    """Yield the receiver of progress events: a live view, a line printer, or None."""
+    if args.quiet:
+        yield None
+        return
+    from tuner.display.live import LiveView, can_be_live
+    from tuner.display.progress import ProgressPrinter
+
+    if args.plain or not can_be_live(sys.stderr):
+        yield ProgressPrinter()
+        return
+    with LiveView() as view:
+        yield view
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines of left-aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+
+
+def storage_of(args: argparse.Namespace) -> str | None:
+    """Return the URL of the study's database; None for the journal.
+
+    Every user of the machine can read a command line, so a URL with a password is given in a file
+    or in the environment.
+
+    Raises:
+        InputError: the file named by "@FILE" cannot be read, or holds no single line.
+    """
+    given = args.storage or os.environ.get(STORAGE) or None
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        lines = Path(given[1:]).read_text(encoding="utf-8").split()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"cannot read the storage URL from {given[1:]}: {reason}") from error
+    if len(lines) != 1:
+        raise InputError(f"{given[1:]} must hold the storage URL alone, on one line")
+    return lines[0]
+
+
+def add_storage(parser: Any, what: str) -> None:
+    """Add --storage, to be read by `storage_of`."""
+    parser.add_argument(
+        "--storage",
+        metavar="URL|@FILE",
+        help=f"{what}, or a file that holds it, if it has a password (default: ${STORAGE}, else "
+        "the journal in the run)",
+    )
+
+
+def job_of_words(
+    args: argparse.Namespace, what: str, size: Callable[[Any, int], Any] | None = None
+) -> tuple[Any, Any, Any]:
+    """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
+    from tuner.search_spaces.cluster import load_cluster
+    from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.job import load_job
+    from tuner.search_spaces.knobs import Value, parse_value
+    from tuner.search_spaces.space import default_configuration
+    from tuner.workload.node.machine import detect_cluster
+
+    jobs = [word for word in args.what if "=" not in word]
+    if len(jobs) > 1:
+        raise InputError(f"{jobs[1]!r} is a second job; {what} takes one job and KNOB=VALUE")
+    values: dict[str, Value] = {}
+    for word in args.what:
+        name, equals, text = word.partition("=")
+        if equals:
+            values[name] = parse_value(name, text)
+    job = load_job(jobs[0] if jobs else None)
+    cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
+    if size is not None and args.target_gpus is not None:
+        cluster = size(cluster, args.target_gpus)
+    return job, cluster, Configuration.of(values) if values else default_configuration(job, cluster)
+
+
+def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
+    """Add the options that a dataclass declares (`tuner.search_spaces.options`).
+
+    Args:
+        parser: a parser or one of its groups.
+        kind: the dataclass.
+        only: names of fields; all that the command line has if empty.
+    """
+    for item, declared in _on_command_line(kind, only):
+        flag = (declared.flag or item.name).replace("_", "-")
+        text = declared.help + (f", in {declared.unit}" if declared.unit else "")
+        if isinstance(item.default, bool):
+            if item.default:
+                flag, action, text = f"no-{flag}", "store_false", f"do not {text}"
+            else:
+                action = "store_true"
+            parser.add_argument(f"--{flag}", dest=item.name, action=action, help=text)
+            continue
+        value, metavar = _VALUES[str(item.type).removesuffix(" | None")]
+        if item.default is not None:
+            text += f" (default: {item.default})"
+        parser.add_argument(
+            f"--{flag}",
+            dest=item.name,
+            type=value,
+            default=item.default,
+            metavar=declared.metavar or metavar,
+            help=text,
+        )
+
+
+def made_of_options(
+    args: argparse.Namespace, kind: type[Made], *, only: Sequence[str] = (), **more: Any
+) -> Made:
+    """Return the dataclass object of the options that were parsed; `more` are its other fields.
+
+    Raises:
+        InputError: a value is not allowed.
+    """
+    values = {item.name: getattr(args, item.name) for item, _ in _on_command_line(kind, only)}
+    return kind(**values, **more)
+
+
+def given_options(args: argparse.Namespace, kind: type, *, only: Sequence[str] = ()) -> list[str]:
+    """Return the flags of the options whose value is not the default."""
+    return [
+        f"--{(declared.flag or item.name).replace('_', '-')}"
+        for item, declared in _on_command_line(kind, only)
+        if getattr(args, item.name) != item.default
+    ]
+
+
+#: Parser and placeholder of each declared type.
+_VALUES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "float": (float, "X"),
+    "int": (int, "N"),
+    "str": (str, "NAME"),
+    "Path": (Path, "FILE"),
+}
+
+
+def _on_command_line(kind: type, only: Sequence[str]) -> list[tuple[Field[Any], Option]]:
+    return [
+        (item, declared)
+        for item, declared in declared_options(kind)
+        if not declared.keyword_only and (not only or item.name in only)
+    ]
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Add --script and the options that describe a user's script."""
+    from tuner.workload.scripts.command import Script
+
+    group = parser.add_argument_group("your own training script")
+    group.add_argument("--script", metavar="CMD", help='the command, e.g. "train.py --data DIR"')
+    add_options(group, Script)
+
+
+def script_of(args: argparse.Namespace) -> Script | None:
+    """Return the user's script; None if the command names none.
+
+    Raises:
+        InputError: an option of a script is given without a script.
+    """
+    from tuner.workload.scripts.command import Script
+
+    if args.script is not None:
+        return made_of_options(args, Script, command=args.script)
+    for flag in given_options(args, Script):
+        raise InputError(f"{flag} is for --script; a job has its own")
+    return None
+
+
+def add_run_as(parser: argparse.ArgumentParser) -> None:
+    """Add --run-as."""
+    parser.add_argument(
+        "--run-as",
+        metavar="USER",
+        help="as root: the user, or UID:GID, that training runs as (default: sudo's caller)",
+    )
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, but report unknown arguments with the command's own name."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unknown arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
+class Commands:
+    """Registry to which each module of this package adds its commands.
+
+    Args:
+        parser: of the whole command.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+        self._parsers = parser.add_subparsers(
+            dest="command", metavar="COMMAND", parser_class=Parser
+        )
+
+    def command(
+        self, name: str, run: Callable[[argparse.Namespace], int], what: str
+    ) -> argparse.ArgumentParser:
+        """Add a command; `run` takes its arguments and returns the exit code."""
+        added: argparse.ArgumentParser = self._parsers.add_parser(name, help=what, description=what)
+        added.add_argument("--json", action="store_true", help="print the answer as JSON")
+        added.set_defaults(run_command=run)
+        return added
+
+    def of_run(
+        self, name: str, run: Callable[[argparse.Namespace], int], what: str
+    ) -> argparse.ArgumentParser:
+        """Add a command about an existing run."""
+        added = self.command(name, run, what)
+        added.add_argument(
+            "run", nargs="?", metavar="RUN", help="name or folder of the run (default: the latest)"
+        )
+        added.add_argument(
+            "--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)"
+        )
+        return added

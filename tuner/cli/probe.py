@@ -1,0 +1,312 @@
+"""`tuner probe`, `predict`, `record`, `calibrate` and `doctor`: no study, one thing at a time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.cli.options import (
+    FAILED,
+    OK,
+    Commands,
+    add_run_as,
+    add_script,
+    answer,
+    job_of_words,
+    script_of,
+)
+from tuner.search_spaces.errors import InputError
+
+
+def _predict(args: argparse.Namespace) -> int:
+    """Predict one configuration by the analytic models; nothing is started."""
+    from tuner.results.predict import forecast, forecast_lines
+    from tuner.search_spaces.cluster import enlarged
+
+    records: tuple[Any, ...] = ()
+    probed_on = None
+    if args.run is not None:
+        from tuner.problem.run_folder import find_run
+        from tuner.problem.study_file import parse_cluster
+        from tuner.workload.trace import read_trace
+
+        folder = find_run(args.run, args.runs_dir)
+        records, probed_on = (
+            read_trace(folder.trace).records,
+            parse_cluster(folder.read_study() or {}),
+        )
+    job, cluster, configuration = job_of_words(args, "a prediction", size=enlarged)
+    prediction = forecast(job, cluster, configuration, records=records, probed_on=probed_on)
+    answer(args, prediction.to_json(), forecast_lines(prediction))
+    return OK
+
+
+def _changed(job: Any, words: Sequence[str]) -> Any:
+    """Return a script's configuration of today with KNOB=VALUE changed."""
+    from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.knobs import parse_value
+
+    values = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise InputError(f"give either the job {word!r} or --script")
+        values[name] = parse_value(name, text)
+    return Configuration.of({**job.baseline.launch, **values})
+
+
+def _probe(args: argparse.Namespace) -> int:
+    """Run one probe on this machine; needs neither Ray nor Optuna."""
+    from contextlib import closing
+    from datetime import datetime
+
+    from tuner.search_spaces.cluster import load_cluster
+    from tuner.search_spaces.errors import InvalidConfiguration
+    from tuner.search_spaces.rules import broken_rules
+    from tuner.search_spaces.safe_files import require_own
+    from tuner.workload.node.machine import detect_cluster
+    from tuner.workload.node.rights import private_folder
+    from tuner.workload.node.runner import LocalRunner, refused
+    from tuner.workload.probe import ProbeRequest
+    from tuner.workload.scripts.inspection import blank_job, inspect_script
+    from tuner.workload.trace import TraceWriter
+
+    def say(sentence: str) -> None:
+        if not args.quiet:
+            print(sentence, file=sys.stderr, flush=True)
+
+    script = script_of(args)
+    if script is None:
+        job, cluster, configuration = job_of_words(args, "a probe")
+    else:
+        cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
+        job = blank_job(script, cluster)
+        configuration = _changed(job, args.what)
+    folder = Path(args.runs_dir) / f"probe-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    require_own(folder)
+    with closing(LocalRunner(job, cluster, run_dir=folder, say=say)) as runner:
+        if script is not None:
+            job = inspect_script(script, runner, cluster, say=say)
+            configuration = _changed(job, args.what)
+            for sentence in job.sentences():
+                say(sentence)
+        if phrases := refused(configuration, job) or broken_rules(configuration, job, cluster):
+            raise InvalidConfiguration(configuration.key, phrases)
+        request = ProbeRequest(
+            "p0000",
+            configuration.launch,
+            (configuration.live,),
+            time_limit_s=args.time_limit_s,
+            purpose="probe",
+        )
+        say(f"probing {configuration.key}")
+        record = runner.run(request)
+    private_folder(folder)
+    with TraceWriter(folder / "trace" / "probes.jsonl") as writer:
+        writer.append(record)
+    from tuner.display.text import record_lines
+
+    answer(args, record.to_json(), [*record_lines(record), f"record: {writer.path}"])
+    return OK if record.ok else FAILED
+
+
+def _record(args: argparse.Namespace) -> int:
+    """Measure a space into a recorded table; needs neither Ray nor Optuna."""
+    from contextlib import closing
+
+    from tuner.search_spaces.cluster import load_cluster
+    from tuner.search_spaces.job import load_job
+    from tuner.search_spaces.rules import unrunnable
+    from tuner.search_spaces.safe_files import require_own
+    from tuner.search_spaces.space import Candidates, load_space
+    from tuner.workload.node.machine import detect_cluster
+    from tuner.workload.node.runner import LocalRunner
+    from tuner.workload.record_table import record_space
+
+    require_own(args.out)
+    job = load_job(args.job)
+    cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
+    valid = load_space(args.space).candidates(job, cluster)
+    able = [configuration for configuration in valid if not unrunnable(configuration, job)]
+    if not able:
+        raise InputError(f"of space {args.space!r} nothing can be run yet")
+
+    def say(sentence: str) -> None:
+        if not args.quiet:
+            print(sentence, file=sys.stderr, flush=True)
+
+    with closing(LocalRunner(job, cluster, run_dir=args.out, say=say)) as runner:
+        done = record_space(
+            runner,
+            Candidates.from_configurations(able),
+            args.out,
+            workload=job.name,
+            hardware=f"{cluster.devices} x {cluster.device.name}",
+            sample=args.sample,
+            seed=args.seed,
+            say=say,
+        )
+    failed = sum(not record.ok for record in done.records)
+    lines = [
+        f"{done.rows} rows in {done.folder}/table.csv, from {len(done.records)} probes, "
+        f"{failed} of them failed"
+    ]
+    data = {"folder": str(done.folder), "rows": done.rows, "probes": len(done.records)}
+    answer(args, {**data, "failed": failed}, lines)
+    return OK
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from tuner.results.calibration import calibrate
+
+    calibration = calibrate(
+        args.job,
+        cluster=args.cluster,
+        runs_dir=args.runs_dir,
+        pairs=args.pairs,
+        block_s=args.block_s,
+        say=None if args.quiet else lambda sentence: print(sentence, file=sys.stderr, flush=True),
+    )
+    answer(args, calibration.to_json(), calibration.lines())
+    return OK
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    if args.ray is not None:
+        from tuner.executors.ray_cluster import survey
+
+        seen = survey(args.ray, device_kind=args.device_kind)
+        answer(args, seen.to_json(), seen.lines())
+        return OK if seen.cluster is not None else FAILED
+    from tuner.workload.node.machine_facts import machine_facts
+
+    facts = machine_facts()
+    answer(args, facts.to_json(), facts.lines())
+    return OK
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of this module."""
+    probe = commands.command("probe", _probe, "run one probe on this machine and print its record")
+    probe.add_argument(
+        "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs to change"
+    )
+    probe.add_argument(
+        "--cluster",
+        default="auto",
+        metavar="NAME",
+        help="cluster file or name, auto for this machine (default: auto)",
+    )
+    add_script(probe)
+    probe.add_argument(
+        "--time-limit-s",
+        type=float,
+        default=300.0,
+        metavar="X",
+        help="kill the probe after this time, in s (default: 300)",
+    )
+    probe.add_argument(
+        "--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)"
+    )
+    probe.add_argument("--quiet", action="store_true", help="suppress progress output")
+    add_run_as(probe)
+
+    record = commands.command(
+        "record", _record, "measure a space, or part of it, into a recorded table"
+    )
+    record.add_argument("job", nargs="?", metavar="JOB", help="job file, or name of a built-in job")
+    record.add_argument(
+        "--cluster",
+        default="auto",
+        metavar="NAME",
+        help="cluster file or name, auto for this machine (default: auto)",
+    )
+    record.add_argument(
+        "--space",
+        default="default",
+        metavar="NAME",
+        help="search space file or name (default: default)",
+    )
+    record.add_argument(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="number of launches to draw at random (default: all)",
+    )
+    record.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random seed of the draw and the order (default: 0)",
+    )
+    record.add_argument("--out", required=True, metavar="DIR", help="folder of the table")
+    record.add_argument("--quiet", action="store_true", help="suppress progress output")
+    add_run_as(record)
+
+    calibrate = commands.command(
+        "calibrate", _calibrate, "measure the cost of metering here, and list its sources"
+    )
+    calibrate.add_argument(
+        "job", nargs="?", metavar="JOB", help="job file, or name of a built-in job"
+    )
+    calibrate.add_argument(
+        "--cluster",
+        default="auto",
+        metavar="NAME",
+        help="cluster file or name, auto for this machine (default: auto)",
+    )
+    calibrate.add_argument(
+        "--pairs",
+        type=int,
+        default=20,
+        metavar="N",
+        help="pairs of metered and unmetered blocks (default: 20)",
+    )
+    calibrate.add_argument(
+        "--block-s",
+        type=float,
+        default=3.0,
+        metavar="X",
+        help="length of a block, in s (default: 3)",
+    )
+    calibrate.add_argument(
+        "--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)"
+    )
+    calibrate.add_argument("--quiet", action="store_true", help="suppress progress output")
+    add_run_as(calibrate)
+
+    predict = commands.command(
+        "predict", _predict, "predict where the time and energy of one configuration go"
+    )
+    predict.add_argument(
+        "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs to change"
+    )
+    predict.add_argument(
+        "--cluster",
+        default="auto",
+        metavar="NAME",
+        help="cluster file or name, auto for this machine (default: auto)",
+    )
+    predict.add_argument(
+        "--target-gpus", type=int, metavar="N", help="predict for N devices of the cluster's kind"
+    )
+    predict.add_argument(
+        "--run", metavar="RUN", help="correct the models by the probes of this run"
+    )
+    predict.add_argument(
+        "--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)"
+    )
+    doctor = commands.command(
+        "doctor", _doctor, "list what this machine, or each node of a Ray cluster, offers"
+    )
+    doctor.add_argument(
+        "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
+    )
+    doctor.add_argument(
+        "--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use"
+    )

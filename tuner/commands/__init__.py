@@ -1,1 +1,0 @@
-"""The command's subcommands, a module for each kind; see `tuner.cli`."""

@@ -1,0 +1,1 @@
+"""A chosen configuration in production: launch files, clocks, training and drift."""

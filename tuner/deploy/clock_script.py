@@ -1,0 +1,175 @@
+"""Shell script clocks.sh, which runs a command under a configuration's clocks.
+
+It is a plain script over nvidia-smi, so that it works where joulefront is not installed. It
+restores the earlier clocks when the command ends, fails or is interrupted (a trap), and a guard in
+a session of its own restores them when the script itself is killed with SIGKILL. nvidia-smi reports
+an earlier power limit but no earlier clock lock: a lock is released unless EARLIER_CLOCKS_MHZ gives
+the one to restore.
+"""
+
+from __future__ import annotations
+
+from tuner.formatting import one_line
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import Value
+
+__all__ = ["clocks_sh"]
+
+_SCRIPT = r"""#!/usr/bin/env bash
+# Runs a command under the live settings of this configuration, and restores the earlier ones when
+# it ends, in whatever way:
+#   ./clocks.sh ./launch.sh
+# Setting clocks needs permission: run it as root, or SUDO=sudo ./clocks.sh ./launch.sh
+# nvidia-smi does not report an earlier clock lock; EARLIER_CLOCKS_MHZ=MIN,MAX restores that one.
+# Settings: @ABOUT@
+set -uo pipefail
+
+clocks_MHz=(@CLOCKS@)         # one for all GPUs, or one per pipeline stage; empty: unchanged
+memory_clocks_MHz=(@MEMORY@)
+power_limits_W=(@LIMITS@)
+ranks=@RANKS@                 # of the whole job, in blocks of stages
+ranks_per_node=@PER_NODE@
+
+smi() { ${SUDO:-} "${NVIDIA_SMI:-nvidia-smi}" "$@"; }
+
+restore() {  # each argument is one call: words for nvidia-smi
+    local failed=0 words
+    for words in "$@"; do
+        # shellcheck disable=SC2086  # word splitting is intended
+        if ! smi $words >/dev/null; then
+            echo "clocks.sh: not restored: nvidia-smi $words" >&2
+            failed=1
+        fi
+    done
+    return $failed
+}
+
+if [[ ${1:-} == --guard ]]; then  # in a session of its own: clocks.sh --guard WORDS...
+    shift
+    trap '' INT TERM HUP
+    while read -r; do :; done  # the pipe closes when the script ends, in whatever way
+    restore "$@"
+    exit
+fi
+
+if (( $# == 0 )); then
+    echo "usage: ./clocks.sh COMMAND ...   (for example ./clocks.sh ./launch.sh)" >&2
+    exit 2
+fi
+if (( ${#clocks_MHz[@]} + ${#memory_clocks_MHz[@]} + ${#power_limits_W[@]} == 0 )); then
+    exec "$@"
+fi
+
+if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+    IFS=, read -r -a gpus <<< "$CUDA_VISIBLE_DEVICES"
+else
+    mapfile -t gpus < <("${NVIDIA_SMI:-nvidia-smi}" --query-gpu=index --format=csv,noheader)
+fi
+if (( ${#gpus[@]} < ranks_per_node )); then
+    echo "clocks.sh: ${#gpus[@]} GPUs are visible and the job has $ranks_per_node ranks here" >&2
+    exit 2
+fi
+gpus=("${gpus[@]:0:ranks_per_node}")
+node=${SLURM_NODEID:-${NODE_RANK:-0}}
+
+of_gpu() {  # value of one GPU: of_gpu NUMBER VALUES...
+    local rank=$(( node * ranks_per_node + $1 ))
+    shift
+    echo "${@:$(( rank / (ranks / $#) + 1 )):1}"
+}
+
+back=()
+set_to=()
+for number in "${!gpus[@]}"; do
+    gpu=${gpus[number]}
+    if (( ${#clocks_MHz[@]} )); then
+        clock=$(of_gpu "$number" "${clocks_MHz[@]}")
+        set_to+=("-i $gpu -lgc $clock,$clock")
+        back+=("-i $gpu ${EARLIER_CLOCKS_MHZ:+-lgc $EARLIER_CLOCKS_MHZ}")
+        [[ -n ${EARLIER_CLOCKS_MHZ:-} ]] || back[-1]="-i $gpu -rgc"
+    fi
+    if (( ${#memory_clocks_MHz[@]} )); then
+        clock=$(of_gpu "$number" "${memory_clocks_MHz[@]}")
+        set_to+=("-i $gpu -lmc $clock,$clock")
+        back+=("-i $gpu -rmc")
+    fi
+    if (( ${#power_limits_W[@]} )); then
+        limit=$("${NVIDIA_SMI:-nvidia-smi}" -i "$gpu" --query-gpu=power.limit \
+            --format=csv,noheader,nounits) || limit=
+        if [[ ! $limit =~ ^[0-9.]+$ ]]; then
+            echo "clocks.sh: GPU $gpu reports no power limit, so it could not be restored" >&2
+            exit 3
+        fi
+        set_to+=("-i $gpu -pl $(of_gpu "$number" "${power_limits_W[@]}")")
+        back+=("-i $gpu -pl $limit")
+    fi
+done
+
+child=
+stopped=
+finish() {
+    local code=$?
+    trap '' INT TERM HUP
+    trap - EXIT
+    [[ -z $child ]] || kill -TERM "$child" 2>/dev/null
+    restore "${back[@]}" && [[ -n ${guard:-} ]] && kill -KILL "$guard" 2>/dev/null
+    exit "$code"
+}
+trap finish EXIT
+trap '[[ -z $child ]] || kill -TERM "$child" 2>/dev/null; stopped=143' INT TERM HUP
+
+# Started before any clock is set, in a session that a kill of this script does not reach.
+# It reads from a pipe that is open for writing in this script, and not in the command.
+exec {alive}> >(exec setsid bash "${BASH_SOURCE[0]}" --guard "${back[@]}" >/dev/null 2>&1)
+guard=$!
+for words in "${set_to[@]}"; do
+    # shellcheck disable=SC2086  # word splitting is intended
+    if ! smi $words >/dev/null; then
+        echo "clocks.sh: nvidia-smi $words was refused; nothing is started. To set clocks" \
+            "as root: SUDO=sudo ./clocks.sh ...; or start the command without clocks.sh" >&2
+        exit 3
+    fi
+done
+
+[[ -z $stopped ]] || exit "$stopped"
+"$@" {alive}>&- &
+child=$!
+wait "$child"
+code=$?
+while kill -0 "$child" 2>/dev/null; do  # a signal ends `wait` before the command has ended
+    wait "$child"
+    code=$?
+done
+child=
+exit "${stopped:-$code}"
+"""
+
+
+def _array(value: Value | None) -> str:
+    """Return a live knob's value as the words of a bash array."""
+    if value is None:
+        return ""
+    parts = value if isinstance(value, tuple) else (value,)
+    return " ".join(f"{part:g}" if isinstance(part, float) else str(int(part)) for part in parts)
+
+
+def clocks_sh(configuration: Configuration, ranks_per_node: int) -> str:
+    """Return the script of one configuration; without live settings it only runs the command.
+
+    Args:
+        configuration: the configuration whose live settings are set.
+        ranks_per_node: number of ranks, and so of GPUs, on each node.
+    """
+    live = configuration.live
+    words = {
+        "@ABOUT@": one_line(live.key) if live else "left to the device",
+        "@CLOCKS@": _array(live.get("clock_MHz")),
+        "@MEMORY@": _array(live.get("memory_clock_MHz")),
+        "@LIMITS@": _array(live.get("power_limit_W")),
+        "@RANKS@": str(configuration.world_size),
+        "@PER_NODE@": str(ranks_per_node),
+    }
+    text = _SCRIPT
+    for name, value in words.items():
+        text = text.replace(name, value)
+    return text

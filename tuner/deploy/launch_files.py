@@ -1,0 +1,392 @@
+"""Files that start the training job under one configuration, ready to run on this machine.
+
+They start it as a probe did: the same DeepSpeed JSON, the same program, the same environment for
+the ranks, but under `torchrun` or the `deepspeed` launcher, alone or under Slurm, and without the
+hook. Clocks are set by a script of their own (`tuner.deploy.clock_script`), which restores the
+earlier ones. A user's own script is started as it was probed too, with the hook only if its
+settings cannot be passed to it in another way. All text from the user is quoted for the shell.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.deploy.clock_script import clocks_sh
+from tuner.formatting import knob_text, knobs, one_line
+from tuner.problem.run_folder import write_toml
+from tuner.results.result import Result
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import knob_named
+from tuner.search_spaces.safe_files import SCRIPT_MODE, write_bytes, write_text
+from tuner.workload.node.rank_server import extensions_dir
+from tuner.workload.scripts.script_job import ScriptJob
+
+__all__ = ["Launch", "launch_of", "write_launch_files"]
+
+#: Configuration, job, and cluster to start it on (None: all ranks on this machine).
+Launch = tuple[Configuration, TrainingJob, Cluster | None]
+
+_RENDEZVOUS_PORT = 29500  # torchrun's default
+
+
+def launch_of(result: Result, point: str | Configuration = "recommended") -> Launch:
+    """Return a configuration of a result with its job and cluster.
+
+    Args:
+        result: result of a study.
+        point: name of the point or its configuration (`tuner.results.result.Result.point`).
+
+    Raises:
+        InputError: nothing was chosen, or the study was of a recorded table, which has no job.
+        UnknownName: there is no such point.
+    """
+    if result.best is None and point in ("recommended", "best"):
+        raise InputError(f"study {result.name!r} chose no configuration, so nothing can be started")
+    configuration = result.point(point).configuration
+    if result.job is None:
+        raise InputError(
+            f"study {result.name!r} names no training job (a recorded table has none), so there "
+            "are no files to start it"
+        )
+    return configuration, result.job, result.cluster
+
+
+def write_launch_files(
+    what: Result | Launch,
+    out_dir: Path | str,
+    *,
+    script: Sequence[str] = (),
+    point: str | Configuration = "recommended",
+) -> list[Path]:
+    """Write the files that start the job, replacing earlier ones.
+
+    These are ds_config.json, job.json, launch.sh (torchrun), launch_deepspeed.sh, job.sbatch
+    (Slurm), clocks.sh and clocks.toml (the live settings) and README.txt; for a user's script that
+    needs them, also the folder joulefront_hook and options.json.
+
+    Args:
+        what: a result, or a configuration with its job and cluster.
+        out_dir: the folder, created if it is missing.
+        script: the user's own program and its arguments; the built-in one by default. It is given
+            `--deepspeed_config ds_config.json` at the end.
+        point: the point of a result to write (`tuner.results.result.Result.point`).
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: nothing to start (see `launch_of`), or more ranks than the cluster has devices.
+        InvalidValue: micro-batch x data parallelism does not divide the global batch, or a knob
+            does not allow its live setting.
+        UnknownName: the result has no such point, or a live setting is not a knob's.
+        OSError: a file cannot be written.
+    """
+    launch = launch_of(what, point) if isinstance(what, Result) else what
+    configuration, job, cluster = launch
+    _check_live(configuration)
+    job = job.at(configuration)  # at its own global batch, for the steps it takes there
+    launch = configuration, job, cluster
+    expected_s = what.point(point).time_interval_s[1] if isinstance(what, Result) else None
+    if expected_s is not None and not math.isfinite(expected_s):
+        expected_s = None  # no time limit that Slurm accepts
+    folder = Path(out_dir)
+    if isinstance(job, ScriptJob):
+        program, files = _program_of_script(configuration, job, cluster, folder)
+    else:
+        program, files = _built_in(launch, script)
+    texts = {
+        **files,
+        "job.json": json.dumps(job.to_json(), indent=2) + "\n",
+        "launch.sh": _launch_sh(launch, program, "torchrun"),
+        "launch_deepspeed.sh": _launch_sh(launch, program, "deepspeed"),
+        "job.sbatch": _sbatch(launch, folder.resolve(), expected_s),
+        "clocks.sh": clocks_sh(configuration, configuration.world_size // _nodes_of(launch)),
+        "clocks.toml": _clocks_toml(configuration),
+        "README.txt": _readme(configuration, job),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_text(folder / name, text, mode=SCRIPT_MODE if name.endswith(".sh") else 0o666)
+    return [folder / name for name in texts]
+
+
+def _check_live(configuration: Configuration) -> None:
+    """Refuse live settings that clocks.sh could not set; a record may contain any."""
+    for name, value in configuration.live.items():
+        knob = knob_named(name)
+        if knob.kind != "live":
+            raise InputError(f"{name} is a launch knob, so it cannot be set while the job runs")
+        knob.check(value)
+
+
+def _nodes_of(launch: Launch) -> int:
+    """Return the least number of nodes that hold the ranks, the same number on each."""
+    configuration, _, cluster = launch
+    world_size = configuration.world_size
+    if cluster is None:
+        return 1
+    for nodes in range(1, cluster.nodes + 1):
+        if world_size % nodes == 0 and world_size // nodes <= cluster.devices_per_node:
+            return nodes
+    raise InputError(
+        f"the configuration has {world_size} ranks; cluster {cluster.name!r} has {cluster.nodes} "
+        f"nodes of {cluster.devices_per_node} devices, and each node must have the same number of "
+        "ranks"
+    )
+
+
+@dataclass(frozen=True)
+class _Program:
+    """Program that launch.sh starts.
+
+    Attributes:
+        words: the program and its arguments.
+        about: comment lines before it.
+        folder: its working folder; "" for the folder of launch.sh.
+        exports: `NAME=VALUE` words, already quoted.
+        steps: True if it accepts `--steps`.
+    """
+
+    words: Sequence[str]
+    about: Sequence[str]
+    folder: str = ""
+    exports: Sequence[str] = ()
+    steps: bool = False
+
+
+def _built_in(launch: Launch, script: Sequence[str]) -> tuple[_Program, dict[str, str]]:
+    """Return the program that is given the DeepSpeed JSON, and the files it reads."""
+    from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
+    from tuner.workload.node.runner import training_program
+
+    configuration, job, cluster = launch
+    rendered = render_deepspeed_config(
+        configuration, job, nvme_path=cluster.nvme_path if cluster else ""
+    )
+    config = json.dumps(rendered, indent=2) + "\n"
+    files = {"ds_config.json": config}
+    if script:
+        about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
+        return _Program([*script, "--deepspeed_config", "ds_config.json"], about), files
+    words = [str(training_program()), "--job", "job.json", "--deepspeed_config", "ds_config.json"]
+    about = [
+        "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
+        "# Yours must read ds_config.json, and apply the settings that it cannot contain:",
+        "#   " + one_line(" ".join(knobs(configuration))),
+    ]
+    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false"]
+    arguments = training_arguments(configuration)
+    return _Program([*words, *arguments], about, exports=exports, steps=True), files
+
+
+def _program_of_script(
+    configuration: Configuration, job: ScriptJob, cluster: Cluster | None, folder: Path
+) -> tuple[_Program, dict[str, str]]:
+    """Return the user's script as it was probed, and the files it reads."""
+    start = job.start(configuration, folder, probe=False)
+    files = {}
+    if start.config:
+        files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
+    words, exports = list(start.words), []
+    on_cpu = cluster is not None and cluster.device.type == "cpu"
+    about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
+    if job.needs_hook or (on_cpu and job.frame.on_deepspeed):
+        hook = folder / "joulefront_hook"
+        _write_hook(hook)
+        files["options.json"] = json.dumps(start.options, indent=2) + "\n"
+        words = [str((hook / "__main__.py").resolve()), "run", *words]
+        exports = ["JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))]
+        about.append("# joulefront_hook merges options.json into what it passes to DeepSpeed.")
+    return _Program(words, about, folder=start.cwd, exports=exports), files
+
+
+def _write_hook(folder: Path) -> None:
+    """Replace the hook's package: a module or bytecode left in its folder would be imported."""
+    import tuner.workload.hook
+
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    for module in Path(tuner.workload.hook.__file__).parent.glob("*.py"):
+        write_bytes(folder / module.name, module.read_bytes())
+
+
+def _torchrun(nodes: int, each: int, program: _Program) -> tuple[str, str]:
+    """Return torchrun's arguments, and a comment line that says where to start it."""
+    if nodes == 1:
+        where = ["--standalone", "--nnodes=1"]
+        how = "# Start it on the machine that has the devices."
+    else:
+        where = [
+            f"--nnodes={nodes}",
+            "--rdzv-backend=c10d",
+            "--rdzv-id=joulefront",
+            '--rdzv-endpoint="${HEAD:?set HEAD to the address of the first node}'
+            f':{_RENDEZVOUS_PORT}"',
+        ]
+        how = f"# Start it on each of {nodes} nodes, HEAD=<address of the first> before it."
+    module = "torch.distributed.run"
+    return f"-m {module} {' '.join(where)} --nproc-per-node={each}", how
+
+
+def _deepspeed(nodes: int, each: int, program: _Program) -> tuple[str, str]:
+    """Return the same for DeepSpeed's launcher, which reaches other nodes by pdsh."""
+    words = [f"--num_nodes={nodes}", f"--num_gpus={each}", "--no_local_rank"]
+    if nodes == 1:
+        # A file that does not exist: the default one could name other machines.
+        words += ["--hostfile=/dev/null", '--master_port="${MASTER_PORT:-29500}"']
+        how = "# Start it on the machine that has the devices."
+    else:
+        words += ['--hostfile="${HOSTFILE:?set HOSTFILE to a file of lines NODE slots=N}"']
+        how = f"# Start it on the first of {nodes} nodes, HOSTFILE=<file> before it."
+    if program.words[0] == "-m":
+        words += ["--module"]
+    return f"-m deepspeed.launcher.runner {' '.join(words)}", how
+
+
+_STARTERS = {"torchrun": _torchrun, "deepspeed": _deepspeed}
+
+
+def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
+    configuration, job, cluster = launch
+    nodes = _nodes_of(launch)
+    ranks = configuration.world_size // nodes
+    start, how = _STARTERS[starter](nodes, ranks, program)
+    words = list(program.words)
+    if starter == "deepspeed" and words[0] == "-m":  # its launcher takes the module's name alone
+        words = words[1:]
+    steps = f' --steps "${{STEPS:-{job.steps}}}"' if program.steps else ""
+    live = " ".join(knobs(Configuration(configuration.live)))
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# Trains {one_line(job.name)} under {one_line(configuration.key)}",
+            how,
+            *([f"# A short try: STEPS=20 ./{_file(starter)}"] if program.steps else []),
+            f"# Live settings: {one_line(live) or 'left to the device'}"
+            + (f"; ./clocks.sh ./{_file(starter)} sets them." if live else "."),
+            "set -euo pipefail",
+            f"cd -- {shlex.quote(program.folder)}"
+            if program.folder
+            else 'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
+            "",
+            *program.about,
+            f"program=({shlex.join(words)}{steps})",
+            "",
+            f"installed_python={shlex.quote(sys.executable)}",
+            'python="${PYTHON:-$installed_python}"',
+            *_environment(cluster, nodes, ranks, starter),
+            *(["export " + " ".join(program.exports)] if program.exports else []),
+            "",
+            f'exec "$python" {start} "${{program[@]}}"',
+            "",
+        ]
+    )
+
+
+def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) -> list[str]:
+    """Return the lines that set the environment of the ranks on each node."""
+    lines = [
+        'export PATH="$(dirname -- "$python"):$PATH"  # ninja, where an op is compiled',
+        # A folder that the user has set is kept: the probes used it too.
+        "# The probes compiled DeepSpeed's ops here, so they need not be compiled again.",
+        f"compiled_ops={shlex.quote(extensions_dir())}",
+        'export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-$compiled_ops}"',
+    ]
+    if cluster is None or cluster.device.type != "cpu":
+        share = f"$(( $(nproc) > {ranks} ? $(nproc) / {ranks} : 1 ))"
+        return [*lines, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
+    lines.append("export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1")
+    if starter == "deepspeed":  # number of "devices" that its launcher finds on a CPU
+        lines.append(f"export LOCAL_SIZE={ranks}")
+    if nodes == 1:
+        lines.append("export GLOO_SOCKET_IFNAME=lo")
+    return lines
+
+
+def _file(starter: str) -> str:
+    return "launch.sh" if starter == "torchrun" else f"launch_{starter}.sh"
+
+
+#: Margin of Slurm's time limit over the measured time: a share, and seconds to start and to save.
+_SLURM_SHARE, _SLURM_SPARE_S = 0.25, 900.0
+
+
+def _sbatch(launch: Launch, folder: Path, expected_s: float | None) -> str:
+    """Return the script for `sbatch job.sbatch`."""
+    configuration, job, cluster = launch
+    nodes = _nodes_of(launch)
+    each = configuration.world_size // nodes
+    on_cpu = cluster is not None and cluster.device.type == "cpu"
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", job.name)[:60] or "train"
+    options = [
+        f"--job-name={name}",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={each}" if on_cpu else f"--gpus-per-node={each}",
+        "--exclusive",
+        "--output=%x-%j.out",
+        "--signal=TERM@60",
+    ]
+    if expected_s is not None:
+        minutes = math.ceil(((1 + _SLURM_SHARE) * expected_s + _SLURM_SPARE_S) / 60)
+        options.append(f"--time={minutes // 60}:{minutes % 60:02d}:00")
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# Trains {one_line(job.name)} under {one_line(configuration.key)}",
+            "# Submit it with: sbatch job.sbatch   (add your partition and account)",
+            *(
+                ["# The time is the measured time to solution with a quarter and 15 minutes more."]
+                if expected_s is not None
+                else ["# Add --time: how long this job takes was not measured here."]
+            ),
+            *(f"#SBATCH {option}" for option in options),
+            "set -euo pipefail",
+            # Slurm runs a copy of this file, so the folder cannot be found from the script itself.
+            f"cd -- {shlex.quote(str(folder))}",
+            'HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"',
+            "export HEAD",
+            "# One task per node; clocks.sh restores the earlier clocks on each, also on scancel.",
+            "exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 ./clocks.sh ./launch.sh",
+            "",
+        ]
+    )
+
+
+def _clocks_toml(configuration: Configuration) -> str:
+    live = dict(configuration.live)
+    head = (
+        "# The live settings at which this configuration was measured, for every device of the "
+        "job.\n# ./clocks.sh ./launch.sh sets them and restores the earlier ones; launch.sh alone "
+        "sets none.\n"
+    )
+    return head + write_toml({"left_to_the_device": not live, "live": live})
+
+
+def _readme(configuration: Configuration, job: TrainingJob) -> str:
+    live = ", ".join(knob_text(name, value) for name, value in configuration.live.items())
+    start = "./clocks.sh ./launch.sh" if live else "./launch.sh"
+    return (
+        f"{start} trains {one_line(job.name)} for {job.steps} optimizer steps under "
+        f"{one_line(configuration.key)}, with {live or 'clocks left to the device'}.\n\n"
+        "launch.sh            starts it by torchrun\n"
+        "launch_deepspeed.sh  starts it by DeepSpeed's own launcher\n"
+        "job.sbatch           starts it under Slurm: sbatch job.sbatch\n"
+        "clocks.sh            runs a command under the settings of clocks.toml, and restores\n"
+        "                     the earlier ones when it ends, in whatever way\n"
+        "ds_config.json       DeepSpeed's settings\n"
+    )

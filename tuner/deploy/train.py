@@ -1,0 +1,294 @@
+"""Training under a chosen configuration (`tuner run`), compared with the study's measurement.
+
+The job is started as a probe is: the same ranks, the same meter read from outside, the clocks set
+and restored by the governor, or restored by its guard if this process is killed. It runs to its own
+end, with its checkpoints and loggers, and its first rank's output is passed on. Blocks of whole
+steps are compared with the measured point (`tuner.deploy.drift`). It runs on one node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from tuner.deploy.drift import Drift, DriftMonitor, Expectation, RunSummary
+from tuner.deploy.launch_files import launch_of
+from tuner.formatting import knobs
+from tuner.problem.batch_scaling import steps_a_job_step
+from tuner.results.result import Result
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.safe_files import make_folder, require_own, write_text
+from tuner.workload.deepspeed_config import render_deepspeed_config
+from tuner.workload.measure.window import Conductor, ProbeFailed
+from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.probe_run import Probe
+from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import Failure, ProbeRequest, WindowPolicy
+from tuner.workload.scripts.script_job import Script, ScriptJob, Start
+
+__all__ = ["TrainingOutcome", "train"]
+
+#: Least length of a block of steps: an energy counter is updated every 0.1 s, 2 % of 5 s.
+BLOCK_S = 5.0
+#: Time limit of a job, which ends by itself.
+FOREVER_S = 1e9
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """Outcome of a training job and its comparison with the study.
+
+    Attributes:
+        summary: comparison of its steps with the measured point.
+        failure: why it ended early; None if it did not.
+        interrupted: True if Ctrl-C ended it.
+        energy_J, wall_s: energy and time of the whole run, its start included.
+        folder: folder of its files and logs.
+    """
+
+    summary: RunSummary
+    failure: Failure | None
+    interrupted: bool
+    energy_J: float
+    wall_s: float
+    folder: Path
+
+    def lines(self) -> list[str]:
+        """Return the outcome as text."""
+        lines = [self.summary.sentence, *(drift.sentence for drift in self.summary.drifts)]
+        if self.interrupted:
+            lines.insert(0, "Interrupted; the clocks are as they were before.")
+        if self.failure is not None:
+            kind = self.failure.kind.replace("_", " ")
+            lines.append(f"The job failed: {kind}: {self.failure.message}")
+            lines += [f"  | {line}" for line in self.failure.log_tail.splitlines()[-12:]]
+        return [*lines, f"Logs: {self.folder}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as JSON."""
+        return {
+            "kept": self.summary.to_json(),
+            "failure": dict(vars(self.failure)) if self.failure else None,
+            "interrupted": self.interrupted,
+            "energy_J": self.energy_J,
+            "wall_s": self.wall_s,
+            "folder": str(self.folder),
+        }
+
+
+class _TrainingLaunch(RankLaunch):
+    """Start of the whole training, with the program's own checkpoints and loggers."""
+
+    def __init__(
+        self, node: ProbeNode, request: ProbeRequest, program: Sequence[str], steps: int
+    ) -> None:
+        super().__init__(node, request)
+        self._program, self._steps = tuple(program), steps
+
+    def start(self) -> Start:
+        """Return how to start the program with its own checkpoints and loggers."""
+        node, job = self.node, self.node.job
+        make_folder(self.folder, inside=node.run_dir)
+        if isinstance(job, ScriptJob):
+            return job.start(self.configuration, self.folder, probe=False)
+        if not self._program:
+            start = super().start()
+            words = list(start.words)
+            words[words.index("--steps") + 1] = str(self._steps)
+            return replace(start, words=tuple(words))
+        config = render_deepspeed_config(self.configuration, job, nvme_path=node.cluster.nvme_path)
+        path = self.folder / "ds_config.json"
+        write_text(path, json.dumps(config, indent=2) + "\n")
+        words = [*self._program, "--deepspeed_config", str(path)]
+        return Start(tuple(words), os.getcwd(), {}, config, {})
+
+
+class _Training(Probe):
+    """Probe that lasts until the program ends, and compares its steps with the expectation."""
+
+    def __init__(
+        self,
+        node: ProbeNode,
+        request: ProbeRequest,
+        launch: RankLaunch,
+        *,
+        monitor: DriftMonitor,
+        report: Callable[[Drift], None],
+        output: TextIO,
+    ) -> None:
+        super().__init__(node, request, launch)
+        self._monitor, self._report, self._output = monitor, report, output
+        self._passed_on = 0
+
+    def lead(self, conductor: Conductor, timeline: Timeline) -> None:
+        """Set the clocks, and compare blocks of steps until the program ends."""
+        ranks = self.launch.configuration.world_size
+        self.governor.apply(self.request.live[0], ranks=ranks)
+        try:
+            conductor.warm_up()
+        except ProbeFailed:
+            if not conductor.ended_by_itself:
+                raise
+            self._pass_on()  # a short job has trained to its end: it did not fail
+            return
+        opened = self.meter.read()
+        began = conductor.done
+
+        def step(number: int, when_s: float) -> None:
+            nonlocal opened, began
+            # Each step's end is received with about the same delay, which cancels in a block.
+            if when_s - opened.time_s < BLOCK_S:
+                return
+            now = self.meter.read()
+            for drift in self._monitor.add_block(
+                number - began, now.time_s - opened.time_s, now.energy_J - opened.energy_J
+            ):
+                self._report(drift)
+            opened, began = now, number
+
+        conductor.run_to_end(step, self._pass_on)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Copy to the output what the first rank has printed since the last call."""
+        log = self.launch.folder / "rank0.log"
+        try:
+            if log.stat().st_size < self._passed_on:  # it was truncated
+                self._passed_on = 0
+            with log.open("rb") as file:
+                file.seek(self._passed_on)
+                text = file.read()
+        except OSError:
+            return
+        self._passed_on += len(text)
+        if text:
+            printed = text.decode(errors="replace")
+            if self._output.isatty():  # each state of a progress bar gets a line of its own
+                printed = printed.replace("\r\n", "\n").replace("\r", "\n")
+            self._output.write(printed)
+            self._output.flush()
+
+
+def train(
+    result: Result,
+    point: str | Configuration = "recommended",
+    *,
+    program: Sequence[str] = (),
+    steps: int | None = None,
+    clocks: bool = True,
+    say: Callable[[str], None] = lambda sentence: None,
+    output: TextIO | None = None,
+    runner: Callable[[TrainingJob, Cluster, Path], LocalRunner] | None = None,
+) -> TrainingOutcome:
+    """Train under a point of a result until the program ends, and compare it with the point.
+
+    Args:
+        result: result of a study on this machine.
+        point: name of the point or its configuration (`tuner.results.result.Result.point`).
+        program: the command that trains, for example "train.py --data DIR"; by default the study's
+            own. A command for the built-in job is given `--deepspeed_config FILE` at the end.
+        steps: optimizer steps of the built-in program; by default the job's.
+        clocks: set the point's live settings; False leaves the device's own, with a note.
+        say: receives a sentence for each event.
+        output: receives what the first rank prints; by default standard output.
+        runner: makes the node's runner, for tests.
+
+    Raises:
+        InputError: there is nothing to start, this machine is not the study's kind, or its clocks
+            cannot be set; or the run folder belongs to another user.
+    """
+    configuration, job, studied = launch_of(result, point)
+    chosen = result.point(point)
+    if result.run_dir is None:
+        raise InputError(f"study {result.name!r} keeps no folder, so the job has nowhere to log")
+    require_own(result.run_dir)
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise InvalidValue("steps", steps, "an integer of at least 1")
+    # Refuses a command that starts ranks itself or does not exist.
+    words = tuple(Script(shlex.join(program)).words) if program else ()
+    if words and isinstance(job, ScriptJob):
+        job, words = replace(job, words=words, cwd=str(Path.cwd())), ()
+    cluster = _this_node(studied, configuration)
+    # At another global batch than the job's own, the solution takes another number of steps.
+    steps_to_solution = round(result.steps * steps_a_job_step(configuration, job))
+    monitor = DriftMonitor(Expectation.of(chosen, steps_to_solution))
+    probes: list[_Training] = []
+
+    def training(node: ProbeNode, request: ProbeRequest) -> Probe:
+        launch = _TrainingLaunch(node, request, words, steps or job.at(configuration).steps)
+        probe = _Training(
+            node,
+            request,
+            launch,
+            monitor=monitor,
+            report=lambda drift: say(drift.sentence),
+            output=output or sys.stdout,
+        )
+        probes.append(probe)
+        return probe
+
+    make = runner or (
+        lambda job, cluster, folder: LocalRunner(job, cluster, run_dir=folder, say=say)
+    )
+    interrupted, failure, energy_J, wall_s = False, None, 0.0, 0.0
+    with closing(make(job, cluster, result.run_dir)) as node:
+        if node.meter.scope != chosen.meter.scope:
+            raise InputError(
+                f"the study charged the {chosen.meter.scope} and the meter here the "
+                f"{node.meter.scope}; energies of two scopes cannot be compared"
+            )
+        if configuration.live and not clocks:
+            say(f"the point was measured at {configuration.live.key}, which is not set")
+        say(f"training under {' '.join(knobs(configuration)) or configuration.key}")
+        try:
+            record = node.run_as(training, _request(result.run_dir, configuration, clocks=clocks))
+            failure, energy_J, wall_s = record.failure, record.energy_J, record.wall_s
+        except KeyboardInterrupt:
+            interrupted = True
+    folder = probes[0].launch.folder if probes else result.run_dir
+    return TrainingOutcome(monitor.summary(), failure, interrupted, energy_J, wall_s, folder)
+
+
+def _this_node(studied: Cluster | None, configuration: Configuration) -> Cluster:
+    """Return this machine as a cluster of the study's devices.
+
+    Raises:
+        InputError: its devices are of another kind than the study's, or too few.
+    """
+    from tuner.workload.node.machine import detect_cluster
+
+    cluster = detect_cluster()
+    if studied is not None and studied.device.type != cluster.device.type:
+        raise InputError(
+            f"the study was of {studied.device.name} and this machine has {cluster.device.name}; "
+            "`tuner apply` writes the files to start it elsewhere"
+        )
+    if configuration.world_size > cluster.devices_per_node:
+        raise InputError(
+            f"the configuration has {configuration.world_size} ranks and this node "
+            f"{cluster.devices_per_node} devices; `tuner apply` writes the files for several nodes"
+        )
+    return cluster if studied is None else replace(cluster, device=studied.device)
+
+
+def _request(run_dir: Path, configuration: Configuration, *, clocks: bool) -> ProbeRequest:
+    number = 1 + len(list((run_dir / "probes").glob("run-*")))
+    return ProbeRequest(
+        f"run-{number}",
+        configuration.launch,
+        (configuration.live if clocks else Settings(),),
+        window=WindowPolicy(idle_s=0.0),
+        time_limit_s=FOREVER_S,
+        purpose="training",
+    )

@@ -1,0 +1,1 @@
+"""Results and progress for people: text, HTML, figures and exports."""

@@ -1,0 +1,376 @@
+"""The study in optuna-dashboard, with our own figures beside its own.
+
+The dashboard has no hypervolume curve, no intervals and no front under constraints, so `publish`
+saves ours as study graphs under fixed ids (saving again overwrites) and the choice as the study's
+note, and `Follower` does so while the study runs, with a note and a picture of its power for each
+trial. Every save is split into attributes of about 2 kB that a journal keeps for ever, so figures
+are drawn again only when a third more probes are known. The dashboard itself asks for no password,
+so `serve` puts a guard in front of it (`tuner.display.guarded`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.display.guarded import Guarded
+from tuner.display.text import (
+    comparison,
+    is_estimated,
+    payback,
+    prediction,
+    recommendation_lines,
+    units_of,
+)
+from tuner.formatting import knobs, label, number
+from tuner.problem.run_folder import RunFolder
+from tuner.results.result import Result
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.safe_files import make_folder
+from tuner.workload.probe import ProbeRecord
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import BaseStorage
+    from optuna.trial import Trial
+
+__all__ = [
+    "ARTIFACTS",
+    "GRAPHS",
+    "Follower",
+    "application",
+    "has_figures",
+    "note",
+    "publish",
+    "refresh",
+    "serve",
+    "trial_note",
+]
+
+#: The study graphs that `publish` writes, by the figure's name (`tuner.display.plots.figures`); the
+#: id of one is "joulefront-" and its name, and overwrites what stood under it.
+GRAPHS = {
+    "front": "Front of energy against time",
+    "live": "Energy against the live setting",
+    "hypervolume": "Front against probing energy",
+    "probes": "What each probe cost",
+    "breakdown-time": "Where the choice's time goes (predicted)",
+    "breakdown-energy": "Where the choice's energy goes (predicted)",
+    "surrogate-time": "Step time: predicted and measured",
+    "surrogate-power": "Power: predicted and measured",
+    "scopes": "Power of the same windows by scope",
+}
+#: The folder of a run in which the trials' pictures are kept.
+ARTIFACTS = "artifacts"
+
+
+def _dashboard() -> Any:
+    try:
+        import optuna_dashboard
+    except ImportError as error:
+        raise InputError(
+            "optuna-dashboard is not installed; install it with pip install 'joulefront[dashboard]'"
+        ) from error
+    return optuna_dashboard
+
+
+def _open(storage: BaseStorage | str | Path) -> BaseStorage:
+    """Open a storage given as such, by URL ("sqlite:///PATH") or by a journal's path."""
+    from optuna.storages import BaseStorage
+
+    if isinstance(storage, BaseStorage):
+        return storage
+    from tuner.storage import open_storage
+
+    text = str(storage)
+    if "://" in text:
+        return open_storage(text, Path())
+    if not Path(text).is_file():
+        raise InputError(f"there is no study at {text!r}; give a journal file or a storage URL")
+    return open_storage(None, Path(text))
+
+
+def _artifact_store(artifacts: Path | str | None) -> Any:
+    if artifacts is None:
+        return None
+    from optuna.artifacts import FileSystemArtifactStore
+
+    folder = Path(artifacts)
+    if not folder.is_dir():
+        return None  # a run without power samples has no pictures
+    return FileSystemArtifactStore(folder)
+
+
+def application(storage: BaseStorage | str | Path, *, artifacts: Path | str | None = None) -> Any:
+    """Return the dashboard as a WSGI application that any server can mount.
+
+    It asks for no password, and every reader may change and delete studies;
+    `tuner.display.guarded.Guarded` asks for a token and lets requests only read.
+
+    Raises:
+        InputError: optuna-dashboard is not installed, or the storage does not answer.
+    """
+    dashboard = _dashboard()
+    return dashboard.wsgi(_open(storage), artifact_store=_artifact_store(artifacts))
+
+
+def serve(
+    storage: BaseStorage | str | Path,
+    *,
+    token: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    artifacts: Path | str | None = None,
+    writable: bool = False,
+) -> None:
+    """Serve the dashboard of every study in `storage` until interrupted.
+
+    Args:
+        storage: an Optuna storage, its URL, or the path of a journal file.
+        token: what a browser must show: it is let in at `tuner.display.guarded.guarded_url`. Every
+            user of this machine reaches loopback, so make it with `secrets.token_urlsafe()`.
+        host: the address to listen on. Anything but loopback sends the token and the study over
+            the network as plain text.
+        port: 1 to 65535.
+        artifacts: the folder of the study's artifacts, where it has one.
+        writable: whether notes and studies can be changed and deleted on the page.
+
+    Raises:
+        InputError: optuna-dashboard is not installed, the storage does not answer, or the port is
+            taken.
+    """
+    if not 0 < port < 65536:
+        raise InvalidValue("port", port, "1 to 65535")
+    app = application(storage, artifacts=artifacts)
+    from bottle import run  # what optuna-dashboard is written with
+
+    guarded = Guarded(app, token, host=host, port=port, writable=writable)
+    try:
+        run(guarded, host=host, port=port, quiet=True)  # its log would hold the token
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -> None:
+    """Save our figures and the choice where the dashboard shows them.
+
+    Overwrites what an earlier call wrote; a figure that has nothing to draw is left out.
+
+    Args:
+        study: of the result.
+        result: what is known so far.
+        records: the probes, where they are at hand: they name the bars of what each cost.
+
+    Raises:
+        InputError: optuna-dashboard is not installed.
+    """
+    from tuner.display.plots import figures
+
+    dashboard = _dashboard()
+    drawn = figures(replace(result, run_dir=None), records)  # power stands at the trials
+    for name, title in GRAPHS.items():
+        if name in drawn:
+            figure = drawn[name]
+            figure.update_layout(
+                title={"text": title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
+                margin={"t": 60},
+                legend={"y": -0.22, "yanchor": "top"},  # above it, the page's buttons stand
+            )
+            dashboard.save_plotly_graph_object(study, figure, graph_object_id=f"joulefront-{name}")
+    dashboard.save_note(study, note(result))
+
+
+class Follower:
+    """Keeps a study's page up to date while it is searched: called with each probe that ended.
+
+    Each trial gets a note and its probe's power over time as a picture. The study's figures are
+    drawn again when the probes have grown by a third since the last time, so that a long study
+    spends no more and more time, and no more and more journal, on its pictures; and not twice in
+    `least_s` seconds, so that a replay, which takes seconds in all, only draws its end.
+
+    Args:
+        study: the Optuna study.
+        driver: whose trials are followed.
+        run_dir: the run folder; pictures are kept in its folder `artifacts`.
+        answer: gives the result of what is known so far, and its probes.
+        least_s: seconds between two drawings.
+        clock: monotonic seconds.
+    """
+
+    #: Figures are drawn again after this many times the probes of the last time, and one more.
+    GROWTH = 1.33
+
+    def __init__(
+        self,
+        study: Study,
+        driver: str,
+        run_dir: Path,
+        answer: Callable[[], tuple[Result, Sequence[ProbeRecord]]],
+        *,
+        least_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._study, self._driver, self._run_dir, self._answer = study, driver, run_dir, answer
+        self._least_s, self._clock = least_s, clock
+        self._next, self._drawn_s = 2, clock()
+
+    def __call__(self, record: ProbeRecord, probes: int) -> None:
+        """Show a probe that ended.
+
+        Args:
+            record: of the probe; the study has been told of it.
+            probes: how many have ended.
+        """
+        from optuna.trial import Trial
+
+        for known in self._study.get_trials(deepcopy=False):
+            attrs = known.user_attrs
+            mine = attrs.get("driver") == self._driver
+            if mine and attrs.get("probe_id") == record.request.probe_id:
+                trial = Trial(self._study, known._trial_id)
+                _dashboard().save_note(trial, trial_note(record, attrs.get("configuration", "")))
+        if probes >= self._next and self._clock() >= self._drawn_s + self._least_s:
+            self._drawn_s = self._clock()
+            self._next = int(probes * self.GROWTH) + 1
+            try:
+                result, records = self._answer()
+            except (InputError, ValueError, ArithmeticError):
+                return  # too little is known to draw; the end will say it, a picture ends no study
+            publish(self._study, result, records)
+
+    def attach(self, record: ProbeRecord, trial: Trial) -> None:
+        """Attach the picture of a probe's power to one of its trials, before that is finished.
+
+        A picture that cannot be drawn or written is left out: it ends no study.
+        """
+        from optuna.artifacts import FileSystemArtifactStore, upload_artifact
+
+        from tuner.display.figures.power import read_timeline
+        from tuner.display.figures.power_svg import timeline_svg
+
+        timeline = None
+        with contextlib.suppress(InputError):
+            timeline = read_timeline(self._run_dir, record)
+        if timeline is None:
+            return
+        folder = self._run_dir / ARTIFACTS
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as here:
+            make_folder(folder, inside=self._run_dir)
+            path = Path(here) / f"{record.request.probe_id}-power.svg"
+            path.write_text(timeline_svg(timeline), encoding="utf-8")
+            upload_artifact(
+                artifact_store=FileSystemArtifactStore(folder),
+                file_path=str(path),
+                study_or_trial=trial,
+            )
+
+
+def has_figures(study: Study) -> bool:
+    """Return True if joulefront's figures were ever published on this study's page."""
+    attrs = study._storage.get_study_system_attrs(study._study_id)
+    return any("joulefront-front" in f"{name} {value}" for name, value in attrs.items())
+
+
+def refresh(run: RunFolder, storage: str | None = None) -> bool:
+    """Publish a run's figures where its study has none, as one of an older release or without
+    optuna-dashboard; whether it was needed.
+
+    Raises:
+        InputError: the storage does not answer, or the run cannot be read.
+    """
+    import optuna
+
+    from tuner.storage import open_storage
+    from tuner.study.load import result_of
+    from tuner.workload.trace import read_trace
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    opened = open_storage(storage, run.journal)
+    if run.name not in optuna.get_all_study_names(opened) or not run.trace.is_file():
+        return False
+    study = optuna.load_study(study_name=run.name, storage=opened)
+    if has_figures(study):
+        return False
+    publish(study, result_of(run), read_trace(run.trace).records)
+    return True
+
+
+def _literal(text: str) -> str:
+    """Return Markdown that shows `text` as it is: no tag, image, link or emphasis in it works."""
+    return html.escape(re.sub(r"([\\`*_\[\]!~|#])", r"\\\1", " ".join(text.split())))
+
+
+def trial_note(record: ProbeRecord, configuration: str) -> str:
+    """Return a trial's purpose and measurements as Markdown; users' words are escaped.
+
+    Args:
+        record: its probe.
+        configuration: key of the trial's configuration.
+    """
+    estimated = label(record.meter.estimated)
+    lines = [
+        f"**{_literal(record.request.probe_id)}**, {_literal(record.request.purpose)}: "
+        f"{_literal(configuration)}",
+        "",
+    ]
+    launch = record.request.launch
+    for m in record.measurements:
+        if Configuration(launch, m.live).key == configuration:
+            lines += [
+                f"- {number(m.step_time_s)} s a step, {number(m.power_W)} W{estimated}, "
+                f"{number(m.energy_per_step_J)} J a step{estimated}",
+                f"- window of {m.steps} steps in {number(m.window_s)} s",
+                *(f"- delivered {_literal(k)} {number(v)}" for k, v in m.delivered.items()),
+                *(f"- note: {_literal(flag)}" for flag in m.flags),
+            ]
+    lines += [
+        f"- {_literal(missed.live.key)}: {_literal(missed.message)}"
+        for missed in record.missed
+        if Configuration(launch, missed.live).key == configuration
+    ]
+    if record.failure is not None:
+        lines.append(f"- failed, {record.failure.kind}: {_literal(record.failure.message)}")
+    if record.drift is not None:
+        lines.append(f"- drift: {_literal(record.drift.sentence)}")
+    lines.append(
+        f"- the probe: {number(record.energy_J)} J{estimated}, {number(record.wall_s)} s, of which "
+        f"the launch {number(record.launch_s)} s, on {_literal(record.host)}"
+    )
+    return "\n".join(lines)
+
+
+def note(result: Result) -> str:
+    """Return the choice as Markdown for the study's page.
+
+    Users' words are escaped, because the page may read tags in them.
+    """
+    units = units_of(result)
+    headline, *details = recommendation_lines(result) or [result.choice.sentence]
+    lines = [f"**{_literal(headline)}**", "", *(_literal(text) for text in details)]
+    if said := prediction(result):
+        lines += [_literal(said), ""]
+    if result.recommended is not None:
+        best = result.recommended
+        estimated = label(best.meter.estimated)
+        configuration = html.escape(" ".join(" ".join(knobs(best.configuration)).split()))
+        configuration = configuration.replace("`", "'")
+        lines += [
+            _literal(comparison(result, units)),
+            "",
+            f"- configuration: `{configuration or 'default'}`",
+            f"- energy to solution: {units.energy_text(best.energy_to_solution_kJ)}{estimated}",
+            f"- time to solution: {units.time_text(best.time_to_solution_s)}",
+            f"- search: {result.spent.probes} probes, {result.spent.failed} failed, "
+            f"{result.spent.energy_kJ:,.3g} kJ{label(is_estimated(result))}",
+            f"- {_literal(payback(result))}",
+            f"- how it was chosen: {_literal(result.choice.sentence)}",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,413 @@
+"""A probe's power over time: its launch, its windows, the phases of a step, and other scopes.
+
+The timeline is the meter's sampled power, which only draws the picture; every energy comes from the
+counter at the windows' boundaries. Phases are the training program's own marks, where it made any
+(as in Figure 4 of the study of multimodal training on GH200, whose steps show their parts so).
+"""
+
+from __future__ import annotations
+
+import bisect
+import html
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.display.figures.style import BLUE, FAINT, GRID, MUTED, PAPER, SERIES, TEXT, empty_figure
+from tuner.formatting import knobs, label, number, percent, varying_knobs
+from tuner.results.result import Point, Result
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.workload.meters.base import PowerSample
+from tuner.workload.power_samples import read_power
+from tuner.workload.probe import Measurement, ProbeRecord
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = [
+    "Timeline",
+    "phase_means",
+    "phases_figure",
+    "read_timeline",
+    "scopes_figure",
+    "shown_timelines",
+    "thinned",
+    "timeline_figure",
+]
+
+#: Approximate limit on the points of a drawn timeline: the least and the most power of each of half
+#: as many spans, so that no peak is lost and the page stays small.
+_MOST_POINTS = 1200
+#: So many steps are shown with their phases.
+_STEPS_SHOWN = 3
+#: The phase in which the ranks stand at a window's boundary; it belongs to no step.
+BOUNDARY = "boundary"
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Recording of one probe over time.
+
+    Attributes:
+        record: the probe.
+        samples: power and the devices' other readings by seconds since the probe's start.
+        phases: (seconds since the probe's start, phase that begins then); empty where the training
+            program marks none.
+    """
+
+    record: ProbeRecord
+    samples: tuple[PowerSample, ...]
+    phases: tuple[tuple[float, str], ...] = ()
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Names of other meters whose power was sampled too, as "hwmon_W"."""
+        names = {name for sample in self.samples for name in sample.extra}
+        return tuple(sorted(name for name in names if name in _BESIDE))
+
+
+#: How the power of a meter that stands beside the main one is called in the samples.
+_BESIDE = {f"{name}_W": name for name in ("nvml", "hwmon", "rapl", "estimated")}
+
+
+@lru_cache(maxsize=2)  # a report draws two timelines, and each in several figures
+def _read(
+    path: Path, changed_ns: int
+) -> tuple[tuple[PowerSample, ...], tuple[tuple[float, str], ...]]:
+    samples, phases = read_power(path)
+    return tuple(samples), tuple(phases)
+
+
+def read_timeline(run_dir: Path | None, record: ProbeRecord) -> Timeline | None:
+    """Return the power samples and phase marks of a probe; None where none were kept.
+
+    Raises:
+        InputError: the file of the samples cannot be read, or holds too much.
+    """
+    if run_dir is None:
+        return None
+    path = Path(run_dir) / "trace" / "power" / f"{record.request.probe_id}.csv.gz"
+    if not path.is_file():
+        return None
+    samples, phases = _read(path, path.stat().st_mtime_ns)
+    return Timeline(record, samples, phases) if len(samples) > 1 else None
+
+
+def shown_timelines(
+    result: Result, records: Sequence[ProbeRecord]
+) -> tuple[dict[str, Timeline], tuple[str, ...]]:
+    """Return the timelines of the choice's longest probe and of the baseline's, as "best" and
+    "baseline", and one sentence for each file that was left out because it cannot be read."""
+    shown: dict[str, Timeline] = {}
+    taken: set[str] = set()
+    left_out: dict[str, str] = {}
+    for name, point in (("best", result.best), ("baseline", result.baseline)):
+        if point is None:
+            continue
+        probes = [
+            r
+            for r in records
+            if r.request.launch == point.configuration.launch
+            and any(m.live == point.configuration.live for m in r.measurements)
+        ]
+        for record in sorted(probes, key=lambda r: -len(r.measurements)):
+            probe_id = record.request.probe_id
+            if probe_id in taken or probe_id in left_out:
+                continue
+            try:
+                timeline = read_timeline(result.run_dir, record)
+            except InputError as error:
+                left_out[probe_id] = f"The power of probe {probe_id} is left out: {error}."
+                continue
+            if timeline is not None:
+                taken.add(probe_id)
+                shown[name] = timeline
+                break
+    return shown, tuple(left_out.values())
+
+
+def thinned(times: list[float], values: list[float]) -> tuple[list[float], list[float]]:
+    """Thin the line to about `_MOST_POINTS` points and keep each of its peaks and troughs."""
+    if len(times) <= _MOST_POINTS:
+        return times, values
+    size = math.ceil(2 * len(times) / _MOST_POINTS)
+    kept: list[int] = []
+    for start in range(0, len(times), size):
+        span = range(start, min(start + size, len(times)))
+        kept += sorted({min(span, key=values.__getitem__), max(span, key=values.__getitem__)})
+    return [times[i] for i in kept], [values[i] for i in kept]
+
+
+def _band(x0: float, x1: float, colour: str, opacity: float) -> dict[str, Any]:
+    return {
+        "type": "rect",
+        "xref": "x",
+        "yref": "y domain",
+        "x0": x0,
+        "x1": x1,
+        "y0": 0,
+        "y1": 1,
+        "fillcolor": colour,
+        "opacity": opacity,
+        "line": {"width": 0},
+        "layer": "below",
+    }
+
+
+def _power_axis(estimated: bool) -> str:
+    return f"Power (W{', estimated' if estimated else ''})"
+
+
+def _line(
+    timeline: Timeline, column: str | None, name: str, colour: str, until_s: float
+) -> dict[str, Any]:
+    pairs = [
+        (s.time_s, s.power_W if column is None else s.extra.get(column, math.nan))
+        for s in timeline.samples
+        if s.time_s <= until_s
+    ]
+    pairs = [(t, w) for t, w in pairs if math.isfinite(w)]
+    x, y = thinned([t for t, _ in pairs], [w for _, w in pairs])
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [round(t, 3) for t in x],
+        "y": [round(w, 2) for w in y],
+        "line": {"color": colour, "width": 1.3},
+        "hovertemplate": "%{x:.2f} s<br>%{y:,.4~g} W<extra>" + html.escape(name) + "</extra>",
+    }
+
+
+def timeline_figure(timeline: Timeline) -> go.Figure:
+    """Power over the whole probe, the windows shaded and named by their live setting.
+
+    Each other scope that was sampled is a line of its own. The launch is what stands before the
+    first window's settling.
+    """
+    record = timeline.record
+    meter = record.meter
+    end_s = max(timeline.samples[-1].time_s, record.wall_s)
+    figure = empty_figure(
+        "Seconds since the probe's start",
+        _power_axis(meter.estimated),
+        {"range": [0, end_s]},
+        {"rangemode": "tozero"},
+    )
+    main = f"{meter.scope} ({meter.name})"
+    figure.add_trace(_line(timeline, None, main, BLUE, end_s))
+    for column, colour in zip(timeline.beside, SERIES[1:], strict=False):
+        figure.add_trace(_line(timeline, column, f"beside: {_BESIDE[column]}", colour, end_s))
+    shapes = []
+    crowded = len(record.measurements) > 4
+    for number_, m in enumerate(record.measurements, 1):
+        shapes.append(_band(m.started_s, m.started_s + m.window_s, BLUE, 0.11))
+        name = " ".join(map(str, m.live.values())) if crowded else m.live.key if m.live else ""
+        text = name or f"window {number_}"
+        figure.add_annotation(
+            text=html.escape(text),
+            xref="x",
+            x=m.started_s + m.window_s / 2,
+            yref="y domain",
+            y=0.02,
+            yanchor="bottom",
+            showarrow=False,
+            font={"size": 11, "color": MUTED},
+        )
+        figure.add_trace(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "showlegend": False,
+                "x": [m.started_s, m.started_s + m.window_s],
+                "y": [m.power_W, m.power_W],
+                "line": {"color": TEXT, "width": 1.5, "dash": "dot"},
+                "hoverinfo": "text",
+                "hovertext": [
+                    f"window {html.escape(text)}: mean {number(m.power_W)} W"
+                    f"{label(meter.estimated)}, {m.steps} steps of {number(m.step_time_s)} s"
+                ]
+                * 2,
+            }
+        )
+    if record.idle_W is not None:
+        shapes.append(
+            {
+                "type": "line",
+                "xref": "x domain",
+                "x0": 0,
+                "x1": 1,
+                "yref": "y",
+                "y0": record.idle_W,
+                "y1": record.idle_W,
+                "line": {"color": FAINT, "width": 1, "dash": "dash"},
+            }
+        )
+        figure.add_annotation(
+            text=f"idle {number(record.idle_W)} W",
+            xref="x domain",
+            x=1,
+            xanchor="right",
+            yref="y",
+            y=record.idle_W,
+            yanchor="bottom",
+            showarrow=False,
+            bgcolor=PAPER,
+            opacity=0.85,
+            font={"size": 11, "color": MUTED},
+        )
+    figure.update_layout(shapes=shapes, showlegend=bool(timeline.beside))
+    return figure
+
+
+def _window_with_marks(timeline: Timeline) -> Measurement | None:
+    """Return the last window in which the program marked phases; None if there is none."""
+    times = [t for t, name in timeline.phases if name != BOUNDARY]
+    for m in reversed(timeline.record.measurements):
+        first = bisect.bisect_left(times, m.started_s)
+        if bisect.bisect_right(times, m.started_s + m.window_s) - first > 1:
+            return m
+    return None
+
+
+def _spans(timeline: Timeline, start_s: float, end_s: float) -> list[tuple[float, float, str]]:
+    """(begin, end, phase) of each phase between two times, without those at a boundary."""
+    marks = [*timeline.phases, (math.inf, BOUNDARY)]
+    return [
+        (max(begin, start_s), min(end, end_s), name)
+        for (begin, name), (end, _) in itertools.pairwise(marks)
+        if name != BOUNDARY and begin < end_s and end > start_s
+    ]
+
+
+def phase_names(timeline: Timeline) -> tuple[str, ...]:
+    """Return the phases in the order of their first mark."""
+    return tuple(dict.fromkeys(name for _, name in timeline.phases if name != BOUNDARY))
+
+
+def phases_figure(timeline: Timeline) -> go.Figure | None:
+    """Draw a few steps of a window with the phases shaded; None if no phase is marked."""
+    window = _window_with_marks(timeline)
+    if window is None:
+        return None
+    names = phase_names(timeline)
+    first = names[0]
+    begins = [t for t, name in timeline.phases if name == first]
+    middle = window.started_s + window.window_s / 2
+    # With accumulation a phase begins several times a step, so steps are counted by their time.
+    at = bisect.bisect_left(begins, middle - _STEPS_SHOWN * window.step_time_s / 2)
+    start_s = begins[min(at, len(begins) - 1)]
+    end_s = min(start_s + _STEPS_SHOWN * window.step_time_s, window.started_s + window.window_s)
+    figure = empty_figure(
+        "Seconds since the probe's start",
+        _power_axis(timeline.record.meter.estimated),
+        {"range": [start_s, end_s]},
+        {"rangemode": "tozero"},
+    )
+    colours = dict(zip(names, itertools.cycle((*SERIES[:5], FAINT)), strict=False))
+    figure.update_layout(
+        shapes=[_band(a, b, colours[name], 0.25) for a, b, name in _spans(timeline, start_s, end_s)]
+    )
+    for name in names:  # only for the legend: shapes have none
+        figure.add_trace(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": html.escape(name),
+                "x": [None],
+                "y": [None],
+                "marker": {"color": colours[name], "symbol": "square", "size": 11, "opacity": 0.55},
+            }
+        )
+    line = _line(timeline, None, "power", TEXT, math.inf)
+    around = [s for s in timeline.samples if start_s - 0.5 <= s.time_s <= end_s + 0.5]
+    inside = [(s.time_s, s.power_W) for s in around]
+    line |= {"x": [t for t, _ in inside], "y": [w for _, w in inside], "mode": "lines+markers"}
+    line |= {"marker": {"size": 4, "color": TEXT}, "showlegend": False}
+    figure.add_trace(line)
+    return figure
+
+
+def phase_means(timeline: Timeline) -> list[tuple[str, float, float]]:
+    """(phase, seconds a step, mean sampled power W) of the last window with marks, in order.
+
+    Power is NaN where no sample fell into the phase; seconds are the record's own `phases_s`.
+    """
+    window = _window_with_marks(timeline)
+    if window is None or not window.phases_s:
+        return []
+    times = [s.time_s for s in timeline.samples]
+    sums: dict[str, list[float]] = {}
+    for begin, end, name in _spans(timeline, window.started_s, window.started_s + window.window_s):
+        low, high = bisect.bisect_left(times, begin), bisect.bisect_left(times, end)
+        sums.setdefault(name, []).extend(s.power_W for s in timeline.samples[low:high])
+    order = phase_names(timeline)
+    return [
+        (name, seconds, math.fsum(sums[name]) / len(sums[name]) if sums.get(name) else math.nan)
+        for name, seconds in sorted(
+            window.phases_s.items(), key=lambda pair: (*order, pair[0]).index(pair[0])
+        )
+        if name != BOUNDARY
+    ]
+
+
+def _scopes_of(result: Result, point: Point) -> dict[str, float]:
+    """Mean power by meter over the windows of a point: its own, and those read beside it."""
+    windows = [m for m in result.windows.get(point.configuration, ()) if m.beside_J]
+    if not windows:
+        return {}
+    length = math.fsum(m.window_s for m in windows)
+    own = f"{point.meter.scope} ({point.meter.name})"
+    power = {own: math.fsum(m.energy_J for m in windows) / length}
+    for name in dict.fromkeys(name for m in windows for name in m.beside_J):
+        some = [m for m in windows if name in m.beside_J]
+        power[f"beside: {name}"] = math.fsum(m.beside_J[name] for m in some) / math.fsum(
+            m.window_s for m in some
+        )
+    return power
+
+
+def scopes_figure(result: Result) -> go.Figure | None:
+    """Power of the same windows by each scope that was read: front points and the baseline."""
+    points = [*result.front_points]
+    base = result.baseline
+    if base is not None and all(p.configuration != base.configuration for p in points):
+        points.append(base)
+    by_point = [(p, _scopes_of(result, p)) for p in points]
+    by_point = [(p, scopes) for p, scopes in by_point if scopes]
+    if not by_point:
+        return None
+    figure = empty_figure("", "Mean power of the windows (W)", {"showgrid": False}, {})
+    figure.update_layout(yaxis={"rangemode": "tozero", "gridcolor": GRID}, barmode="group")
+    names = varying_knobs(p.configuration for p, _ in by_point)
+    labels = [_short(p.configuration, names) for p, _ in by_point]
+    scopes = dict.fromkeys(name for _, said in by_point for name in said)
+    for name, colour in zip(scopes, SERIES, strict=False):
+        values = [said.get(name) for _, said in by_point]
+        main = [next(iter(said.values())) for _, said in by_point]
+        figure.add_trace(
+            {
+                "type": "bar",
+                "name": html.escape(name),
+                "x": labels,
+                "y": values,
+                "marker": {"color": colour},
+                "hoverinfo": "text",
+                "hovertext": [
+                    f"{html.escape(name)}: {number(v)} W, {percent(v / m)} of the metered scope"
+                    if v is not None
+                    else ""
+                    for v, m in zip(values, main, strict=True)
+                ],
+            }
+        )
+    return figure
+
+
+def _short(configuration: Configuration, names: Sequence[str]) -> str:
+    return "<br>".join(map(html.escape, knobs(configuration, names))) or "one setting"

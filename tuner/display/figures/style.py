@@ -1,0 +1,238 @@
+"""The one look of every figure: colours, axes, hover labels and error bars.
+
+Colours are one colour-blind-safe palette (after Okabe & Ito, 2008) in two versions: figures are
+drawn in the light one, and `DARK` says what each colour becomes on a dark page. Text that a user
+or a script wrote is escaped here, because Plotly reads tags in hover labels.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tuner.formatting import Units, knobs, label, number, percent
+from tuner.results.result import Point
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = [
+    "BLUE",
+    "DARK",
+    "FAINT",
+    "GREEN",
+    "MUTED",
+    "ORANGE",
+    "PAPER",
+    "PURPLE",
+    "SERIES",
+    "SYMBOLS",
+    "Axis",
+    "empty_figure",
+    "points_trace",
+    "translucent",
+    "wrapped",
+]
+
+TEXT, MUTED, GRID, PAPER, FAINT = "#1f2933", "#5b6773", "#e3e7eb", "#ffffff", "#8e99a4"
+BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#007a59", "#a8528a", "#8a6500"
+
+#: What each colour of a figure becomes on a dark page.
+DARK: Mapping[str, str] = {
+    TEXT: "#e6e9ec",
+    MUTED: "#a3adb8",
+    GRID: "#2c343d",
+    PAPER: "#161b21",
+    FAINT: "#95a1ad",
+    BLUE: "#56b4e9",
+    ORANGE: "#ff9250",
+    GREEN: "#35c99d",
+    PURPLE: "#e6a3c8",
+    OCHRE: "#e6c229",
+}
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, OCHRE, MUTED)
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "cross")
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+#: Beyond this ratio of the largest to the smallest value an axis is logarithmic.
+_LOG_RATIO = 6.0
+
+
+class Axis:
+    """The range, kind and ticks of one axis around the values that it must show."""
+
+    def __init__(self, values: Iterable[float], soft: Iterable[float] = ()) -> None:
+        """`values` are shown in any case; `soft` ones (ends of intervals, constraints) only as far
+        as they do not take more than about half of the axis."""
+        known = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
+        low, high = min(known), max(known)
+        self.log = low > 0 and high / low > _LOG_RATIO
+        span = (high - low) or abs(high) * 0.2 or 1.0
+        for value in soft:
+            if not math.isfinite(value) or (self.log and value <= 0):
+                continue
+            if low - 0.6 * span <= value < low:
+                low = value
+            elif high < value <= high + 0.6 * span:
+                high = value
+        if self.log:
+            pad = 0.06 * math.log10(high / low)
+            self.low, self.high = low / 10**pad, high * 10**pad
+        else:
+            pad = 0.07 * ((high - low) or span)
+            self.low, self.high = low - pad, high + pad
+            if min(known) >= 0:
+                self.low = max(self.low, 0.0)
+
+    def holds(self, value: float) -> bool:
+        """Return True if the axis shows this value."""
+        return self.low <= value <= self.high
+
+    def at(self, value: float) -> float:
+        """Return the position of an annotation for Plotly: the logarithm on a logarithmic axis."""
+        return math.log10(value) if self.log else value
+
+    def layout(self) -> dict[str, Any]:
+        """Return the axis's range and ticks as Plotly's layout."""
+        if not self.log:
+            return {"range": [self.low, self.high]}
+        steps: tuple[float, ...] = (1, 1.5, 2, 3, 5, 7) if self.high / self.low < 20 else (1, 2, 5)
+        if self.high / self.low > 500:
+            steps = (1,)
+        first = math.floor(math.log10(self.low))
+        last = math.ceil(math.log10(self.high))
+        ticks = [s * 10.0**d for d in range(first, last + 1) for s in steps]
+        ticks = [t for t in ticks if self.holds(t)]
+        return {
+            "type": "log",
+            "range": [math.log10(self.low), math.log10(self.high)],
+            "tickmode": "array",
+            "tickvals": ticks,
+            "ticktext": [f"{t:,.10g}" for t in ticks],
+        }
+
+
+def empty_figure(
+    x_title: str, y_title: str, x: Mapping[str, Any], y: Mapping[str, Any]
+) -> go.Figure:
+    """Return a figure in the common style, without traces."""
+    import plotly.graph_objects as go
+
+    axis = {
+        "gridcolor": GRID,
+        "linecolor": MUTED,
+        "zeroline": False,
+        "automargin": True,
+        "ticks": "outside",
+        "tickcolor": GRID,
+        "tickfont": {"color": MUTED, "size": 12},
+        "separatethousands": True,
+        "exponentformat": "none",
+    }
+    title = {"standoff": 10, "font": {"size": 13, "color": TEXT}}
+    return go.Figure(
+        layout={
+            "template": "none",
+            "font": {"family": _FONT, "size": 13, "color": TEXT},
+            "paper_bgcolor": PAPER,
+            "plot_bgcolor": PAPER,
+            "margin": {"l": 12, "r": 18, "t": 12, "b": 12},
+            "hovermode": "closest",
+            "hoverlabel": {
+                "bgcolor": PAPER,
+                "bordercolor": MUTED,
+                "align": "left",
+                "font": {"family": _FONT, "size": 12, "color": TEXT},
+            },
+            "legend": {
+                "orientation": "h",
+                "x": 0,
+                "y": 1.02,
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "font": {"size": 12},
+            },
+            "xaxis": {**axis, "title": {"text": x_title, **title}, **x},
+            "yaxis": {**axis, "title": {"text": y_title, **title}, **y},
+        }
+    )
+
+
+def translucent(colour: str) -> str:
+    """Return the colour at an opacity of about a sixth, for fills over a grid and other bands.
+
+    As eight hexadecimal digits, so that the dark page's palette finds the first six of them.
+    """
+    return f"{colour}2a"
+
+
+def wrapped(text: str, width: int = 46) -> str:
+    """Escaped text in lines, for a hover label."""
+    return "<br>".join(html.escape(line) for line in textwrap.wrap(text, width)) or "default"
+
+
+def _hover(point: Point, heading: str, units: Units) -> str:
+    estimated = label(point.meter.estimated)
+    energy = units.interval_text(point.energy_interval_kJ, units.kJ)
+    time = units.interval_text(point.time_interval_s, units.s)
+    lines = [
+        f"<b>{html.escape(heading)}</b>",
+        wrapped(" ".join(knobs(point.configuration))),
+        f"energy {units.energy_text(point.energy_to_solution_kJ)}{estimated}"
+        + (f" [{energy}]" if energy else ""),
+        f"time {units.time_text(point.time_to_solution_s)}" + (f" [{time}]" if time else ""),
+        f"power {number(point.power_W)} W{estimated}",
+        f"P(non-dominated) {percent(point.p_nondominated)}",
+        wrapped(point.how_measured),
+        *(wrapped(flag) for flag in point.flags),
+    ]
+    return "<br>".join(lines)
+
+
+def _bars(values: Sequence[float], intervals: Sequence[tuple[float, float]], colour: str) -> dict:
+    def length(value: float) -> float:
+        return max(value, 0.0) if math.isfinite(value) else 0.0
+
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [length(high - v) for v, (_, high) in zip(values, intervals, strict=True)],
+        "arrayminus": [length(v - low) for v, (low, _) in zip(values, intervals, strict=True)],
+        "color": colour,
+        "thickness": 1,
+        "width": 0,
+    }
+
+
+def points_trace(
+    points: Sequence[Point],
+    name: str,
+    heading: str,
+    units: Units,
+    marker: Mapping[str, Any],
+    intervals: bool = True,
+) -> dict[str, Any]:
+    """Return a scatter trace of these points in time and energy to solution."""
+    x = [p.time_to_solution_s / units.s for p in points]
+    y = [p.energy_to_solution_kJ / units.kJ for p in points]
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": x,
+        "y": y,
+        "marker": dict(marker),
+        "hovertext": [_hover(p, heading, units) for p in points],
+        "hoverinfo": "text",
+    }
+    if intervals:
+        colour = marker["line"]["color"] if "line" in marker else marker["color"]
+        t = [(p.time_interval_s[0] / units.s, p.time_interval_s[1] / units.s) for p in points]
+        e = [
+            (p.energy_interval_kJ[0] / units.kJ, p.energy_interval_kJ[1] / units.kJ) for p in points
+        ]
+        trace["error_x"] = _bars(x, t, colour)
+        trace["error_y"] = _bars(y, e, colour)
+    return trace

@@ -1,0 +1,255 @@
+"""Upper parts of the report: the choice, the front, and the cost of each point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from tuner.display.html.pieces import (
+    chips,
+    delta,
+    estimated_mark,
+    interval,
+    plot_div,
+    section,
+    tile,
+)
+from tuner.display.text import comparison, is_estimated, prediction, role
+from tuner.formatting import Units, number, percent, varying_knobs
+from tuner.results.result import Point, Result
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["front_part", "top_part"]
+
+#: More points than this stand in the table folded away below the front.
+_MOST_POINTS = 500
+
+
+def top_part(result: Result, units: Units) -> str:
+    """Return the head of the page: the recommendation and its main figures."""
+    advice, base = result.recommendation, result.baseline
+    head = f"<h1>joulefront · {escape(result.name)}</h1>"
+    if said := prediction(result):
+        head += f'<p class="warning">{escape(said)}</p>'
+    if advice is None:
+        return (
+            f'{head}\n<p class="lead">{escape(result.choice.sentence)}</p>\n'
+            '<p class="warning">No configuration was chosen.</p>'
+        )
+    best = advice.point
+    estimated = best.meter.estimated
+    same = base is not None and base.configuration == best.configuration
+
+    def against(name: str) -> str:
+        """Compare one of the choice's figures with the baseline's."""
+        if base is None or same:
+            return ""
+        now, before = getattr(best, name), getattr(base, name)
+        return delta(now, before, "less than", "more than") + " the baseline"
+
+    energy, time = best.energy_interval_kJ, best.time_interval_s
+    tiles = [
+        tile(
+            "Energy to solution",
+            units.energy_text(best.energy_to_solution_kJ),
+            [
+                interval(units.interval_text(energy, units.kJ), units.energy),
+                against("energy_to_solution_kJ"),
+            ],
+            estimated,
+        ),
+        tile(
+            "Time to solution",
+            units.time_text(best.time_to_solution_s),
+            [
+                interval(units.interval_text(time, units.s), units.time),
+                against("time_to_solution_s"),
+            ],
+        ),
+        tile("Average power", f"{number(best.power_W)} W", [against("power_W")], estimated),
+        _spent_tile(result),
+    ]
+    saves = comparison(result, units)
+    today = base.configuration if base else None
+    return "\n".join(
+        [
+            head,
+            f'<p class="lead{"" if result.choice.met else " warning"}">'
+            f"{escape(advice.headline)}</p>",
+            *(f"<p>{escape(sentence)}</p>" for sentence in advice.details),
+            f'<p class="saves">{escape(saves)}</p>' if saves else "",
+            _verified(result),
+            f"<p>{chips(best.configuration, against=today)}</p>",
+            f'<div class="figures">{"".join(tiles)}</div>',
+            f'<p class="note">How it was chosen: {escape(result.choice.sentence)}</p>',
+        ]
+    )
+
+
+def _verified(result: Result) -> str:
+    """Return the outcome of the verification as a paragraph; "" if there was none."""
+    said = result.verification
+    if said is None:
+        return ""
+    kind = {"confirmed": "verified", "refuted": "warning"}.get(said.status, "note")
+    return f'<p class="{kind}">{escape(said.sentence)}</p>'
+
+
+def _spent_tile(result: Result) -> str:
+    spent = result.spent
+    if result.points and spent.energy_kJ == 0:
+        said = f'<span class="muted">{len(result.points)} settings of past runs</span>'
+        return tile("Search spent", "nothing", [said])
+    own = Units.for_values([spent.energy_kJ], [])
+    failed = f", {spent.failed} failed" if spent.failed else ""
+    more = [f'<span class="muted">{spent.probes} probes{failed}</span>']
+    kept = result.recommendation is not None and result.recommendation.action == "keep"
+    if not kept and spent.payback_share is not None and math.isfinite(spent.payback_share):
+        share = spent.payback_share
+        runs = f"{number(share)} runs" if share > 1 else percent(share)
+        more.append(f"repaid after {runs} of the job")
+    return tile("Search spent", own.energy_text(spent.energy_kJ), more, is_estimated(result))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Columns and units that the rows of the points' tables share.
+
+    Attributes:
+        result: the answer.
+        units: of its figures.
+        names: the knobs to show.
+        meters: number of meters; a single one is named once below the table.
+        memory: True if any point's peak memory is known.
+    """
+
+    result: Result
+    units: Units
+    names: Sequence[str]
+    meters: int
+    memory: bool
+
+    def html(self, points: Sequence[Point]) -> str:
+        """Return a table of these points; on a phone each row becomes a card."""
+        rows = [self._cells(point) for point in points]
+        heads = "".join(f"<th>{label}</th>" for label, _, _ in rows[0]) if rows else ""
+        body = "\n".join(self._row(p, cells) for p, cells in zip(points, rows, strict=True))
+        return (
+            f'<table class="cards"><thead><tr>{heads}</tr></thead><tbody>\n{body}\n</tbody></table>'
+        )
+
+    def _row(self, point: Point, cells: Sequence[tuple[str, str, str]]) -> str:
+        tds = "".join(
+            f'<td data-label="{label}" class="{kind}">{text}</td>' for label, text, kind in cells
+        )
+        return f"<tr{' class=chosen' if role(self.result, point) == 'chosen' else ''}>{tds}</tr>"
+
+    def _cells(self, point: Point) -> list[tuple[str, str, str]]:
+        """(heading, HTML, class) of each cell."""
+        result, base, units = self.result, self.result.baseline, self.units
+        marks = ""
+        if word := role(result, point):
+            marks += f'<span class="mark best">{word}</span>'
+        if base is not None and point.configuration == base.configuration:
+            marks += '<span class="mark base">baseline</span>'
+        against = base.configuration if base else None
+        estimated = estimated_mark(point.meter.estimated)
+        energy = interval(units.interval_text(point.energy_interval_kJ, units.kJ), "")
+        time = interval(units.interval_text(point.time_interval_s, units.s), "")
+        energy = f"{number(point.energy_to_solution_kJ / units.kJ)}{estimated}<br>{energy}"
+        time = f"{number(point.time_to_solution_s / units.s)}<br>{time}"
+        power = f"{number(point.power_W)}{estimated}"
+        if point.peak_power_W is not None:
+            power += f'<br><span class="interval">peak {number(point.peak_power_W)}</span>'
+        peak = point.peak_memory_bytes
+        memory = f"{number(peak / 2**30)} GiB" if peak else "unknown"
+        source = "simulated" if point.meter.name == "simulated" else point.source
+        how = f"{source}, {point.windows} window{'s' * (point.windows != 1)}"
+        how = point.how_measured if self.meters > 1 else how if point.windows else point.source
+        flags = "".join(f"<div>{escape(flag)}</div>" for flag in point.flags)
+        if len(point.flags) > 1:
+            flags = f"<details><summary>{len(point.flags)} notes</summary>{flags}</details>"
+        cells = [
+            (
+                "Configuration",
+                f"<div>{marks}{chips(point.configuration, self.names, against)}</div>",
+                "",
+            ),
+            (f"Energy ({units.energy})", f"<div>{energy}</div>", "n"),
+            (f"Time ({units.time})", f"<div>{time}</div>", "n"),
+            ("Power (W)", f"<div>{power}</div>", "n"),
+            ("P(non-dominated)", percent(point.p_nondominated), "n"),
+            ("Peak memory", memory, "n"),
+            ("How obtained", f'<div class="muted">{escape(how)}{flags}</div>', ""),
+        ]
+        return [cell for cell in cells if cell[0] != "Peak memory" or self.memory]
+
+
+def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -> str:
+    """Return the section on the front: its figure and its tables."""
+    every = [
+        *result.points,
+        *result.front_points,
+        *(p for p in (result.best, result.baseline) if p),
+    ]
+    if not every:
+        return section("The front", "<p>Nothing was measured, so there is no front.</p>")
+    fixed = sorted({n for p in every for n in (*p.configuration.launch, *p.configuration.live)})
+    names = varying_knobs(point.configuration for point in every) or tuple(fixed)
+    fixed = [name for name in fixed if name not in names]
+    front = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
+    shown = list(front)
+    if result.baseline and all(p.configuration != result.baseline.configuration for p in front):
+        shown.append(result.baseline)
+    text = plot_div("front", figures["front"], "Energy to solution against time to solution")
+    text += (
+        "<noscript><p>The plots need JavaScript; the tables hold the same figures.</p></noscript>"
+    )
+    meters = {p.meter for p in every}
+    table = _Table(result, units, names, len(meters), any(p.peak_memory_bytes for p in every))
+    text += table.html(shown)
+    if len(meters) == 1:
+        (meter,) = meters
+        how = meter.label
+        text += (
+            f'<p class="note">Energy of every point: {meter.scope} scope, {how} '
+            f"({escape(meter.source)}).</p>"
+        )
+    if fixed:
+        text += (
+            '<p class="note">The same for every point: '
+            + chips(every[0].configuration, fixed)
+            + "</p>"
+        )
+    others = sorted(result.points, key=lambda p: p.energy_to_solution_kJ)
+    if len(others) > len(shown):
+        text += (
+            f"<details><summary>All {len(others)} points measured, least energy first</summary>"
+            + table.html(others[:_MOST_POINTS])
+            + "</details>"
+        )
+    count = f"{len(front)} configuration{'s' if len(front) != 1 else ''}"
+    predicted = ""
+    if result.predicted:
+        text += (
+            "<details><summary>Predicted to be on the front, not measured: "
+            f"{len(result.predicted)}</summary>" + table.html(result.predicted) + "</details>"
+        )
+        predicted = " Open circles are predicted, never measured at their own setting."
+    band = ""
+    if result.attainment is not None:
+        band = " The true front lies in the shaded band in eight draws of ten."
+    called = f" The baseline is {escape(result.baseline_name)}." if result.baseline_name else ""
+    note = (
+        f"{count} of the {len(result.points)} measured "
+        f"{'is' if len(front) == 1 else 'are'} not beaten in both energy and time by any other. "
+        "Down is less energy, left is less time; bars are 90 % intervals."
+        f"{' Framed knobs differ from the baseline.' if result.baseline else ''}"
+        f"{band}{predicted}{called}"
+    )
+    return section("The front of energy against time", text, note)

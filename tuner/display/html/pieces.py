@@ -1,0 +1,162 @@
+"""The HTML that every part of the report is built of: sections, plots, tiles, knobs as chips.
+
+Every text that came from a user or a script is escaped here, and a figure's JSON cannot end the
+script element that it stands in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from tuner.formatting import change, knob_text
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import KNOBS
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = [
+    "chips",
+    "delta",
+    "estimated_mark",
+    "interval",
+    "json_in_html",
+    "panels",
+    "plot_div",
+    "section",
+    "template",
+    "tile",
+    "value_html",
+]
+
+#: A longer list in "what was asked" (the clocks of a GPU) is written as its ends.
+_MOST_ENTRIES = 24
+
+
+def template(name: str) -> str:
+    """Read one of the package's templates."""
+    return (resources.files("tuner") / "templates" / name).read_text(encoding="utf-8")
+
+
+def json_in_html(text: str) -> str:
+    """JSON that cannot end its script element, whatever strings are in it: <, > and & occur only
+    inside JSON strings, where they may be written as escapes."""
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def section(title: str, content: str, note: str = "") -> str:
+    """Return a section of the page with its title and an optional note."""
+    text = f'<p class="note">{note}</p>' if note else ""
+    return f"<section>\n<h2>{title}</h2>\n{text}\n{content}\n</section>"
+
+
+def plot_div(
+    name: str, figure: go.Figure, alt: str, small: bool = False, height_px: int | None = None
+) -> str:
+    """Return an element that the page's script draws the figure into, with its data."""
+    data = json_in_html(str(figure.to_json()))
+    size = " small" if small else ""
+    height = f' style="height: {height_px}px"' if height_px else ""
+    return (
+        f'<div class="plot{size}" id="plot-{name}" data-figure="figure-{name}" role="img" '
+        f'aria-label="{escape(alt)}"{height}></div>\n'
+        f'<script type="application/json" id="figure-{name}">{data}</script>'
+    )
+
+
+def estimated_mark(estimated: bool) -> str:
+    """Return the mark behind an estimated figure; "" if it was metered."""
+    return ' <span class="estimated">estimated</span>' if estimated else ""
+
+
+def chips(
+    configuration: Configuration,
+    names: Sequence[str] | None = None,
+    against: Configuration | None = None,
+) -> str:
+    """Return the knobs as chips; those that differ from `against` are highlighted."""
+    if names is None:
+        names = [*configuration.launch, *configuration.live]
+    shown = []
+    for name in names:
+        value = configuration.get(name)
+        differs = against is not None and against.get(name) != value
+        title = f' title="{escape(KNOBS[name].what)}"' if name in KNOBS else ""
+        shown.append(
+            f'<code class="knob{" differs" if differs else ""}"{title}>'
+            f"{escape(knob_text(name, value))}</code>"
+        )
+    return "".join(shown) or '<span class="muted">every knob at its default</span>'
+
+
+def tile(name: str, text: str, more: Sequence[str], estimated: bool = False) -> str:
+    """Return a tile with one figure, its unit and further lines."""
+    value, _, unit = text.partition(" ")
+    lines = "".join(f'<div class="more">{line}</div>' for line in more if line)
+    return (
+        f'<div class="figure"><div class="name">{name}</div><div class="value">{escape(value)}'
+        f' <span class="unit">{escape(unit)}</span></div>'
+        f"{f'<div class=more>{estimated_mark(True)}</div>' if estimated else ''}{lines}</div>"
+    )
+
+
+def delta(now: float, before: float | None, less: str, more: str) -> str:
+    """Return the coloured change from `before` to `now`; "" if there is nothing to compare with."""
+    if before is None:
+        return ""
+    if before and abs(now / before - 1) < 0.0005:
+        return '<span class="muted">the same as</span>'
+    kind = "less" if now < before else "rise" if now > before else "muted"
+    return f'<span class="{kind}">{change(now, before, less, more)}</span>'
+
+
+def interval(text: str, unit: str) -> str:
+    """Return an interval with its unit; "" if there is none."""
+    return f'<span class="interval">{text} {unit}</span>' if text else ""
+
+
+def value_html(value: Any, depth: int = 0) -> str:
+    """Anything JSON-like as HTML: mappings as definition lists, deep ones folded."""
+    if isinstance(value, Mapping):
+        if not value:
+            return '<span class="muted">none</span>'
+        rows = "".join(
+            f"<dt>{escape(str(k))}</dt><dd>{value_html(v, depth + 1)}</dd>"
+            for k, v in value.items()
+        )
+        text = f"<dl>{rows}</dl>"
+        if depth < 2:
+            return text
+        return f"<details><summary>{len(value)} entries</summary>{text}</details>"
+    if isinstance(value, str) and value.startswith("{"):  # a study.toml holds the model as JSON
+        with contextlib.suppress(ValueError):
+            return value_html(json.loads(value), depth)
+    if isinstance(value, list | tuple):
+        if len(value) > _MOST_ENTRIES:
+            text = f"{len(value)} values from {value[0]} to {value[-1]}"
+            return escape(text)
+        if any(isinstance(v, Mapping | list | tuple) for v in value):
+            return "".join(f"<div>{value_html(v, depth + 1)}</div>" for v in value)
+        return escape(", ".join(map(str, value))) or '<span class="muted">none</span>'
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return escape(str(value)) if value is not None else '<span class="muted">not given</span>'
+
+
+def panels(figures: Mapping[str, go.Figure], titles: Mapping[str, str]) -> str:
+    """Small plots side by side, those of `titles` that there are."""
+    shown = "".join(
+        f"<div><h3>{title}</h3>"
+        f"{plot_div(name, figures[name], re.sub('<[^>]*>', '', title), small=True)}</div>"
+        for name, title in titles.items()
+        if name in figures
+    )
+    return f'<div class="pair">{shown}</div>' if shown else ""

@@ -1,0 +1,220 @@
+"""The report's middle parts, which give the reasons: was the choice verified, where do its time and
+energy go, what does each knob buy, and what did a probe's power look like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from tuner.display.figures.power import Timeline, phase_means
+from tuner.display.html.pieces import chips, delta, estimated_mark, panels, plot_div, section
+from tuner.display.text import is_estimated, prediction
+from tuner.formatting import change, number, percent
+from tuner.results.result import Result
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from tuner.models.analytic.breakdown import Breakdown
+    from tuner.results.explain import Explanation
+    from tuner.results.guidelines import Guideline
+    from tuner.results.significance import Difference
+
+__all__ = ["breakdown_part", "explanation_part", "power_part", "verification_part"]
+
+
+def verification_part(result: Result) -> str:
+    """Return the section on the attempts to verify a choice against the baseline.
+
+    The outcome itself is shown beside the choice.
+    """
+    said = result.verification
+    if said is None or not said.attempts:
+        return ""
+    today = result.baseline.configuration if result.baseline else None
+    estimated = estimated_mark(is_estimated(result))
+    tried = []
+    for attempt in said.attempts:
+        mark, word = ("best", "survived") if attempt.survived else ("base", "did not survive")
+        reason = attempt.reason[:1].upper() + attempt.reason[1:]
+        methods = dict.fromkeys(p.method for p in (attempt.energy, attempt.step_time) if p)
+        if methods:
+            reason += f". Test: {' and '.join(methods)}"
+        tried.append(
+            f'<h3><span class="mark {mark}">{word}</span>'
+            f"{chips(attempt.configuration, against=today)}</h3>"
+            f"<p>{escape(reason)}.</p>"
+            + _differences(
+                [("Energy a step" + estimated, attempt.energy), ("Step time", attempt.step_time)]
+            )
+        )
+    note = (
+        "Measured again against the baseline by fresh launches in turn, so that a drift of the "
+        f"machine meets both alike; {said.probes} probes, {number(said.energy_kJ)} kJ."
+    )
+    return section("Measured again before it is recommended", "".join(tried), note)
+
+
+def _differences(parts: Sequence[tuple[str, Difference | None]]) -> str:
+    """Return the differences from the baseline as a table, with intervals and p-values."""
+    rows = []
+    for name, part in parts:
+        if part is None:
+            continue
+        told = '<span class="muted">none shown</span>'
+        if part.shown:
+            told = delta(1 + part.relative, 1.0, "less", "more")
+        known = not math.isnan(part.p_value)
+        rows.append(
+            f'<tr><td data-label="Quantity">{name}</td>'
+            f'<td class="n" data-label="Difference">{told}</td>'
+            f'<td class="n" data-label="95 % interval">'
+            f"{part.interval_text if known else 'unknown'}</td>"
+            f'<td class="n" data-label="p">'
+            f"{escape(part.p_text) if known else 'too few repeats'}</td></tr>"
+        )
+    if not rows:
+        return ""
+    heads = "<th>Quantity</th><th>Difference</th><th>95 % interval</th><th>p</th>"
+    return (
+        f'<table class="cards"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def breakdown_part(
+    result: Result, parts: Breakdown | None, figures: Mapping[str, go.Figure]
+) -> str:
+    """Return the section on the choice's step time and energy by parts, from the models."""
+    if parts is None or "breakdown-time" not in figures or result.best is None:
+        return ""
+    measured_s = result.best.time_to_solution_s / result.steps
+    measured_J = 1000 * result.best.energy_to_solution_kJ / result.steps
+    text = f"The models predict {number(parts.step_time_s)} s and {number(parts.energy_J)} J a step"
+    note = "A prediction of the analytic models for the choice, along the busiest pipeline stage."
+    if not prediction(result):
+        text += (
+            f"; measured: {number(measured_s)} s and {number(measured_J)} J"
+            f"{estimated_mark(result.best.meter.estimated)}, so the prediction is "
+            f"{change(parts.step_time_s, measured_s, 'below', 'above')} in time and "
+            f"{change(parts.energy_J, measured_J, 'below', 'above')} in energy"
+        )
+        note += " The shares explain; the figures of the front are measured."
+    titles = {"breakdown-time": "Time", "breakdown-energy": "Energy"}
+    return section(
+        "Where its time and energy go", f"<p>{text}.</p>" + panels(figures, titles), note
+    )
+
+
+def explanation_part(
+    result: Result, explanation: Explanation | None, figures: Mapping[str, go.Figure]
+) -> str:
+    """Return the section on the knobs' effects around the choice and the published guidelines."""
+    if explanation is None or not (explanation.knobs or explanation.guidelines):
+        return ""
+    text = ""
+    if "knobs" in figures:
+        figure = figures["knobs"]
+        rows = len(figure.layout.yaxis.tickvals)  # two lines of text each
+        what = "What each knob changes at the choice"
+        text += plot_div("knobs", figure, what, height_px=120 + 34 * rows)
+    if explanation.knobs:
+        items = "".join(f"<li>{escape(effect.sentence)}</li>" for effect in explanation.knobs)
+        text += (
+            f"<details><summary>The same in words ({len(explanation.knobs)})</summary>"
+            f"<ul>{items}</ul></details>"
+        )
+    tested = [said for said in explanation.guidelines if said.verdict != "not tested"]
+    rest = [said for said in explanation.guidelines if said.verdict == "not tested"]
+    if tested:
+        text += "<h3>Published guidelines, held against this run</h3>" + _guidelines(tested)
+    if rest:
+        text += (
+            f"<details><summary>{len(rest)} more that this run has no points to test</summary>"
+            + _guidelines(rest)
+            + "</details>"
+        )
+    notes = "".join(f"<p>{escape(note)}</p>" for note in explanation.notes)
+    return section(
+        "What each knob bought",
+        text + notes,
+        "The choice's value of a knob against another one, all else equal, from the surrogates' "
+        "joint posterior; bars are 90 % intervals. Left of zero is less.",
+    )
+
+
+def _guidelines(guidelines: Sequence[Guideline]) -> str:
+    rows = "".join(
+        f'<tr><td data-label="Guideline">{escape(said.text)} '
+        f'<span class="muted">({escape(said.source)})</span></td>'
+        f'<td data-label="Here"><span class="verdict {said.verdict.replace(" ", "-")}">'
+        f"{escape(said.verdict)}</span></td>"
+        f'<td data-label="Evidence" class="muted">{escape(said.evidence)}</td></tr>'
+        for said in guidelines
+    )
+    heads = "<th>What was published</th><th>Here</th><th>Evidence of this run</th>"
+    return f'<table class="cards"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def power_part(
+    timelines: Mapping[str, Timeline], left_out: Sequence[str], figures: Mapping[str, go.Figure]
+) -> str:
+    """Return the section on the power of probes over time, with windows, phases and scopes.
+
+    Args:
+        timelines, left_out: as of `tuner.display.figures.power.shown_timelines`.
+        figures: of the report.
+    """
+    text = "".join(f'<p class="note">{escape(sentence)}</p>' for sentence in left_out)
+    for name, timeline in timelines.items():
+        record = timeline.record
+        mark = "best" if name == "best" else "base"
+        word = "chosen" if name == "best" else "baseline"
+        text += (
+            f'<h3><span class="mark {mark}">{word}</span> probe {escape(record.request.probe_id)}'
+            f"{estimated_mark(record.meter.estimated)}</h3>"
+        )
+        text += plot_div(
+            f"timeline-{name}",
+            figures[f"timeline-{name}"],
+            f"Power of the {word} probe",
+            small=True,
+        )
+        if f"phases-{name}" in figures:
+            text += (
+                '<p class="note">A few steps from the middle of a window, by the phases that the '
+                "training program marks:</p>"
+            )
+            text += plot_div(
+                f"phases-{name}", figures[f"phases-{name}"], "Power by phase", small=True
+            )
+        if means := phase_means(timeline):
+            text += _phase_table(means)
+    if "scopes" in figures:
+        text += "<h3>The same windows in other scopes</h3>"
+        text += plot_div("scopes", figures["scopes"], "Power by scope", small=True)
+    if not text:
+        return ""
+    return section(
+        "The power of a probe over time",
+        text,
+        "Shaded: the windows in which time and energy were taken, dotted their mean; before the "
+        "first the launch and the warm-up. Samples draw this picture; the energy of a window is "
+        "the difference of the meter's counter at its two boundaries.",
+    )
+
+
+def _phase_table(means: Sequence[tuple[str, float, float]]) -> str:
+    total = math.fsum(seconds for _, seconds, _ in means)
+    rows = "".join(
+        f'<tr><td data-label="Phase">{escape(name)}</td>'
+        f'<td class="n" data-label="Time a step">{number(1000 * seconds)} ms</td>'
+        f'<td class="n" data-label="Share">{percent(seconds / total) if total else "unknown"}</td>'
+        f'<td class="n" data-label="Sampled power">'
+        f"{f'{number(power)} W' if math.isfinite(power) else 'no sample'}</td></tr>"
+        for name, seconds, power in means
+    )
+    heads = "<th>Phase</th><th>Time a step</th><th>Share</th><th>Mean sampled power</th>"
+    return f'<table class="cards"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'

@@ -1,0 +1,179 @@
+"""The report's lower parts, for engineers: what the search did, how good its models are, what
+failed and why, and what was asked of what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from tuner.display.html.pieces import (
+    chips,
+    estimated_mark,
+    panels,
+    plot_div,
+    section,
+    value_html,
+)
+from tuner.display.text import is_estimated, payback, unit_of_work
+from tuner.formatting import Units, number, percent
+from tuner.results.result import LeaveOneOut, Result
+from tuner.search_spaces.configuration import Configuration
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = [
+    "about_part",
+    "calibration_part",
+    "failures_part",
+    "live_part",
+    "spent_part",
+    "surrogates_part",
+]
+
+_CONSTRAINTS = {
+    "budget_kJ": "energy budget of the job (kJ)",
+    "deadline_s": "deadline (s)",
+    "power_cap_W": "cap on the average power (W)",
+    "probe_budget_kJ": "energy budget of the search (kJ)",
+    "max_probes": "most probes",
+    "max_gpus": "most devices",
+    "peak_power_W": "cap on the peak power (W)",
+    "search_s": "longest search (s)",
+}
+#: Parts of `about` that stand in a section of their own.
+_SHOWN_ELSEWHERE = ("unit_of_work", "calibration")
+
+
+def spent_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
+    """Return the section on the search's cost."""
+    spent = result.spent
+    if result.points and spent.energy_kJ == 0:
+        return section("What the search spent", f"<p>{escape(result.stopped)}</p>")
+    units = Units.for_values([spent.energy_kJ], [spent.time_s])
+    rows = [
+        ("Energy", units.energy_text(spent.energy_kJ) + estimated_mark(is_estimated(result))),
+        ("Wall-clock time", units.time_text(spent.time_s)),
+        ("Probes", f"{spent.probes}, of which {spent.failed} failed"),
+        ("Windows measured", str(spent.measurements)),
+        ("Payback", escape(payback(result))),
+        ("Ended because", escape(result.stopped or "it is not recorded")),
+    ]
+    text = "<dl>" + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
+    titles = {
+        "hypervolume": "The front against the energy spent",
+        "probes": "What each probe cost",
+    }
+    return section("What the search spent", text + panels(figures, titles))
+
+
+def live_part(figures: Mapping[str, go.Figure]) -> str:
+    """Return the section on the live setting; "" if there is no such figure."""
+    if "live" not in figures:
+        return ""
+    return section(
+        "Energy against the live setting",
+        plot_div("live", figures["live"], "Energy to solution against the live setting"),
+        "One curve a launch setting, those with the least energy; the larger marker is each "
+        "curve's least.",
+    )
+
+
+def _coverage(loo: LeaveOneOut) -> str:
+    if loo.coverage < 0.8:
+        return "fewer than promised: the surrogates' intervals are too narrow"
+    return "as promised or better" if loo.coverage >= 0.9 else "close to what is promised"
+
+
+def surrogates_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
+    """Return the section on the surrogates' leave-one-out errors."""
+    loo = result.leave_one_out
+    if loo is None:
+        return section(
+            "How well the surrogates predict",
+            "<p>There were too few measurements to leave one out.</p>",
+        )
+    text = (
+        f"<p>Each of {loo.measurements} measurements was predicted from others "
+        f"({loo.method}). The median "
+        f"error was {percent(loo.time_error)} in step time and {percent(loo.power_error)} in "
+        f"power; {percent(loo.coverage)} of the left-out values lay inside their 90 % interval "
+        f"({_coverage(loo)}).</p>"
+    )
+    estimated = estimated_mark(is_estimated(result))
+    shown = panels(figures, {"surrogate-time": "Step time", "surrogate-power": f"Power{estimated}"})
+    note = "Left-out measurements against their prediction; the dashed line is equality."
+    return section("How well the surrogates predict", text + shown, note if shown else "")
+
+
+def calibration_part(result: Result) -> str:
+    """Return the section on the last `tuner calibrate` of this machine; "" if there is none."""
+    found = result.about.get("calibration")
+    if not isinstance(found, Mapping) or not found:
+        return ""
+    return section(
+        "The meter's calibration",
+        value_html(found),
+        "By <code>tuner calibrate</code> on this machine: what metering costs the training, how "
+        "often the energy counter moves, and whether its two sources agree.",
+    )
+
+
+def failures_part(result: Result) -> str:
+    """Return the section on the failed probes; "" if there are none."""
+    if not result.failures:
+        return ""
+    parts = []
+    for record in result.failures:
+        failure = record.failure
+        kind = failure.kind.replace("_", " ") if failure else "unknown"
+        message = failure.message if failure else ""
+        tail = failure.log_tail.strip() if failure else ""
+        cost = Units.for_values([record.energy_J / 1000], [])
+        log = (
+            "<details><summary>the last lines of its log</summary>"
+            f"<pre>{escape(tail)}</pre></details>"
+            if tail
+            else '<p class="muted">It left no log.</p>'
+        )
+        parts.append(
+            f"<h3>{escape(record.request.probe_id)}: {escape(kind)}</h3>"
+            f"<div>{chips(Configuration(record.request.launch))}</div>"
+            f"<p>{escape(message)} "
+            f'<span class="muted">({cost.energy_text(record.energy_J / 1000)}'
+            f"{estimated_mark(record.meter.estimated)}, {number(record.wall_s)} s)</span></p>{log}"
+        )
+    return section(
+        f"Probes that failed ({len(result.failures)})",
+        "\n".join(parts),
+        "A failed probe costs what it cost and is not tried for ever; what it had measured before "
+        "it failed is kept.",
+    )
+
+
+def about_part(result: Result) -> str:
+    """Return the section on the study's constraints, space, job and cluster."""
+    asked = {
+        _CONSTRAINTS.get(name, name): f"{value:,.10g}"
+        if isinstance(value, int | float)
+        else str(value)
+        for name, value in result.constraints.items()
+    }
+    asked = asked or {"constraints": "none: the knee of the front is chosen"}
+    first: dict[str, Any] = {
+        **asked,
+        "chosen by": result.choice.rule,
+        f"{unit_of_work(result)}s to the solution": f"{result.steps:,}",
+    }
+    scopes = sorted(
+        {
+            f"{p.meter.name}: {p.meter.scope} scope, {p.meter.source}"
+            + (" (estimated)" if p.meter.estimated else "")
+            + (f"; charged: {p.meter.host}" if p.meter.host else "")
+            for p in result.points
+        }
+    )
+    first["energy from"] = scopes or ["nothing was measured"]
+    rest = {name: value for name, value in result.about.items() if name not in _SHOWN_ELSEWHERE}
+    return section("What was asked, and of what", value_html({**first, **rest}))

@@ -1,0 +1,200 @@
+"""View of a running study that stays in place, for a person at a terminal.
+
+Drawn with Rich on standard error: the used share of the limits, the probes in flight with their
+place and duration, the front so far as a small plot, and the last failures. Events scroll above it
+in the same plain lines as in a log file (`tuner.display.progress`), so nothing is only in the view,
+and the view is erased at its end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO, cast
+
+from tuner.display.ascii_plot import ascii_plot
+from tuner.display.progress import ProgressPrinter
+from tuner.formatting import Units, label, number
+from tuner.results.result import Point
+from tuner.study.callbacks import Progress
+from tuner.terminal import VisibleStream, raw_stream, visible
+from tuner.workload.probe import ProbeRecord
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+__all__ = ["LiveView", "can_be_live", "small_plot"]
+
+#: So many failures are shown, the last ones.
+_FAILURES = 3
+_PLOT_WIDTH, _PLOT_HEIGHT = 46, 9
+
+
+def can_be_live(stream: TextIO) -> bool:
+    """Return True if the stream is a terminal that moves its cursor and Rich is installed."""
+    import importlib.util
+
+    if not stream.isatty() or os.environ.get("TERM", "") in ("", "dumb"):
+        return False
+    return importlib.util.find_spec("rich") is not None
+
+
+def small_plot(
+    points: Sequence[Point], width: int = _PLOT_WIDTH, height: int = _PLOT_HEIGHT
+) -> list[str]:
+    """Return a plot of the points, an o for each; empty without points."""
+    if not points:
+        return []
+    marks = [(point, "o") for point in points]
+    return ascii_plot(marks, points, Units.of(points), width=width, height=height)
+
+
+class LiveView:
+    """Shows events in place; a context manager, called with each event.
+
+    Args:
+        console: where to draw; standard error when not given.
+        clock: monotonic seconds.
+        lines: whether what happened also scrolls above.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        lines: bool = True,
+    ) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = console or Console(file=raw_stream(sys.stderr))
+        self._clock, self._began_s = clock, clock()
+        self._lines = ProgressPrinter(_Above(self._console)) if lines else None  # type: ignore[arg-type]
+        self._lock = threading.Lock()
+        self._last: Progress | None = None
+        self._front: tuple[Point, ...] = ()
+        self._flying: dict[str, tuple[Progress, float]] = {}
+        self._failed: list[ProbeRecord] = []
+        self._live = Live(
+            console=self._console,
+            get_renderable=self.picture,
+            refresh_per_second=2,
+            transient=True,
+            redirect_stdout=False,
+        )
+
+    def __enter__(self) -> LiveView:
+        before = sys.stderr
+        self._live.start()
+        if sys.stderr is not before:  # Rich shows it above the view, and obeys the codes in it
+            sys.stderr = cast(TextIO, VisibleStream(sys.stderr))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def __call__(self, event: Progress) -> None:
+        with self._lock:
+            if event.kind != "note":
+                self._last = event
+            if event.kind == "started" and event.request is not None:
+                self._flying[event.request.probe_id] = (event, self._clock())
+            elif event.record is not None:
+                self._flying.pop(event.record.request.probe_id, None)
+                self._front = event.front
+                if event.record.failure is not None:
+                    self._failed = [*self._failed, event.record][-_FAILURES:]
+        if self._lines is not None:
+            self._lines(event)
+
+    def picture(self) -> RenderableType:
+        """Draw the current view."""
+        from rich.console import Group
+        from rich.rule import Rule
+        from rich.text import Text
+
+        with self._lock:
+            last, flying = self._last, dict(self._flying)
+            front, failed = self._front, list(self._failed)
+        parts: list[RenderableType] = [Rule("search", style="dim", align="left")]
+        if last is None:
+            return Group(*parts, Text(f"preparing, {self._clock() - self._began_s:.0f} s"))
+        parts.append(self._budget(last))
+        parts.append(self._in_flight(flying))
+        if front:
+            estimated = label(any(p.meter.estimated for p in front))
+            count = f"{len(front)} point{'s' * (len(front) != 1)}"
+            parts.append(Text(f"front so far: {count}, energy{estimated} over time", style="bold"))
+            parts += [Text(line, style="cyan", no_wrap=True) for line in small_plot(front)]
+        for record in failed:
+            assert record.failure is not None
+            said = f"{record.request.probe_id} {record.failure.kind.replace('_', ' ')}: "
+            parts.append(Text(visible(said + record.failure.message), style="red", no_wrap=True))
+        return Group(*parts)
+
+    def _budget(self, last: Progress) -> Table:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 2))
+        estimated = label(last.meter.estimated if last.meter else False)
+        limits = (
+            ("probes", float(last.probes), last.max_probes, f"{last.probes}", ""),
+            ("energy", last.spent_kJ, last.probe_budget_kJ, number(last.spent_kJ), " kJ"),
+        )
+        for name, used, limit, text, unit in limits:
+            said = f"{text}{unit}" if limit is None else f"{text} of {limit:,.10g}{unit}"
+            said += estimated if unit else ""
+            bar = ProgressBar(total=limit, completed=used, width=30) if limit else ""
+            grid.add_row(name, bar, said)
+        grid.add_row("time", "", f"{self._clock() - self._began_s:,.0f} s")
+        return grid
+
+    def _in_flight(self, flying: dict[str, tuple[Progress, float]]) -> Table | str:
+        from rich.table import Table
+        from rich.text import Text
+
+        if not flying:
+            return "no probe in flight"
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("in flight", "node", "for", "launch setting", "visits"):
+            table.add_column(name, no_wrap=True, overflow="ellipsis")
+        for probe_id, (event, since_s) in flying.items():
+            request = event.request
+            assert request is not None
+            names = [name for name in event.varying if name in request.launch]
+            launch = " ".join(f"{name}={request.launch[name]}" for name in names)
+            places = event.places() if event.places is not None else {}
+            table.add_row(
+                probe_id,
+                Text(visible(places.get(probe_id, "") or "this node")),
+                f"{self._clock() - since_s:.0f} s",
+                Text(visible(launch or request.launch.key)),
+                str(len(request.live)),
+            )
+        return table
+
+
+class _Above:
+    """A stream whose lines appear above the view."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def write(self, text: str) -> None:
+        if text.strip("\n"):
+            self._console.print(visible(text.rstrip("\n")), markup=False, highlight=False)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""

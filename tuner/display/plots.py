@@ -1,0 +1,326 @@
+"""The result as Plotly figures.
+
+Each function takes a `Result` and returns one figure, or None where there is nothing to draw, so
+that no empty panel is ever shown. All share one look (`tuner.display.figures.style`), name the unit
+on every axis and say "estimated" where the energy is. Text that a user or a script wrote is
+escaped, because Plotly reads tags in it.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from tuner.display.figures.breakdown import breakdown, breakdown_figures, explained, knobs_figure
+from tuner.display.figures.front import front_figure
+from tuner.display.figures.power import (
+    Timeline,
+    phases_figure,
+    scopes_figure,
+    shown_timelines,
+    timeline_figure,
+)
+from tuner.display.figures.style import (
+    BLUE,
+    MUTED,
+    ORANGE,
+    SERIES,
+    SYMBOLS,
+    Axis,
+    empty_figure,
+    points_trace,
+    wrapped,
+)
+from tuner.display.text import is_estimated, units_of
+from tuner.formatting import Units, knobs, label, number, percent, varying_knobs
+from tuner.results.result import Point, Result
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import UnknownName
+from tuner.workload.probe import ProbeRecord
+from tuner.workload.trace import read_trace
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from tuner.models.analytic.breakdown import Breakdown
+    from tuner.results.explain import Explanation
+
+__all__ = [
+    "figures",
+    "front_figure",
+    "hypervolume_figure",
+    "live_figure",
+    "plot",
+    "probes_figure",
+    "surrogate_figure",
+]
+
+_AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}
+
+
+def hypervolume_figure(result: Result) -> go.Figure | None:
+    """Draw the front's hypervolume, relative to its last value, over the joules of the probes."""
+    pairs = [(e, v) for e, v in result.progress if math.isfinite(e) and math.isfinite(v)]
+    if len(pairs) < 2 or max(v for _, v in pairs) <= 0:
+        return None
+    units = Units.for_values([e for e, _ in pairs], [])
+    final = pairs[-1][1] or max(v for _, v in pairs)
+    figure = empty_figure(
+        f"Energy spent probing ({units.energy}{', estimated' if is_estimated(result) else ''})",
+        "Hypervolume (% of the last)",
+        {"rangemode": "tozero"},
+        {"rangemode": "tozero"},
+    )
+    figure.add_trace(
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": [0.0, *(e / units.kJ for e, _ in pairs)],
+            "y": [0.0, *(100 * v / final for _, v in pairs)],
+            "line": {"shape": "hv", "color": BLUE, "width": 2},
+            "marker": {"size": 5, "color": BLUE},
+            "hovertext": [
+                "before the first probe",
+                *(
+                    f"after probe {i}: {units.energy_text(e)}{label(is_estimated(result))}, "
+                    f"{percent(v / final)}"
+                    for i, (e, v) in enumerate(pairs, 1)
+                ),
+            ],
+            "hoverinfo": "text",
+            "showlegend": False,
+        }
+    )
+    return figure
+
+
+def surrogate_figure(result: Result, what: Literal["time", "power"]) -> go.Figure | None:
+    """Left-out measurements as the surrogates predicted them, with the line of equality."""
+    loo = result.leave_one_out
+    if loo is None or not loo.pairs:
+        return None
+    column = 0 if what == "time" else 2
+    measured = [pair[column] for pair in loo.pairs]
+    predicted = [pair[column + 1] for pair in loo.pairs]
+    unit, title = ("s", "step time") if what == "time" else ("W", "power")
+    said = label(what == "power" and is_estimated(result))
+    note = ", estimated" if said else ""
+    axis = Axis([*measured, *predicted])
+    figure = empty_figure(
+        f"Measured {title} ({unit}{note})", f"Predicted {title} ({unit}{note})", axis.layout(), {}
+    )
+    figure.update_layout(yaxis=axis.layout())
+    ends = [axis.low or min(measured) / 2, axis.high]
+    figure.add_trace(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": ends,
+            "y": ends,
+            "line": {"color": MUTED, "width": 1, "dash": "dash"},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    )
+    figure.add_trace(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": measured,
+            "y": predicted,
+            "marker": {"color": BLUE, "size": 8, "opacity": 0.8},
+            "hovertext": [
+                f"measured {number(m)} {unit}{said}<br>predicted {number(p)} {unit}{said}<br>"
+                f"error {percent(p / m - 1) if m else 'unknown'}"
+                for m, p in zip(measured, predicted, strict=True)
+            ],
+            "hoverinfo": "text",
+            "showlegend": False,
+        }
+    )
+    return figure
+
+
+def _live_curves(result: Result, knob: str) -> list[list[Point]]:
+    """Points that differ in `knob` alone, by its value; only where two values were visited."""
+    curves: dict[tuple[Settings, Settings], list[Point]] = {}
+    for point in result.points:
+        live = point.configuration.live
+        if isinstance(live.get(knob), int):
+            rest = Settings({k: v for k, v in live.items() if k != knob})
+            curves.setdefault((point.configuration.launch, rest), []).append(point)
+    several = [points for points in curves.values() if len(points) > 1]
+    return [sorted(points, key=lambda p: p.configuration.live[knob]) for points in several]
+
+
+def live_figure(result: Result, most: int = 6) -> go.Figure | None:
+    """Energy against the live knob that varied (the clock first), one curve a launch setting.
+
+    Only the `most` curves with the least energy are drawn, and none that stays above twice the
+    least; None where no live knob varied.
+    """
+    names = sorted(
+        {name for p in result.points for name in p.configuration.live},
+        key=lambda name: (name != "clock_MHz", name),
+    )
+    curves: list[list[Point]] = []
+    knob = ""
+    for knob in names:
+        curves = _live_curves(result, knob)
+        if curves:
+            break
+    if not curves:
+        return None
+    curves = sorted(curves, key=lambda c: min(p.energy_to_solution_kJ for p in c))[:most]
+    least_kJ = min(p.energy_to_solution_kJ for p in curves[0])
+    # A launch setting that never comes near would squeeze the valleys of those that do.
+    curves = [c for c in curves if min(p.energy_to_solution_kJ for p in c) <= 2 * least_kJ]
+    varying = [
+        name for name in varying_knobs(p.configuration for c in curves for p in c) if name != knob
+    ]
+    units = units_of(result)
+    drawn = [p for c in curves for p in c]
+    y_axis = Axis(
+        (p.energy_to_solution_kJ / units.kJ for p in drawn),
+        (e / units.kJ for p in drawn for e in p.energy_interval_kJ),
+    )
+    figure = empty_figure(
+        html.escape(_AXIS_NAMES.get(knob, knob)),
+        f"Energy to solution ({units.energy}{', estimated' if is_estimated(result) else ''})",
+        {},
+        y_axis.layout(),
+    )
+    for curve, colour, symbol in zip(curves, SERIES, SYMBOLS, strict=False):
+        least = min(curve, key=lambda p: p.energy_to_solution_kJ)
+        name = " ".join(knobs(curve[0].configuration, varying)) or "one launch setting"
+        marker = {
+            "color": colour,
+            "symbol": symbol,
+            "size": [12 if p is least else 7 for p in curve],
+        }
+        trace = points_trace(curve, html.escape(name), "At this setting", units, marker)
+        del trace["error_x"]
+        trace.update(
+            mode="lines+markers",
+            x=[p.configuration.live[knob] for p in curve],
+            line={"color": colour, "width": 1.5},
+        )
+        figure.add_trace(trace)
+    return figure
+
+
+def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Figure | None:
+    """Draw the cost of each probe, in order.
+
+    With `records` each bar names its probe and failed ones are highlighted; without, the bars are
+    the differences of `result.progress`.
+    """
+    if records:
+        costs = [record.energy_J / 1000 for record in records]
+        failed = [not record.ok for record in records]
+        texts = [
+            f"<b>{html.escape(r.request.probe_id)}</b>, {html.escape(r.request.purpose)}"
+            f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.kind)}<br>"
+            f"{wrapped(r.request.launch.key)}<br>launch {number(r.launch_s)} s, "
+            f"in all {number(r.wall_s)} s, {len(r.measurements)} windows"
+            for r in records
+        ]
+    else:
+        totals = [0.0, *(energy for energy, _ in result.progress)]
+        costs = [b - a for a, b in itertools.pairwise(totals)]
+        failed = [False] * len(costs)
+        texts = [f"<b>probe {i}</b>" for i in range(1, len(costs) + 1)]
+    if not costs or max(costs) <= 0:
+        return None
+    units = Units.for_values(costs, [])
+    estimated = any(r.meter.estimated for r in records) if records else is_estimated(result)
+    figure = empty_figure(
+        "Probe, in the order of finishing",
+        f"Energy of the probe ({units.energy}{', estimated' if estimated else ''})",
+        {"showgrid": False, **({"dtick": 1} if len(costs) <= 20 else {})},
+        {"rangemode": "tozero"},
+    )
+    figure.update_layout(bargap=0.25, barmode="overlay")
+    for is_failed, name, colour, pattern in (
+        (False, "completed", BLUE, ""),
+        (True, "failed", ORANGE, "/"),
+    ):
+        chosen = [i for i, bad in enumerate(failed) if bad == is_failed]
+        if chosen:
+            figure.add_trace(
+                {
+                    "type": "bar",
+                    "name": name,
+                    "x": [i + 1 for i in chosen],
+                    "y": [costs[i] / units.kJ for i in chosen],
+                    "marker": {"color": colour, "pattern": {"shape": pattern}},
+                    "hovertext": [
+                        f"{texts[i]}<br>{units.energy_text(costs[i])}{label(estimated)}"
+                        for i in chosen
+                    ],
+                    "hoverinfo": "text",
+                    "showlegend": any(failed),
+                }
+            )
+    return figure
+
+
+def figures(
+    result: Result,
+    records: Sequence[ProbeRecord] = (),
+    *,
+    explanation: Explanation | None = None,
+    parts: Breakdown | None = None,
+    timelines: Mapping[str, Timeline] | None = None,
+) -> dict[str, go.Figure]:
+    """Return every figure that has something to draw, by name, in the order of reading.
+
+    What was computed before (`explanation`, `parts`, `timelines`) can be handed in.
+
+    "front", "live" (energy against the clock), "breakdown-time" and "breakdown-energy" (where the
+    choice's go), "knobs" (what each bought, where it is explained), "hypervolume", "probes",
+    "surrogate-time", "surrogate-power", "scopes", and of the probes of "best" and "baseline",
+    where their power was kept, "timeline-..." and "phases-...".
+    """
+    drawn = {
+        "front": front_figure(result),
+        "live": live_figure(result),
+        **breakdown_figures(breakdown(result) if parts is None else parts),
+        "knobs": knobs_figure(explanation) if explanation is not None else None,
+        "hypervolume": hypervolume_figure(result),
+        "probes": probes_figure(result, records),
+        "surrogate-time": surrogate_figure(result, "time"),
+        "surrogate-power": surrogate_figure(result, "power"),
+        "scopes": scopes_figure(result),
+    }
+    if timelines is None:
+        timelines, _ = shown_timelines(result, records)
+    for name, timeline in timelines.items():
+        drawn[f"timeline-{name}"] = timeline_figure(timeline)
+        drawn[f"phases-{name}"] = phases_figure(timeline)
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def plot(result: Result, kind: str = "front", *, backend: str = "plotly") -> Any:
+    """One figure of a result by name, as `Result.plot` says.
+
+    Raises:
+        UnknownName: there is no such figure, nothing to draw in it, or no such backend.
+        InputError: matplotlib is wanted and not installed.
+    """
+    if backend not in ("plotly", "matplotlib"):
+        raise UnknownName("backend", backend, ("plotly", "matplotlib"))
+    trace = result.run_dir / "trace" / "probes.jsonl" if result.run_dir else None
+    records = read_trace(trace).records if trace is not None and trace.is_file() else ()
+    explanation = explained(result) if kind == "knobs" else None
+    drawn = figures(result, records, explanation=explanation)
+    if kind not in drawn:
+        raise UnknownName("figure of this result", kind, list(drawn))
+    if backend == "plotly":
+        return drawn[kind]
+    from tuner.display.figures.matplotlib_backend import on_paper
+
+    return on_paper(drawn[kind])

@@ -1,0 +1,100 @@
+"""The report: one self-contained HTML page, for a manager at the top and an engineer to the bottom.
+
+It is plain string building around the files in `templates/`: the style, the script that draws the
+figures, and plotly.js itself are written into the page, which loads nothing from anywhere (its
+content security policy forbids it). Its parts stand in `tuner.display`: what decides in
+`answer_parts`, what explains in `reason_parts`, what engineers check in `search_parts`.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from tuner.display import plots
+from tuner.display.figures.breakdown import breakdown, explained
+from tuner.display.figures.power import shown_timelines
+from tuner.display.figures.style import DARK
+from tuner.display.html.answer_parts import front_part, top_part
+from tuner.display.html.pieces import json_in_html, section, template
+from tuner.display.html.reason_parts import (
+    breakdown_part,
+    explanation_part,
+    power_part,
+    verification_part,
+)
+from tuner.display.html.scale_out_part import target_part
+from tuner.display.html.search_parts import (
+    about_part,
+    calibration_part,
+    failures_part,
+    live_part,
+    spent_part,
+    surrogates_part,
+)
+from tuner.display.text import units_of
+from tuner.results.result import Result
+from tuner.search_spaces.safe_files import write_text
+from tuner.workload.probe import ProbeRecord
+
+__all__ = ["render_report", "write_report"]
+
+
+def write_report(result: Result, path: Path, *, records: Sequence[ProbeRecord] = ()) -> Path:
+    """Write the report of `result` to `path` (its folder is made) and return the path.
+
+    Args:
+        result: the study's answer.
+        path: the HTML file; replaced in one step if it exists.
+        records: the study's probes in the order of finishing, where they are at hand; they add to
+            what each probe cost, and the power over time of some of them.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, render_report(result, records=records))
+    return path
+
+
+def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str:
+    """Return the whole page as text."""
+    from plotly.offline import get_plotlyjs
+
+    units = units_of(result)
+    explanation = explained(result)
+    steps = breakdown(result)
+    timelines, left_out = shown_timelines(result, records)
+    figures = plots.figures(
+        result, records, explanation=explanation, parts=steps, timelines=timelines
+    )
+    parts = [
+        top_part(result, units),
+        front_part(result, units, figures),
+        target_part(result),
+        verification_part(result),
+        live_part(figures),
+        breakdown_part(result, steps, figures),
+        explanation_part(result, explanation, figures),
+        power_part(timelines, left_out, figures),
+        spent_part(result, figures),
+        surrogates_part(result, figures),
+        calibration_part(result),
+        failures_part(result),
+        about_part(result),
+        section("What each number means", template("meanings.html")),
+        "<footer>Written by joulefront. The figures are in this file; nothing is loaded from "
+        "elsewhere.</footer>",
+    ]
+    return string.Template(template("report.html")).substitute(
+        title=escape(f"{result.name} · joulefront"),
+        css=template("report.css"),
+        body="\n".join(part for part in parts if part),
+        palette=json_in_html(json.dumps(dict(DARK))),
+        plotly=get_plotlyjs(),
+        js=template("report.js"),
+    )

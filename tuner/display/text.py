@@ -1,0 +1,349 @@
+"""The result as plain text: the front as a table and a small plot, the choice, the cost.
+
+Aligned columns and characters that every terminal and log file shows; no colour. A figure without a
+meter is followed by "(estimated)", as on every page.
+
+The pages and figures take their sentences about a result from here too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tuner.display.ascii_plot import ascii_plot
+from tuner.formatting import (
+    Units,
+    change,
+    knobs,
+    label,
+    number,
+    ordered_knobs,
+    percent,
+    varying_knobs,
+)
+from tuner.results.result import Point, Result
+from tuner.workload.probe import ProbeRecord
+
+__all__ = [
+    "comparison",
+    "front_lines",
+    "is_estimated",
+    "payback",
+    "plot_lines",
+    "prediction",
+    "recommendation_lines",
+    "record_lines",
+    "role",
+    "summary_lines",
+    "unit_of_work",
+    "units_of",
+    "verification_lines",
+]
+
+_WIDTH, _HEIGHT = 60, 12
+
+
+def _every_point(result: Result) -> list[Point]:
+    named = (point for point in (result.best, result.baseline) if point is not None)
+    return [*result.points, *result.front_points, *named]
+
+
+def units_of(result: Result) -> Units:
+    """Return the units of a result's points."""
+    points = _every_point(result)
+    return Units.of(points)
+
+
+def is_estimated(result: Result) -> bool:
+    """Return True if any energy of the result was estimated instead of metered."""
+    points = _every_point(result)
+    return any(p.meter.estimated for p in points) or any(
+        record.meter.estimated for record in result.failures
+    )
+
+
+def prediction(result: Result) -> str:
+    """Return the notice for a study that ran on a simulated cluster; "" for any other."""
+    points = _every_point(result)
+    meters = [p.meter for p in points] + [record.meter for record in result.failures]
+    if not any(meter.name == "simulated" for meter in meters):
+        return ""
+    return (
+        "A prediction: every figure is the analytic models', nothing was measured. The commands "
+        "tuner predict and python -m benchmarks.published print their known error."
+    )
+
+
+def _apart(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    return a[1] < b[0] or b[1] < a[0]
+
+
+def comparison(result: Result, units: Units) -> str:
+    """Return what a recommended choice saves against the baseline; "" if the baseline is kept."""
+    best, baseline = result.recommended, result.baseline
+    if best is None or baseline is None or best.configuration == baseline.configuration:
+        return ""
+    estimated = ", estimated" if best.meter.estimated or baseline.meter.estimated else ""
+    text = (
+        "Against the baseline it takes "
+        + change(
+            best.energy_to_solution_kJ, baseline.energy_to_solution_kJ, "less energy", "more energy"
+        )
+        + f" ({units.energy_text(baseline.energy_to_solution_kJ)} → "
+        + f"{units.energy_text(best.energy_to_solution_kJ)}{estimated}) and "
+        + change(best.time_to_solution_s, baseline.time_to_solution_s, "less time", "more time")
+        + f" ({units.time_text(baseline.time_to_solution_s)} → "
+        + f"{units.time_text(best.time_to_solution_s)})."
+    )
+    unclear = [
+        name
+        for name, mine, theirs in (
+            ("energy", best.energy_interval_kJ, baseline.energy_interval_kJ),
+            ("time", best.time_interval_s, baseline.time_interval_s),
+        )
+        if not _apart(mine, theirs)
+    ]
+    if unclear:
+        text += f" The 90 % intervals overlap in {' and in '.join(unclear)}."
+    return text
+
+
+def role(result: Result, point: Point) -> str:
+    """Return "chosen" for the recommended point, "promising" for the unproven one, else ""."""
+    advice = result.recommendation
+    if advice is None:
+        return ""
+    if point.configuration == advice.point.configuration:
+        return "chosen"
+    promising = advice.promising
+    return "promising" if promising and point.configuration == promising.configuration else ""
+
+
+def unit_of_work(result: Result) -> str:
+    """Name one of the result's steps: "optimizer step", or a recorded table's "epoch"."""
+    return str(result.about.get("unit_of_work", "optimizer step"))
+
+
+def payback(result: Result) -> str:
+    """Return the sentence on the amount of training after which the savings repay the search."""
+    steps, share = result.spent.payback_steps, result.spent.payback_share
+    if result.points and result.spent.energy_kJ == 0:
+        return "Nothing was spent on a search."
+    if result.best is None or result.baseline is None:
+        return "There is no choice and baseline to compare, so nothing is known about payback."
+    if result.recommendation is not None and result.recommendation.action == "keep":
+        return "Keeping the baseline saves no energy, so the search is not repaid."
+    if steps is None or share is None or not math.isfinite(steps):
+        return "The choice saves no energy against the baseline, so the search is not repaid."
+    text = f"The savings repay the search after {number(math.ceil(steps))} {unit_of_work(result)}s"
+    if share <= 1:
+        return f"{text} ({percent(share)} of the job)."
+    return f"{text}: {number(share)} runs of the whole job."
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns aligned to the right, the last one to the left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return [
+        "  ".join(
+            [*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def front_lines(
+    points: Sequence[Point], names: Sequence[str] | None = None, *, intervals: bool = False
+) -> list[str]:
+    """Points as aligned columns: time, energy (labelled where estimated), power, knobs.
+
+    Args:
+        points: in the order in which they are shown.
+        names: the knobs to show; those that vary over the points when not given.
+        intervals: also show 90 % intervals, windows and the probability of being non-dominated.
+    """
+    if not points:
+        return ["nothing measured"]
+    if names is None:
+        names = varying_knobs(point.configuration for point in points)
+    units = Units.of(points)
+    estimated = label(any(point.meter.estimated for point in points))
+    more = ["90 %", "90 %", "windows", "on front"] if intervals else []
+    heads = ["time to solution", f"energy to solution{estimated}", f"power{estimated}"]
+    if intervals:
+        heads = [heads[0], more[0], heads[1], more[1], heads[2], *more[2:]]
+    rows = [[*heads, ""]]
+    for p in points:
+        row = [
+            units.time_text(p.time_to_solution_s),
+            units.energy_text(p.energy_to_solution_kJ),
+            f"{number(p.power_W)} W",
+        ]
+        if intervals:
+            row.insert(1, units.interval_text(p.time_interval_s, units.s))
+            row.insert(3, units.interval_text(p.energy_interval_kJ, units.kJ))
+            row += [str(p.windows), percent(p.p_nondominated)]
+        rows.append([*row, " ".join(knobs(p.configuration, names)) or p.configuration.key])
+    return _table(rows)
+
+
+def plot_lines(result: Result) -> list[str]:
+    """Energy against time on logarithmic axes: o front, . dominated, B baseline, X the choice.
+
+    The axes span front, baseline and choice; dominated points beyond them are not drawn.
+    """
+    shown = [*result.front_points, *(p for p in (result.baseline, result.best) if p is not None)]
+    if len({point.configuration for point in shown}) < 2:
+        return []
+    front = {point.configuration for point in result.front_points}
+    marks = [(point, "o" if point.configuration in front else ".") for point in result.points]
+    marks.sort(key=lambda mark: mark[1] == "o")  # what matters more is drawn later
+    marks += [(p, mark) for p, mark in ((result.baseline, "B"), (result.best, "X")) if p]
+    lines = ascii_plot(marks, shown, units_of(result), width=_WIDTH, height=_HEIGHT)
+    estimated = label(is_estimated(result))
+    indent = " " * (lines[-2].index("+") + 2)
+    key = "o front  . dominated  B baseline  X choice"
+    return [*lines, f"{indent}energy{estimated} over time to solution, log axes: {key}"]
+
+
+def recommendation_lines(result: Result) -> list[str]:
+    """Return what to do, and what is unproven about it."""
+    advice = result.recommendation
+    return [advice.headline, *advice.details] if advice is not None else []
+
+
+def verification_lines(result: Result) -> list[str]:
+    """Return the outcome of the verification and its attempts, one sentence a line."""
+    said = result.verification
+    if said is None:
+        return []
+    return [said.sentence, *(f"  {attempt.sentence}" for attempt in said.attempts)]
+
+
+def summary_lines(result: Result) -> list[str]:
+    """Return the summary that `tuner optimize` prints at its end."""
+    units = units_of(result)
+    estimated = label(is_estimated(result))
+    names = varying_knobs(point.configuration for point in result.points)
+    lines = [result.stopped, ""]
+    if said := prediction(result):
+        lines += [said, ""]
+    lines.append(
+        f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} measured "
+        f"configurations, {result.steps:,} x {result.about.get('unit_of_work', 'step')}"
+    )
+    lines += front_lines(result.front_points, names, intervals=True)
+    if result.predicted:
+        lines += ["", "Never measured, and likely on the front (predicted):"]
+        lines += front_lines(result.predicted, names, intervals=True)
+    if same := _same_in_all(result, names):
+        lines.append(f"The same in all that was measured: {same}")
+    if plot := plot_lines(result):
+        lines += ["", *plot]
+    if result.baseline is not None:
+        lines += [
+            "",
+            "Baseline: "
+            f"{units.energy_text(result.baseline.energy_to_solution_kJ)}{estimated} and "
+            f"{units.time_text(result.baseline.time_to_solution_s)} with "
+            + (" ".join(knobs(result.baseline.configuration, names or None)) or "default")
+            + (f" ({result.baseline_name})" if result.baseline_name else ""),
+        ]
+    lines += ["", *recommendation_lines(result), *verification_lines(result)]
+    if saves := comparison(result, units):
+        lines.append(saves)
+    lines.append(f"Choice: {result.choice.sentence}")
+    lines.append(_spent_line(result, estimated))
+    if result.leave_one_out is not None:
+        loo = result.leave_one_out
+        lines.append(
+            f"Surrogates, {loo.method}: median error {percent(loo.time_error)} of step time and "
+            f"{percent(loo.power_error)} of power."
+        )
+    for record in result.failures:
+        assert record.failure is not None
+        if _interrupted(record):  # by the user: nothing that could be mended
+            continue
+        lines.append(
+            f"Failed: {record.request.probe_id} {record.request.launch.key}: "
+            f"{record.failure.kind.replace('_', ' ')}: {record.failure.message}"
+        )
+    lines += _target_lines(result)
+    if result.report_path is not None:
+        lines.append(f"Report: {result.report_path}")
+    return lines
+
+
+def _same_in_all(result: Result, varying: Sequence[str]) -> str:
+    """Name the knobs in which no measured point differs; "" if the table shows all knobs."""
+    if not varying:
+        return ""
+    names = ordered_knobs(point.configuration for point in result.points)
+    same = [name for name in names if name not in varying]
+    if not same or not result.points:
+        return ""
+    return " ".join(knobs(result.points[0].configuration, same))
+
+
+def _interrupted(record: ProbeRecord) -> bool:
+    return record.failure is not None and record.failure.was_cancelled
+
+
+def _spent_line(result: Result, estimated: str) -> str:
+    """Return the cost of the search and its payback; for past runs, that nothing was spent."""
+    spent = result.spent
+    if result.points and not spent.energy_kJ and not spent.time_s:
+        return payback(result)
+    stopped = sum(_interrupted(record) for record in result.failures)
+    failed = f", {spent.failed - stopped} failed" if spent.failed > stopped else ""
+    failed += f", {stopped} interrupted" if stopped else ""
+    return (
+        f"Spent: {number(spent.energy_kJ)} kJ{estimated} and {number(spent.time_s)} s in "
+        f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"
+    )
+
+
+def _target_lines(result: Result) -> list[str]:
+    """Return the front predicted for more GPUs; empty if the study has no target."""
+    target = result.target
+    if target is None:
+        return []
+    shown = [*target.front_points, *([target.baseline] if target.baseline else [])]
+    names = varying_knobs(point.configuration for point in shown)
+    lines = ["", target.sentence, *front_lines(target.front_points, names, intervals=True)]
+    if target.baseline is not None:
+        lines += ["The default configuration there:", *front_lines([target.baseline], names)]
+    return [*lines, f"Choice there: {target.choice.sentence}"]
+
+
+def record_lines(record: ProbeRecord) -> list[str]:
+    """One probe's record for people: what was asked, measured, and what it cost."""
+    estimated = label(record.meter.estimated)
+    lines = [f"probe {record.request.launch.key}"]
+    for m in record.measurements:
+        error = m.step_time_rse
+        lines += [
+            f"  live            {m.live.key if m.live else 'left to the device'}",
+            f"  step time       {number(m.step_time_s)} s"
+            + (f" +- {percent(error)}" if math.isfinite(error) else ""),
+            f"  power           {number(m.power_W)} W{estimated}",
+            f"  energy a step   {number(m.energy_per_step_J)} J{estimated}",
+            f"  window          {m.steps} steps in {number(m.window_s)} s",
+        ]
+        if m.delivered:
+            pairs = ", ".join(f"{name} {number(value)}" for name, value in m.delivered.items())
+            lines.append(f"  delivered       {pairs}")
+        if m.peak_memory_bytes is not None:
+            lines.append(f"  peak memory     {number(m.peak_memory_bytes / 1e9)} GB, fullest rank")
+        lines += [f"  note            {flag}" for flag in m.flags]
+    lines += [
+        f"meter {record.meter.name}: {record.meter.scope} scope, {record.meter.source}{estimated}",
+        f"cost {number(record.energy_J)} J{estimated} and {number(record.wall_s)} s, of which the "
+        f"launch {number(record.launch_s)} s",
+    ]
+    if record.failure is not None:
+        kind = record.failure.kind.replace("_", " ")
+        lines.append(f"failed: {kind}: {record.failure.message}")
+        lines += [f"  | {line}" for line in record.failure.log_tail.splitlines()]
+    return lines

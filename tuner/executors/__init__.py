@@ -1,0 +1,1 @@
+"""Executors: where and when probes run."""

@@ -1,0 +1,115 @@
+"""Executors by name: on Ray, inline, or simulated."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+from tuner.executors.base import Executor
+from tuner.executors.local import InlineExecutor, SimulatedExecutor
+from tuner.problem.problem import Problem
+from tuner.problem.run_folder import RunFolder
+from tuner.search_spaces.errors import InputError, UnknownName
+
+__all__ = ["check_executor", "real_executor", "simulated_executor"]
+
+EXECUTORS = ("ray", "inline", "simulated")
+
+
+def check_executor(name: str | Executor | None) -> None:
+    """Raise UnknownName for a name that no executor has."""
+    if isinstance(name, str) and name not in EXECUTORS:
+        raise UnknownName("executor", name, EXECUTORS)
+
+
+def simulated_executor(
+    problem: Problem, *, capacity: int | None = None, seed: int = 0
+) -> SimulatedExecutor:
+    """Return a simulated cluster: the answers of the models on simulated time.
+
+    Args:
+        problem: what is searched.
+        capacity: probes in flight; as many as the nodes can hold of the baseline if not given.
+        seed: random seed.
+
+    Raises:
+        InputError: `capacity` is below 1.
+    """
+    from tuner.models.simulated import SimulatedRunner
+
+    assert problem.job is not None
+    assert problem.cluster is not None
+    cluster = problem.cluster
+    if capacity is None:
+        ranks = problem.baseline.world_size if problem.baseline else cluster.devices
+        capacity = max(1, cluster.nodes // -(-ranks // cluster.devices_per_node))
+    runner = SimulatedRunner(problem.job, cluster, seed=seed)
+    return SimulatedExecutor(runner, capacity=capacity)
+
+
+def real_executor(
+    name: str | Executor | None,
+    problem: Problem,
+    run: RunFolder,
+    say: Callable[[str], None],
+    *,
+    ray_address: str | None = None,
+) -> Executor:
+    """Return the executor of that name; by default Ray if it is installed, else inline.
+
+    Args:
+        name: the name, or an executor, which is returned.
+        problem: what is searched.
+        run: the run folder.
+        say: called with sentences for the user.
+        ray_address: a Ray cluster to join; None starts Ray here.
+
+    Raises:
+        InputError: the node cannot prepare for training.
+    """
+    if name is not None and not isinstance(name, str):
+        return name
+    if name is None:
+        name = "ray"
+        if importlib.util.find_spec("ray") is None:
+            say("Ray is not installed, so probes run inline, one at a time.")
+            name = "inline"
+    assert problem.job is not None
+    assert problem.cluster is not None
+    if name == "simulated":
+        return simulated_executor(problem)
+    ops = _ops(problem)
+    if name == "ray":
+        from tuner.executors.ray_executor import RayExecutor
+
+        cluster = RayExecutor(
+            problem.job, problem.cluster, run_dir=run.path, address=ray_address, say=say
+        )
+        try:
+            cluster.prepare(ops)
+        except BaseException:
+            cluster.close()
+            raise
+        return cluster
+    from tuner.workload.node.rank_group import ServerError
+    from tuner.workload.node.runner import LocalRunner
+
+    runner = LocalRunner(problem.job, problem.cluster, run_dir=run.path, say=say, keep=True)
+    try:
+        runner.prepare(ops)
+    except BaseException as error:
+        runner.close()
+        if isinstance(error, ServerError):
+            raise InputError(f"this node cannot prepare for training: {error}") from error
+        raise
+    return InlineExecutor(runner, keep_in=run.path)
+
+
+def _ops(problem: Problem) -> tuple[str, ...]:
+    """Return the DeepSpeed ops of the candidates: built before the first probe, not inside one."""
+    from tuner.workload.deepspeed_config import ops_needed
+
+    launches = [*problem.candidates.launches]
+    if problem.baseline is not None:  # which may be measured without being a candidate
+        launches.append(problem.baseline.launch)
+    return tuple(dict.fromkeys(op for launch in launches for op in ops_needed(launch)))

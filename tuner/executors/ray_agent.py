@@ -1,0 +1,351 @@
+"""Ray actor that runs probes on a node, and its calls to the actors of other nodes.
+
+An actor holds one runner, inspects its node before it takes any probe, and serves a share of a
+probe that another node leads. Records are returned to the driver as plain JSON; logs, rendered
+files and power samples stay in the run folder, where the actor wrote them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tuner.executors.base import run_safely
+from tuner.executors.ray_security import exposures, foreign_package, strip_token
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.clocks.governor import Applied
+from tuner.workload.meters import PowerSample, Reading
+from tuner.workload.multi_node.peer import Joined, PeerLost
+from tuner.workload.node.preflight import NodeFacts, busy_gpus, look
+from tuner.workload.node.rank_group import Event
+from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Continuation, Runner
+
+__all__ = ["Entered", "MakeRunner", "NodeAgent", "RayPeer"]
+
+#: Makes a node's runner from the job, the cluster and the run folder.
+MakeRunner = Callable[[TrainingJob, Cluster, str], Runner]
+
+#: A call that only reads or sets takes milliseconds; one that starts ranks may build an op.
+CALL_S, START_S = 30.0, 900.0
+#: A launch waits no longer than this for its driver to choose the next settings.
+HOLD_S = 60.0
+
+
+@dataclass(frozen=True)
+class Entered:
+    """State of a node when a study first asks to use it.
+
+    Attributes:
+        facts: the node as it is now.
+        refused: why it cannot be used, a sentence each; empty if it can.
+        meter: source of its energy figures; None if it is refused.
+        exposures: how others can enter the Ray cluster, a sentence each.
+    """
+
+    facts: NodeFacts
+    refused: tuple[str, ...] = ()
+    meter: MeterInfo | None = None
+    exposures: tuple[str, ...] = ()
+
+
+class NodeAgent:
+    """Actor that runs probes on one node.
+
+    Args:
+        run_dir: folder of logs and power samples, on this node.
+        packages: the folder that the packages of joulefront must be imported from; None if it
+            differs between nodes.
+    """
+
+    def __init__(self, run_dir: str, packages: str | None = None) -> None:
+        self._run_dir, self._packages = run_dir, packages
+        self._runner: Any = None
+        self._share: Any = None
+        self._measures = False
+        self._open: dict[str, _Dialogue] = {}
+
+    def look(self) -> Entered:
+        """Inspect the node without preparing it for probes."""
+        trouble = foreign_package(self._packages)
+        facts = NodeFacts(os.uname().nodename, None, trouble) if trouble else look()
+        return Entered(facts, facts.refusals(), exposures=exposures())
+
+    def enter(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        make_runner: MakeRunner | None,
+        devices: Sequence[str] = (),
+        ops: Sequence[str] | None = None,
+    ) -> Entered:
+        """Inspect the node and make its runner; report why it cannot be used rather than raise.
+
+        Args:
+            job, cluster: of the study.
+            make_runner: makes the runner; None makes the real one, after checking its needs.
+            devices: UUIDs of this agent's GPUs; empty for all of the node.
+            ops: DeepSpeed ops to load at once, as `prepare` does; None leaves that for later.
+        """
+        exposed = exposures()
+        strip_token()
+        trouble = foreign_package(self._packages)
+        if trouble:
+            host = os.uname().nodename
+            return Entered(NodeFacts(host, None, trouble), (f"node {host} is not used: {trouble}",))
+        entered = self._enter(job, cluster, make_runner, devices, ops)
+        return replace(entered, exposures=exposed)
+
+    def _enter(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        make_runner: MakeRunner | None,
+        devices: Sequence[str],
+        ops: Sequence[str] | None,
+    ) -> Entered:
+        if devices:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        if make_runner is not None:
+            self._runner = make_runner(job, cluster, self._run_dir)
+            return Entered(NodeFacts(os.uname().nodename, cluster), (), self._runner.meter)
+        facts = look()
+        refused = facts.refusals(cluster)
+        if refused:
+            return Entered(facts, refused)
+        from tuner.workload.multi_node.peer import NodeShare
+        from tuner.workload.node.runner import LocalRunner
+
+        try:
+            runner = LocalRunner(job, cluster, run_dir=self._run_dir, keep=True)
+        except InputError as error:
+            return Entered(facts, (f"node {facts.host} is not used: {error}",))
+        self._runner, self._share, self._measures = runner, NodeShare(runner), True
+        trouble = self.prepare(ops) if ops is not None else ""
+        if trouble:
+            return Entered(facts, (f"node {facts.host} is not used: {trouble}",))
+        return Entered(facts, (), runner.meter)
+
+    def prepare(self, ops: Sequence[str]) -> str:
+        """Import the frameworks and load ops; return what this node lacks, or an empty string."""
+        from tuner.workload.node.rank_group import ServerError
+
+        if not self._measures:
+            return ""
+        try:
+            self._runner.prepare(ops)
+        except (InputError, ServerError) as error:
+            return f"a node cannot prepare for training: {str(error).splitlines()[0]}"
+        return ""
+
+    def busy(self) -> tuple[str, ...]:
+        """Return what other processes do on this agent's GPUs, a phrase each."""
+        return busy_gpus() if self._measures else ()
+
+    def run(
+        self, request: dict[str, Any], peers: Sequence[tuple[str, Any]] = (), address: str = ""
+    ) -> dict[str, Any]:
+        """Run a probe; return its record as JSON, or {"busy": sentence} if a GPU is in use.
+
+        An extendable probe may return {"visited": record so far} instead; `continue_probe` then
+        gives it its next settings.
+
+        Args:
+            request: the probe's request as JSON.
+            peers: (name, actor) of the other nodes of the lease, in the order of their ranks.
+            address: address at which they reach this node.
+        """
+        probe = ProbeRequest.from_json(request)
+        try:
+            busy = self.busy()
+        except Exception:  # the probe's own meter will report it
+            busy = ()
+        if busy:
+            return {"busy": "; ".join(busy)}
+        runner: Runner = self._runner
+        if peers and self._measures:
+            others = [RayPeer(actor, name) for name, actor in peers]
+            runner = _Leading(self._runner, others, address)
+        if not probe.extendable:
+            return run_safely(runner, probe, self._run_dir).to_json()
+        meter = self._runner.meter
+        self._open[probe.probe_id] = _Dialogue(
+            lambda next_settings: run_safely(
+                runner, probe, self._run_dir, next_settings=next_settings
+            ),
+            meter,
+        )
+        return self._next_report(probe.probe_id)
+
+    def continue_probe(self, probe_id: str, live: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Measure more settings in a running launch, or end it if there are none; see `run`."""
+        self._open[probe_id].answers.put(tuple(Settings(one) for one in live))
+        return self._next_report(probe_id)
+
+    def _next_report(self, probe_id: str) -> dict[str, Any]:
+        ended, record = self._open[probe_id].reports.get()
+        if ended:
+            del self._open[probe_id]
+            return record.to_json()
+        return {"visited": record.to_json()}
+
+    def share(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """Serve a call of `tuner.workload.multi_node.peer.Peer` from the node that leads."""
+        return getattr(self._share, name)(*arguments, **named)
+
+    def end_share(self) -> None:
+        """End the share of a probe whose lead is gone."""
+        if self._share is not None:
+            self._share.end()
+
+    def pid(self) -> int:
+        """Return the process id of this actor."""
+        return os.getpid()
+
+    def memory_bytes(self) -> int:
+        """Return the resident memory of this actor's process."""
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def cancel(self) -> None:
+        """End the running probe."""
+        if self._measures:
+            self._runner.cancel()
+        for dialogue in list(self._open.values()):
+            dialogue.answers.put(())
+
+    def close(self) -> None:
+        """Close the runner."""
+        if self._runner is not None:
+            self._runner.close()
+
+
+class _Dialogue:
+    """Extendable probe that runs in a thread of its own.
+
+    Attributes:
+        reports: (True if it has ended, the record so far).
+        answers: the next settings, one tuple for each report of a probe that has not ended.
+    """
+
+    def __init__(self, run: Callable[[Continuation], ProbeRecord], meter: MeterInfo) -> None:
+        self.reports: SimpleQueue[tuple[bool, ProbeRecord]] = SimpleQueue()
+        self.answers: SimpleQueue[tuple[Settings, ...]] = SimpleQueue()
+        self._meter = meter
+        threading.Thread(
+            target=lambda: self.reports.put((True, run(self._ask))), daemon=True
+        ).start()
+
+    def _ask(
+        self, request: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        self.reports.put((False, ProbeRecord(request, tuple(measurements), self._meter)))
+        try:
+            return self.answers.get(timeout=HOLD_S)
+        except Empty:
+            return ()
+
+
+class _Leading:
+    """Runner whose probes span this node and its peers."""
+
+    def __init__(self, runner: Any, peers: Sequence[RayPeer], address: str) -> None:
+        self.meter: MeterInfo = runner.meter
+        self._runner, self._peers, self._address = runner, peers, address
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        return self._run(request, None)
+
+    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+        return self._run(request, next_settings)
+
+    def _run(self, request: ProbeRequest, next_settings: Continuation | None) -> ProbeRecord:
+        from tuner.workload.multi_node.probe import MultiNodeProbe
+
+        record: ProbeRecord = self._runner.run_as(
+            lambda node, request: MultiNodeProbe(node, request, self._peers, self._address),
+            request,
+            nodes=1 + len(self._peers),
+            next_settings=next_settings,
+        )
+        return record
+
+    def close(self) -> None:
+        """Do nothing: the agent closes the runner."""
+
+
+class RayPeer:
+    """Peer (`tuner.workload.multi_node.peer.Peer`) through the actor of another node."""
+
+    def __init__(self, actor: Any, name: str) -> None:
+        import ray
+
+        self._ray, self._actor, self._name = ray, actor, name
+
+    def _call(self, name: str, *arguments: Any, limit_s: float = CALL_S, **named: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(
+                self._actor.share.remote(name, *arguments, **named), timeout=limit_s
+            )
+        except errors.GetTimeoutError as error:
+            raise PeerLost(f"{self._name} did not answer within {limit_s:.0f} s") from error
+        except errors.RayActorError as error:
+            raise PeerLost(f"{self._name} is gone: its agent ended") from error
+
+    def clock_s(self) -> float:
+        return float(self._call("clock_s"))
+
+    def join(self, request: ProbeRequest, nodes: int) -> Joined:
+        joined: Joined = self._call("join", request, nodes)
+        return joined
+
+    def spawn(self, place: Any) -> None:
+        self._call("spawn", place, limit_s=START_S)
+
+    def events(self, timeout_s: float) -> list[Event]:
+        events: list[Event] = self._call("events", timeout_s, limit_s=timeout_s + CALL_S)
+        return events
+
+    def send(self, line: str) -> None:
+        self._call("send", line)
+
+    def read(self) -> Reading:
+        reading: Reading = self._call("read")
+        return reading
+
+    def boundary(self, *, opens: bool) -> tuple[Reading, float]:
+        edge: tuple[Reading, float] = self._call("boundary", opens=opens)
+        return edge
+
+    def sample(self) -> PowerSample:
+        sample: PowerSample = self._call("sample")
+        return sample
+
+    def samples(self, after: int) -> tuple[PowerSample, ...]:
+        samples: tuple[PowerSample, ...] = self._call("samples", after)
+        return samples
+
+    def apply(self, live: Settings, ranks: int) -> Applied:
+        applied: Applied = self._call("apply", live, ranks)
+        return applied
+
+    def restore(self) -> None:
+        self._call("restore")
+
+    def explain_exit(self, rank: int, code: int) -> Failure:
+        failure: Failure = self._call("explain_exit", rank, code)
+        return failure
+
+    def log_tail(self) -> str:
+        return str(self._call("log_tail"))
+
+    def end(self) -> None:
+        self._call("end")

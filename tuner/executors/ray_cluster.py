@@ -1,0 +1,368 @@
+"""Joining a Ray cluster, and a survey of its nodes.
+
+Nodes are grouped by the kind of their devices, because a front never mixes two kinds: the survey
+takes the requested kind, or else the one with the most devices, and lists what it left out. Each
+node is inspected by an agent on it (`tuner.workload.node.preflight`); those that cannot be used are
+listed with a sentence each.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.executors.ray_agent import NodeAgent
+from tuner.executors.ray_security import (
+    PACKAGES_FOLDER,
+    exposures,
+    import_folder,
+    private_folder,
+    reload_authentication,
+    starting,
+)
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.workload.node.preflight import NodeFacts
+from tuner.workload.node.rights import RUN_AS
+
+__all__ = [
+    "JoinedRay",
+    "Survey",
+    "SurveyedNode",
+    "import_ray",
+    "join_ray",
+    "place_agent",
+    "survey",
+]
+
+#: A node that has not answered by then (worker start, imports) is left out.
+LOOK_S = 120.0
+#: Limit for connecting to a head node.
+CONNECT_S = 10.0
+
+
+def import_ray() -> Any:
+    """Return the ray package.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise InputError(
+            "Ray is not installed; install joulefront[ray], or run with --executor inline"
+        ) from None
+    return ray
+
+
+@dataclass(frozen=True)
+class JoinedRay:
+    """A connection to a Ray cluster.
+
+    Attributes:
+        started: True if the cluster was started here, for this connection.
+        leave: disconnects, and stops a cluster that was started here; may be called repeatedly.
+    """
+
+    started: bool
+    leave: Callable[[], None]
+
+
+def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
+    """Join the Ray at an address, or start a private one on this machine.
+
+    A connection that the user's program made before is used as it is.
+
+    Args:
+        address: "auto", HOST:PORT, or None to start one.
+        cpus: number of cores that a Ray started here offers.
+
+    Raises:
+        InputError: no Ray answers there, or none can be started.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        return JoinedRay(False, lambda: None)
+    if address not in (None, "auto"):
+        _check_address(address)
+    # Without an address Ray would join one that another user runs on this machine.
+    options: dict[str, Any] = {"address": address or "local"}
+    if address is None and cpus is not None:
+        options["num_cpus"] = cpus
+    with contextlib.ExitStack() as leaving, contextlib.ExitStack() as connecting:
+        if address is None:
+            folder = leaving.enter_context(private_folder())
+            leaving.callback(reload_authentication)
+            options |= connecting.enter_context(starting(ray, folder))
+        else:
+            connecting.enter_context(contextlib.chdir(import_folder()))
+        leaving.callback(ray.shutdown)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            if address is None:
+                raise InputError(
+                    f"Ray cannot be started: {first}; try again, or run with --executor inline"
+                ) from error
+            raise InputError(
+                f"no Ray cluster answers at {address!r}: {first} (where it asks for a token, as "
+                "newer Rays do, set RAY_AUTH_MODE=token and have it in ~/.ray/auth_token)"
+            ) from error
+        leave = leaving.pop_all().close
+        # A program that ends without it must stop Ray before its folder is removed, or Ray would
+        # make the folder again.
+        atexit.register(leave)
+        return JoinedRay(address is None, leave)
+    raise AssertionError("unreachable")
+
+
+def _check_address(address: str) -> None:
+    """Check that an address accepts connections, because Ray would try for two minutes.
+
+    Raises:
+        InputError: it is no HOST:PORT, or no connection can be made.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(
+            f"{address!r} is no address of a Ray cluster; it must be auto, or HOST:PORT of its "
+            "head node (6379 unless another port was chosen)"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise InputError(f"no Ray cluster answers at {address!r}: {error}") from error
+
+
+def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False) -> Any:
+    """Return a new agent actor on one node. It holds no resources: the lease of each probe does.
+
+    Args:
+        node: Ray's id of the node.
+        run_dir: its run folder.
+        calls: number of calls it serves at once.
+        local: True if the node is this machine, where it must import the packages of this process.
+    """
+    ray = import_ray()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # Without the variables Ray would hide all GPUs from an actor that asks for none.
+    agent = ray.remote(NodeAgent).options(
+        num_cpus=0,
+        max_concurrency=calls,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        runtime_env={
+            "env_vars": {
+                "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+                "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+                **({RUN_AS: os.environ[RUN_AS]} if os.environ.get(RUN_AS) else {}),
+            }
+        },
+    )
+    return agent.remote(run_dir, str(PACKAGES_FOLDER) if local else None)
+
+
+@dataclass(frozen=True)
+class SurveyedNode:
+    """Node of the Ray cluster.
+
+    Attributes:
+        node: Ray's id of it.
+        address: its IP address.
+        facts: hardware, software and load, as inspected.
+        devices: number of its devices that Ray may lease.
+        refused: why it is not used, a sentence each.
+    """
+
+    node: str
+    address: str
+    facts: NodeFacts
+    devices: int
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Nodes of a Ray cluster, and those of them that a study can use.
+
+    Attributes:
+        nodes: all that are alive.
+        cluster: those of the chosen kind that can be used; None if there are none.
+        exposures: how others can enter the cluster, a sentence each.
+    """
+
+    nodes: tuple[SurveyedNode, ...]
+    cluster: Cluster | None
+    exposures: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Number of devices of each kind."""
+        kinds: Counter[str] = Counter()
+        for node in self.nodes:
+            if node.facts.kind:
+                kinds[node.facts.kind] += node.devices
+        return dict(kinds)
+
+    def sentences(self) -> list[str]:
+        """Return what is used, and why each other node is not, a sentence each."""
+        used = []
+        if self.cluster is not None:
+            others = [kind for kind in self.kinds if kind != self.cluster.device.name]
+            left = f"; left out: {', '.join(sorted(others))}" if others else ""
+            used.append(
+                f"{self.cluster.nodes} nodes with {self.cluster.devices_per_node} x "
+                f"{self.cluster.device.name} can be used{left}"
+            )
+        return used + [sentence for node in self.nodes for sentence in node.refused]
+
+    def lines(self) -> list[str]:
+        """Return the survey as text: a line for each node, then what is used."""
+        lines = []
+        for node in self.nodes:
+            facts = node.facts
+            clocks = "clocks may be set" if not facts.clock_note else "clocks fixed"
+            properties = [
+                f"{node.devices} x {facts.kind or 'unknown'}",
+                f"driver {facts.driver}, {clocks}" if facts.driver else "no GPU driver",
+                f"compiler {facts.compiler or 'none'}",
+                f"{facts.free_bytes / 2**30:.1f} of {facts.memory_bytes / 2**30:.1f} GiB free",
+            ]
+            verdict = "refused" if node.refused else "ready"
+            lines.append(
+                f"node        {facts.host} ({node.address}): {', '.join(properties)}: {verdict}"
+            )
+        warnings = [f"warning: {sentence}" for sentence in self.exposures]
+        return [*lines, *self.sentences(), *warnings]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the survey as JSON."""
+        return {
+            "nodes": [
+                {
+                    "node": node.node,
+                    "address": node.address,
+                    **node.facts.to_json(),
+                    "leasable": node.devices,
+                    "refused": list(node.refused),
+                }
+                for node in self.nodes
+            ],
+            "kinds": self.kinds,
+            "exposures": list(self.exposures),
+            "cluster": None
+            if self.cluster is None
+            else {
+                "device": self.cluster.device.name,
+                "devices_per_node": self.cluster.devices_per_node,
+                "nodes": self.cluster.nodes,
+                "clock_control": self.cluster.clock_control,
+            },
+        }
+
+
+def survey(
+    address: str,
+    *,
+    device_kind: str | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Survey:
+    """Inspect every node of a Ray cluster.
+
+    Args:
+        address: "auto" or HOST:PORT.
+        device_kind: the kind of device to use; by default the one with the most devices, GPUs
+            first.
+        say: receives a sentence for each long step.
+
+    Raises:
+        InputError: no Ray answers.
+        UnknownName: no node has devices of that kind.
+    """
+    link = join_ray(address)
+    ray = import_ray()
+    exposed = dict.fromkeys(exposures())
+    try:
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        say(f"looking at the {len(alive)} nodes of the Ray cluster")
+        agents = {node["NodeID"]: place_agent(node["NodeID"], ".") for node in alive}
+        looks = {name: agent.look.remote() for name, agent in agents.items()}
+        ready, _ = ray.wait(list(looks.values()), num_returns=len(looks), timeout=LOOK_S)
+        nodes = []
+        for node in alive:
+            name = node["NodeID"]
+            facts = NodeFacts(node["NodeManagerHostname"], None, "it does not answer")
+            if looks[name] in ready:
+                try:
+                    entered = ray.get(looks[name])
+                    facts = entered.facts
+                    exposed |= dict.fromkeys(entered.exposures)
+                except ray.exceptions.RayError as error:
+                    trouble = f"it cannot be looked at: {str(error).strip().splitlines()[-1]}"
+                    facts = NodeFacts(node["NodeManagerHostname"], None, trouble)
+            devices = (
+                min(_leasable(node, facts), facts.cluster.devices_per_node) if facts.cluster else 0
+            )
+            nodes.append(
+                SurveyedNode(name, node["NodeManagerAddress"], facts, devices, facts.refusals())
+            )
+        for agent in agents.values():
+            ray.kill(agent)
+    finally:
+        link.leave()
+    return replace(_choose_kind(tuple(nodes), device_kind), exposures=tuple(exposed))
+
+
+def _leasable(node: dict[str, Any], facts: NodeFacts) -> int:
+    """Return the number of devices of a node that Ray may lease."""
+    on_gpus = facts.cluster is not None and facts.cluster.device.type == "cuda"
+    return int(node["Resources"].get("GPU" if on_gpus else "CPU", 0))
+
+
+def _choose_kind(nodes: tuple[SurveyedNode, ...], device_kind: str | None) -> Survey:
+    """Return a survey that uses one kind of device and one size of node."""
+    kinds = {node.facts.kind for node in nodes if node.facts.kind}
+    if device_kind is not None and device_kind not in kinds:
+        raise UnknownName("device kind of the Ray cluster", device_kind, sorted(kinds))
+    usable = [node for node in nodes if not node.refused and node.devices > 0]
+
+    def worth(kind: str) -> tuple[bool, int]:
+        members = [node for node in usable if node.facts.kind == kind]
+        on_gpus = any(n.facts.cluster and n.facts.cluster.device.type == "cuda" for n in members)
+        return on_gpus, sum(node.devices for node in members)
+
+    kind = device_kind or max(sorted(kinds), key=worth, default="")
+    members = [node for node in usable if node.facts.kind == kind]
+    if not members:
+        return Survey(nodes, None)
+    # A study has one size of node: the one that keeps the most devices in use.
+    sizes = {node.devices for node in members}
+    size = max(sizes, key=lambda n: (n * sum(node.devices >= n for node in members), n))
+    enough = [node for node in members if node.devices >= size]
+    able = [node for node in enough if node.facts.cluster and node.facts.cluster.clock_control]
+    clocks = 2 * len(able) > len(enough)
+    counted = able if clocks else enough
+    first = counted[0].facts.cluster
+    assert first is not None
+    cluster = replace(
+        first,
+        name=f"ray-{kind}",
+        devices_per_node=size,
+        nodes=len(counted),
+        clock_control=clocks,
+        sources=(
+            *first.sources,
+            f"Ray: {len(counted)} nodes of {size} devices; the network between nodes is assumed to "
+            "be as fast as the link inside one, because its bandwidth is not known",
+        ),
+    )
+    return Survey(nodes, cluster)

@@ -1,0 +1,439 @@
+"""Executor on a Ray cluster: it leases nodes to probes and keeps their time limits.
+
+A probe leases what it is charged for: whole nodes where the energy of a node is measured, else as
+many devices as the cluster lists for a node; one node if its ranks fit into one, several if not.
+The nodes themselves, which join and leave while the study runs, are `tuner.executors.ray_nodes`'.
+A probe that exceeds its limit is cancelled; an agent that does not answer is killed, and everything
+it started dies with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tuner.executors.ray_agent import MakeRunner
+from tuner.executors.ray_cluster import LOOK_S, import_ray, join_ray
+from tuner.executors.ray_nodes import NodePool, Slot
+from tuner.executors.ray_security import exposures
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.pending import partial_record, save_partial
+from tuner.workload.probe import (
+    Failure,
+    FailureKind,
+    Measurement,
+    MeterInfo,
+    ProbeRecord,
+    ProbeRequest,
+)
+from tuner.workload.runners import Continuation
+
+__all__ = ["RayExecutor"]
+
+#: Time an agent may take beyond the probe's own limit (reading meters, writing files) before it is
+#: sent a cancellation, and then before it is killed.
+_GRACE_S = 20.0
+_CANCEL_S = 10.0
+#: A lease that is not granted by then is given up, and its nodes are set aside for a while.
+_LEASE_S, _ASIDE_S = 60.0, 30.0
+#: A probe for which no node became free for this long fails; the study continues with the next.
+_NO_NODE_S = 600.0
+#: A probe that needs more nodes than the cluster has left fails after this time; smaller ones are
+#: started before it meanwhile. No further probe is requested while more than this number wait.
+_SHORT_S, _SHORT_MOST = 60.0, 1
+#: An agent that cannot be reached may be gone, or its whole node: Ray knows after some seconds.
+_UNREACHABLE_S, _ASK_AGAIN_S = 30.0, 0.5
+
+
+@dataclass
+class Flight:
+    """A probe with the slots and the lease it was given.
+
+    Attributes:
+        request: the probe's request, with every setting so far.
+        slots: where it runs; the first leads.
+        lease: its placement group.
+        since_s: time at which the lease was requested.
+        result: reference to the agent's answer; None until the lease is granted.
+        deadline_s: time at which it is cancelled, or killed if it was cancelled before.
+        cancelled: True once the agent was asked to cancel it.
+        unreachable_s: time since which the agent cannot be reached; 0 while it can.
+        ask_s: time at which to ask it again.
+        measured: measurements of an extendable probe at its last request for settings.
+    """
+
+    request: ProbeRequest
+    slots: list[Slot]
+    lease: Any
+    since_s: float
+    result: Any = None
+    deadline_s: float = 0.0
+    cancelled: bool = False
+    unreachable_s: float = 0.0
+    ask_s: float = 0.0
+    measured: tuple[Measurement, ...] = ()
+
+
+@dataclass
+class Queued:
+    """A probe that waits for slots.
+
+    Attributes:
+        request: the probe's request.
+        since_s: time since which it waits.
+        short_s: time since which the cluster has fewer nodes than it needs; 0 while it has enough.
+    """
+
+    request: ProbeRequest
+    since_s: float = field(default_factory=time.monotonic)
+    short_s: float = 0.0
+
+
+class RayExecutor:
+    """Executor that runs probes on every node of a Ray cluster that has the cluster's devices.
+
+    Args:
+        job: the training job.
+        cluster: the kind of node; a probe whose ranks fit into one is given one.
+        run_dir: folder of logs and power samples (on the agent's node).
+        address: "auto" joins a running Ray, HOST:PORT joins that one, None starts one here.
+        make_runner: makes the runner of each node; None for the one that measures.
+        say: receives a sentence for each long step and for each node that is not used.
+
+    Attributes:
+        pool: the nodes in use.
+
+    Raises:
+        InputError: Ray is not installed, does not answer, or has no node with the devices.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        *,
+        run_dir: str | Path,
+        address: str | None = None,
+        make_runner: MakeRunner | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self._ray = ray = import_ray()
+        self._cluster, self._say = cluster, say
+        self._run_dir = Path(run_dir).resolve()
+        self._flights: list[Flight] = []
+        self._queue: deque[Queued] = deque()
+        self._done: deque[ProbeRecord] = deque()
+        self.next_settings: Continuation | None = None
+        if not ray.is_initialized():
+            say("starting Ray" if address is None else f"joining Ray at {address}")
+        cpus = None if cluster.device.type == "cuda" else cluster.devices_per_node
+        self._link = join_ray(address, cpus=cpus)
+        self.pool = pool = NodePool(
+            ray,
+            job,
+            cluster,
+            run_dir=str(self._run_dir),
+            make_runner=make_runner,
+            local=self._link.started,
+            say=say,
+        )
+        try:
+            pool.warn_of_exposures(exposures())
+            pool.refresh()
+            pool.admit(LOOK_S, wait_for_all=True)
+            if not pool.slots:
+                raise InputError(
+                    pool.refusals[0]
+                    if pool.refusals
+                    else f"no node of the Ray cluster has {cluster.devices_per_node} "
+                    f"{pool.resource}s, which cluster {cluster.name!r} asks of each"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- the protocol
+
+    @property
+    def meter(self) -> MeterInfo:
+        assert self.pool.meter is not None
+        return self.pool.meter
+
+    @property
+    def capacity(self) -> int:
+        """Number of probes in flight and of further ones that can be submitted now."""
+        now_s = time.monotonic()
+        nodes = len(self.pool.node_ids)
+        short = sum(self._nodes_needed(queued.request) > nodes for queued in self._queue)
+        room = sum(slot.free(now_s) for slot in self.pool.slots)
+        if short < len(self._queue) or short > _SHORT_MOST:
+            room = 0
+        return max(1, self.in_flight + room)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights) + len(self._queue) + len(self._done)
+
+    def places(self) -> dict[str, str]:
+        """Return the names of the nodes of each probe that has a lease, by probe."""
+        return {
+            flight.request.probe_id: ", ".join(dict.fromkeys(slot.name for slot in flight.slots))
+            for flight in list(self._flights)
+        }
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes in use, each once."""
+        return self.pool.names
+
+    def prepare(self, ops: Sequence[str] = ()) -> None:
+        """Import the frameworks and load DeepSpeed ops on every node; drop those that cannot.
+
+        Raises:
+            InputError: no node can; the sentence is the first one's.
+        """
+        loading = "".join(f" and loading {op}" for op in ops)
+        self._say(
+            f"importing torch, deepspeed and transformers{loading}, once for all probes (an op is "
+            "compiled once a machine, up to a minute)"
+        )
+        self.pool.prepare(ops)
+
+    def submit(self, request: ProbeRequest) -> None:
+        self._queue.append(Queued(request))
+        self._dispatch()
+
+    def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._done:
+            if not self._flights and not self._queue:
+                return None
+            self._tick()
+            if not self._done and until is not None and time.monotonic() >= until:
+                return None
+        return self._done.popleft()
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def close(self) -> None:
+        """Kill the probes in flight; stop Ray if this executor started it."""
+        if not self._ray.is_initialized():
+            self._link.leave()
+            return
+        for flight in self._flights:
+            self._ray.util.remove_placement_group(flight.lease)
+        self._flights.clear()
+        self._queue.clear()
+        self.pool.close()
+        self._link.leave()
+
+    # ---- leases and flights
+
+    def _refresh_nodes(self) -> None:
+        """Update the pool, and queue again the probes that waited for a lease on a lost node."""
+        for left in self.pool.refresh():
+            for flight in [f for f in self._flights if f.result is None and not f.unreachable_s]:
+                if any(slot.node == left for slot in flight.slots):
+                    self._release(flight)
+                    self._queue.appendleft(Queued(flight.request, flight.since_s))
+
+    def _dispatch(self) -> None:
+        """Lease nodes to the queued probes in order, skipping those that lack nodes altogether."""
+        for queued in tuple(self._queue):
+            now_s, need = time.monotonic(), self._nodes_needed(queued.request)
+            nodes = len(self.pool.node_ids)
+            queued.short_s = (queued.short_s or now_s) if need > nodes else 0.0
+            free: dict[str, Slot] = {}
+            for slot in self.pool.slots:
+                if slot.free(now_s) and slot.node not in free:
+                    free[slot.node] = slot
+            if len(free) >= need:
+                self._queue.remove(queued)
+                self._lease(queued.request, list(free.values())[:need])
+            elif hopeless := self._hopeless(queued, need, nodes):
+                self._queue.remove(queued)
+                self._fail(queued.request, *hopeless)
+            elif not queued.short_s:
+                return  # the next node to become free is for this probe
+
+    def _nodes_needed(self, request: ProbeRequest) -> int:
+        return max(
+            1, -(-Configuration(request.launch).world_size // self._cluster.devices_per_node)
+        )
+
+    def _hopeless(self, queued: Queued, need: int, nodes: int) -> tuple[FailureKind, str] | None:
+        """Return the failure of a probe that need not wait any longer, or None."""
+        now_s = time.monotonic()
+        are = "is" if nodes == 1 else "are"
+        if nodes and queued.short_s and self._cluster.nodes < need:
+            return "refused", f"it needs {need} nodes, and {nodes} {are} in use"
+        if nodes and queued.short_s and now_s - queued.short_s > _SHORT_S:
+            left = f"for {_SHORT_S:.0f} s no more than {nodes} {are} left in the Ray cluster"
+            return "node", f"it needs {need} nodes, and {left}"
+        if now_s - queued.since_s <= _NO_NODE_S:
+            return None
+        if need == 1:
+            return "node", f"no node came free within {_NO_NODE_S:.0f} s"
+        return "node", f"{need} nodes were not free together within {_NO_NODE_S:.0f} s"
+
+    def _lease(self, request: ProbeRequest, slots: list[Slot]) -> None:
+        """Request a placement group over the slots' devices, on exactly these nodes."""
+        from ray.util.placement_group import placement_group
+
+        lease = placement_group(
+            [{self.pool.resource: slot.amount} for slot in slots],
+            strategy="STRICT_SPREAD" if len(slots) > 1 else "STRICT_PACK",
+            bundle_label_selector=[{"ray.io/node-id": slot.node} for slot in slots],
+        )
+        for slot in slots:
+            slot.taken = True
+        flight = Flight(request, slots, lease, time.monotonic())
+        self._flights.append(flight)
+        if lease.wait(timeout_seconds=1):
+            self._launch(flight)
+
+    def _launch(self, flight: Flight) -> None:
+        lead, *others = flight.slots
+        peers = [(f"node {slot.name}", slot.agent) for slot in others]
+        flight.result = lead.agent.run.remote(flight.request.to_json(), peers, lead.address)
+        flight.deadline_s = time.monotonic() + flight.request.time_limit_s + _GRACE_S
+
+    def _tick(self) -> None:
+        """Handle whatever has changed; wait half a second at most."""
+        running = [flight.result for flight in self._flights if flight.result is not None]
+        if running:
+            # Short waits, so that limits are kept and Ctrl-C is heard.
+            ready, _ = self._ray.wait(running, num_returns=len(running), timeout=0.0)
+            if not ready:
+                ready, _ = self._ray.wait(running, num_returns=1, timeout=0.5)
+            for flight in [f for f in self._flights if f.result in ready]:
+                self._land(flight)
+        else:
+            time.sleep(0.1)
+        for flight in [f for f in self._flights if f.result is None]:
+            if not flight.unreachable_s:
+                self._await_lease(flight)
+            elif time.monotonic() >= flight.ask_s:
+                flight.result = flight.slots[0].agent.pid.remote()
+        self._keep_limits()
+        if self.pool.is_stale:
+            self._refresh_nodes()
+        self.pool.admit(0.0)
+        self._dispatch()
+
+    def _await_lease(self, flight: Flight) -> None:
+        if flight.lease.wait(timeout_seconds=0.01):
+            self._launch(flight)
+        elif time.monotonic() - flight.since_s > _LEASE_S:
+            self._release(flight, aside=True)
+            names = ", ".join(slot.name for slot in flight.slots)
+            self._say(f"{names} did not come free within {_LEASE_S:.0f} s; others use it")
+            self._queue.appendleft(Queued(flight.request, flight.since_s))
+
+    def _release(self, flight: Flight, *, aside: bool = False) -> None:
+        self._flights.remove(flight)
+        self._ray.util.remove_placement_group(flight.lease)
+        for slot in flight.slots:
+            slot.taken = False
+            if aside:
+                slot.aside_s = time.monotonic() + _ASIDE_S
+
+    def _land(self, flight: Flight) -> None:
+        """Handle an agent's answer: a record, a request for settings, or the loss of its node."""
+        lead = flight.slots[0]
+        try:
+            answer = self._ray.get(flight.result)
+        except self._ray.exceptions.RayActorError as error:
+            now_s = time.monotonic()
+            flight.unreachable_s = flight.unreachable_s or now_s
+            waited_s = now_s - flight.unreachable_s
+            unsure = isinstance(error, self._ray.exceptions.ActorUnavailableError)
+            if unsure and waited_s < _UNREACHABLE_S:
+                flight.result, flight.ask_s = None, now_s + _ASK_AGAIN_S
+                return
+            self._release(flight)
+            self._lost(flight, str(error).strip().splitlines()[0])
+        except self._ray.exceptions.RayError as error:
+            self._release(flight)
+            sentence = f"the agent failed: {type(error).__name__}"
+            self._fail(flight.request, "crash", sentence, str(error), flight.measured)
+        else:
+            if flight.unreachable_s:  # it answers again, but the probe's own answer was lost
+                self._release(flight)
+                sentence = "the node agent could not be reached when the probe ended"
+                self._fail(flight.request, "node", sentence, measured=flight.measured)
+            elif "busy" in answer:
+                self._say(f"{lead.name} is set aside: {answer['busy']}")
+                self._release(flight, aside=True)
+                self._queue.appendleft(Queued(flight.request, flight.since_s))
+            elif "visited" in answer:
+                self._further(flight, ProbeRecord.from_json(answer["visited"]))
+            else:
+                self._release(flight)
+                self._done.append(ProbeRecord.from_json(answer))
+
+    def _further(self, flight: Flight, so_far: ProbeRecord) -> None:
+        """Get the next settings of an extendable probe, and pass them to its agent."""
+        request = so_far.request
+        flight.measured = so_far.measurements
+        # The agent's node may have no folder in common with this one.
+        save_partial(self._run_dir, partial_record(request, flight.measured, self.meter))
+        more = (
+            self.next_settings(request, flight.measured) if self.next_settings is not None else ()
+        )
+        flight.request = replace(request, live=(*request.live, *more))
+        lead = flight.slots[0].agent
+        flight.result = lead.continue_probe.remote(
+            request.probe_id, [live.to_json() for live in more]
+        )
+
+    def _lost(self, flight: Flight, reason: str) -> None:
+        """Fail a probe whose lead agent died, and replace the agent if its node is still there."""
+        lead, *others = flight.slots
+        for slot in others:
+            slot.agent.end_share.remote()
+        self.pool.drop_agent(lead.agent)
+        alive = {n["NodeID"] for n in self._ray.nodes() if n["Alive"]}
+        if lead.node not in alive:
+            self._refresh_nodes()
+            self._say(f"node {lead.name} left the Ray cluster; {len(self.nodes)} are in use")
+            sentence = f"node lost: {lead.name} left the Ray cluster while it measured"
+            self._fail(flight.request, "node", sentence, measured=flight.measured)
+            return
+        kind: FailureKind = "time_limit" if flight.cancelled else "crash"
+        sentence = f"the node agent died: {reason}"
+        self._fail(flight.request, kind, sentence, measured=flight.measured)
+        self.pool.replace_agent(lead)
+
+    def _keep_limits(self) -> None:
+        now = time.monotonic()
+        for flight in self._flights:
+            if flight.result is None or flight.unreachable_s or now < flight.deadline_s:
+                continue
+            agent = flight.slots[0].agent
+            if not flight.cancelled:
+                flight.cancelled = True
+                flight.deadline_s = now + _CANCEL_S
+                agent.cancel.remote()
+            else:
+                self._ray.kill(agent)  # its ranks and fork server die with it
+                flight.deadline_s = now + _CANCEL_S
+
+    def _fail(
+        self,
+        request: ProbeRequest,
+        kind: FailureKind,
+        sentence: str,
+        log: str = "",
+        measured: tuple[Measurement, ...] = (),
+    ) -> None:
+        failure = Failure(kind, sentence, log)
+        self._done.append(partial_record(request, measured, self.meter, failure))

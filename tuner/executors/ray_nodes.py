@@ -1,0 +1,288 @@
+"""Nodes of a Ray cluster as slots for probes: their agents, their admission, joining and leaving.
+
+A slot is room for one probe: a node, or a part of its devices, with the agent that runs probes
+there. The agents live as long as the study, so the frameworks are imported once per node. A node
+is inspected before it is used, and one whose GPUs other processes use is asked again later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.executors.ray_agent import Entered, MakeRunner
+from tuner.executors.ray_cluster import LOOK_S, place_agent
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.probe import MeterInfo
+
+__all__ = ["NodePool", "Slot"]
+
+#: Period at which Ray is asked for its nodes.
+_NODES_S = 5.0
+#: A node that other processes keep busy is asked again after this time.
+_ASK_BUSY_S = 60.0
+
+
+@dataclass
+class Slot:
+    """Room for one probe: a node, or a part of its devices.
+
+    Attributes:
+        node: Ray's id of the node.
+        name, address: of the node.
+        agent: the actor that runs the probe.
+        amount: number of devices to lease.
+        devices: UUIDs of the agent's GPUs; empty for all of the node.
+        taken: True while a probe has it.
+        aside_s: time until which it is not used, on the monotonic clock.
+    """
+
+    node: str
+    name: str
+    address: str
+    agent: Any
+    amount: float
+    devices: tuple[str, ...] = ()
+    taken: bool = False
+    aside_s: float = 0.0
+
+    def free(self, now_s: float) -> bool:
+        """Return True if a probe may be given this slot now."""
+        return not self.taken and now_s >= self.aside_s
+
+
+class NodePool:
+    """Slots on the nodes of a Ray cluster that have the cluster's devices.
+
+    Args:
+        ray: the package, connected to the cluster.
+        job: the training job.
+        cluster: the kind of node to use.
+        run_dir: folder of logs and power samples, on each node.
+        make_runner: makes the runner of each node; None for the one that measures.
+        local: True if Ray was started here, for this study only.
+        say: receives a sentence for each node that is not used or left, and for each warning.
+
+    Attributes:
+        slots: those in use.
+        meter: the source of energy figures that all nodes share; None until one is admitted.
+        refusals: why nodes are not used, a sentence each.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        job: TrainingJob,
+        cluster: Cluster,
+        *,
+        run_dir: str,
+        make_runner: MakeRunner | None,
+        local: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._ray = ray
+        self._job, self._cluster, self._make_runner = job, cluster, make_runner
+        self._run_dir, self._local, self._say = run_dir, local, say
+        self._on_gpus = cluster.device.type == "cuda"
+        self.resource = "GPU" if self._on_gpus else "CPU"
+        self.slots: list[Slot] = []
+        self.meter: MeterInfo | None = None
+        self.refusals: list[str] = []
+        self._entering: dict[Any, Slot] = {}  # by the reference to the agent's answer
+        self._listed: dict[str, dict[str, Any]] = {}  # nodes that were asked, as Ray lists them
+        self._busy_until_s: dict[str, float] = {}
+        self._refreshed_s = 0.0
+        self._ops: tuple[str, ...] | None = None  # until `prepare`
+        self._warned: set[str] = set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the nodes in use, each once."""
+        return tuple({slot.node: slot.name for slot in self.slots}.values())
+
+    @property
+    def node_ids(self) -> set[str]:
+        """Ids of the nodes that are in use or being inspected."""
+        return {slot.node for slot in (*self.slots, *self._entering.values())}
+
+    @property
+    def is_stale(self) -> bool:
+        """True if it is time to call `refresh`."""
+        return time.monotonic() - self._refreshed_s > _NODES_S
+
+    def warn_of_exposures(self, sentences: Sequence[str]) -> None:
+        """Tell the user, once each, how others can enter a cluster that was not started here."""
+        for sentence in sentences:
+            if not self._local and sentence not in self._warned:
+                self._warned.add(sentence)
+                self._say(f"warning: {sentence}")
+
+    def refresh(self) -> list[str]:
+        """Ask nodes that are new, and drop those that left; return the ids of the dropped ones."""
+        self._refreshed_s = now_s = time.monotonic()
+        for node_id in [n for n, until_s in self._busy_until_s.items() if now_s >= until_s]:
+            del self._busy_until_s[node_id]
+            self._listed.pop(node_id, None)
+        alive = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        dropped = []
+        for left in [node for node in self._listed if node not in alive]:
+            name = self._listed.pop(left)["NodeManagerHostname"]
+            if any(slot.node == left for slot in self.slots):
+                self.slots = [slot for slot in self.slots if slot.node != left]
+                dropped.append(left)
+                self._say(f"node {name} left the Ray cluster; {len(self.names)} are in use")
+        for node_id, node in alive.items():
+            if node_id not in self._listed:
+                self._listed[node_id] = node
+                if self._leasable(node) >= self._cluster.devices_per_node:
+                    self._ask(self._place(node))
+        return dropped
+
+    def admit(self, timeout_s: float, *, wait_for_all: bool = False) -> None:
+        """Use the nodes that have answered, or report why they cannot be used."""
+        if not self._entering:
+            return
+        count = len(self._entering) if wait_for_all else 1
+        ready, _ = self._ray.wait(list(self._entering), num_returns=count, timeout=timeout_s)
+        for answer in ready:
+            slot = self._entering.pop(answer)
+            try:
+                entered = self._ray.get(answer)
+            except self._ray.exceptions.RayError as error:
+                last_line = str(error).strip().splitlines()[-1]
+                self._refuse(slot, f"node {slot.name} is not used: its agent failed ({last_line})")
+                continue
+            self.warn_of_exposures(entered.exposures)
+            reason = self.reason_to_refuse(entered)
+            if reason:
+                self._refuse(slot, reason)
+                if entered.facts.busy:
+                    self._busy_until_s[slot.node] = time.monotonic() + _ASK_BUSY_S
+            else:
+                self._take(slot, entered)
+
+    def reason_to_refuse(self, entered: Entered) -> str:
+        """Return why a node cannot be used, or an empty string."""
+        if entered.refused:
+            return entered.refused[0]
+        facts, wanted = entered.facts, self._cluster.device
+        if self._on_gpus and facts.kind != wanted.name:
+            return (
+                f"node {facts.host} is not used: it has {facts.kind}, and this study is about "
+                f"{wanted.name}; two kinds never share a front"
+            )
+        meter, shared = entered.meter, self.meter
+        if (
+            meter is not None
+            and shared is not None
+            and ((meter.name, meter.scope) != (shared.name, shared.scope))
+        ):
+            return (
+                f"node {facts.host} is not used: it is metered by {meter.name} ({meter.scope} "
+                f"scope) and the others by {shared.name} ({shared.scope} scope)"
+            )
+        return ""
+
+    def prepare(self, ops: Sequence[str]) -> None:
+        """Import the frameworks and load DeepSpeed ops on every node; drop those that cannot.
+
+        Raises:
+            InputError: no node can; the sentence is the first one's.
+        """
+        self._ops = tuple(ops)
+        answers = [slot.agent.prepare.remote(self._ops) for slot in self.slots]
+        troubles = []
+        for slot, answer in zip(list(self.slots), answers, strict=True):
+            try:
+                trouble = self._ray.get(answer)
+            except self._ray.exceptions.RayError as error:
+                trouble = f"the agent on {slot.name} failed: {type(error).__name__}"
+            if trouble:
+                troubles.append(trouble)
+                self.slots.remove(slot)
+                self._say(trouble)
+        if not self.slots:
+            raise InputError(troubles[0])
+
+    def drop_agent(self, agent: Any) -> None:
+        """Stop using the slots of an agent that died."""
+        self.slots = [slot for slot in self.slots if slot.agent is not agent]
+
+    def replace_agent(self, lost: Slot) -> None:
+        """Place a new agent where one died, unless the node left or it was replaced before."""
+        node, same = self._listed.get(lost.node), (lost.node, lost.devices)
+        if node is None or any(
+            (slot.node, slot.devices) == same for slot in (*self.slots, *self._entering.values())
+        ):
+            return
+        slot = self._place(node, lost.devices)
+        slot.amount = lost.amount
+        self._ask(slot)
+
+    def close(self) -> None:
+        """Close and kill every agent."""
+        agents = list({id(slot.agent): slot.agent for slot in self.slots}.values())
+        closing = [agent.close.remote() for agent in agents]
+        if closing:
+            self._ray.wait(closing, num_returns=len(closing), timeout=10)
+        for agent in [*agents, *(slot.agent for slot in self._entering.values())]:
+            self._ray.kill(agent)
+        self.slots.clear()
+        self._entering.clear()
+
+    def _place(self, node: dict[str, Any], devices: tuple[str, ...] = ()) -> Slot:
+        # A runner that measures answers one probe; one that only computes, as many as there is
+        # room for, in one process.
+        calls = 8 if self._make_runner is None else 8 + self._parts(node)
+        agent = place_agent(node["NodeID"], self._run_dir, calls=calls, local=self._local)
+        name, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
+        return Slot(node["NodeID"], name, address, agent, self._leasable(node), devices)
+
+    def _leasable(self, node: dict[str, Any]) -> float:
+        return float(node["Resources"].get(self.resource, 0))
+
+    def _parts(self, node: dict[str, Any]) -> int:
+        return int(self._leasable(node) // self._cluster.devices_per_node)
+
+    def _ask(self, slot: Slot) -> None:
+        answer = slot.agent.enter.remote(
+            self._job, self._cluster, self._make_runner, slot.devices, self._ops
+        )
+        self._entering[answer] = slot
+
+    def _refuse(self, slot: Slot, sentence: str) -> None:
+        self._ray.kill(slot.agent)
+        if sentence not in self.refusals:
+            self.refusals.append(sentence)
+            self._say(sentence)
+
+    def _take(self, slot: Slot, entered: Entered) -> None:
+        """Use a node: as one, or in parts where only what a probe uses is charged to it."""
+        node = self._listed.get(slot.node)
+        if node is None:  # it left meanwhile
+            return
+        assert entered.meter is not None
+        if self.meter is None:
+            self.meter = entered.meter
+        each, parts = self._cluster.devices_per_node, self._parts(node)
+        if self._make_runner is not None:
+            slot.amount = float(each)
+            same = (slot.node, slot.name, slot.address, slot.agent, slot.amount)
+            self.slots += [slot, *(Slot(*same) for _ in range(parts - 1))]
+            return
+        gpus = entered.facts.gpus
+        parts = min(parts, len(gpus) // each)
+        if entered.meter.scope != "node" and parts > 1 and not slot.devices:
+            # An agent for each part, with GPUs of its own.
+            self._ray.kill(slot.agent)
+            for part in range(parts):
+                new = self._place(node, gpus[part * each : (part + 1) * each])
+                new.amount = float(each)
+                self._ask(new)
+            self.admit(LOOK_S, wait_for_all=True)
+            return
+        self.slots.append(slot)

@@ -1,0 +1,206 @@
+"""Access control of Ray: a private cluster for a study, and the exposure of one that is joined.
+
+Any process that passes the token check of a Ray cluster can run code as the cluster's owner. A
+cluster that is started here therefore has a token of its own, listens on the loopback interface
+only, and keeps its files in a folder that only its owner can enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import secrets
+import site
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError
+
+__all__ = [
+    "PACKAGES_FOLDER",
+    "exposures",
+    "foreign_package",
+    "import_folder",
+    "private_folder",
+    "reload_authentication",
+    "starting",
+    "strip_token",
+]
+
+#: Folder that holds the package `tuner`: site-packages, or a checkout.
+PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
+#: First release of Ray with RAY_AUTH_MODE (docs.ray.io, "Ray token authentication").
+_FIRST_WITH_TOKEN = (2, 52)
+_TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+#: Unless the user chose otherwise: Ray lowers the priority of its workers, and ranks inherit it, so
+#: a measurement would yield to every other process of the machine.
+_DEFAULTS = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+#: The path of a socket holds 107 bytes, and ours and Ray's names below the parent folder
+#: (jf-XXXXXXXX/r/session_DATE_TIME_PID/sockets/plasma_store) take up to 78 of them.
+_LONGEST_PARENT_BYTES = 29
+
+
+def private_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder that only its owner can enter, for the files of one Ray.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    if len(os.fsencode(parent)) > _LONGEST_PARENT_BYTES:
+        parent = "/tmp"
+    try:
+        # Its mode is 0700. Ray opens its own folders to all users, so they must lie below it.
+        return tempfile.TemporaryDirectory(prefix="jf-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise InputError(
+            f"no folder for Ray's files can be made in {parent}: {error.strerror}; set TMPDIR to a "
+            "folder that you may write to, or run with --executor inline"
+        ) from error
+
+
+@contextlib.contextmanager
+def starting(ray: Any, folder: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield options for `ray.init` that start a Ray which only this process can enter.
+
+    The environment and the current folder are changed for the duration of the context, because
+    Ray hands both to its workers; the token remains in the memory of this process afterwards.
+
+    Args:
+        ray: the package.
+        folder: a private folder.
+
+    Raises:
+        InputError: this release of Ray has no token authentication.
+    """
+    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
+    if version < _FIRST_WITH_TOKEN:
+        raise InputError(
+            f"Ray {ray.__version__} has no token authentication, so other users could run code "
+            "through it; install ray>=2.52, or run with --executor inline"
+        )
+    from ray._private import ray_constants, services
+
+    empty = Path(folder, "empty")
+    empty.mkdir()
+    # Entries are made absolute, because workers start in another folder; a checkout that is not
+    # installed is found by its path only.
+    paths = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if not _is_installed():
+        paths.insert(0, str(PACKAGES_FOLDER))
+    variables = {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()} | {
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in paths),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    before = dict(os.environ)
+    # Where clusters are off, as on macOS, Ray gives its node the loopback address, and its servers
+    # then listen there only. It replaces the address 127.0.0.1 in `ray.init` by another one.
+    clusters = getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    # Without a dashboard its server has one task: it asks the cloud's metadata service where it
+    # runs, even where usage statistics are off (usage_stats_head.py). A study connects to no host.
+    start_api_server = services.start_api_server
+    try:
+        os.environ.update(variables)
+        os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        services.start_api_server = lambda *args, **options: ("", None)
+        try:
+            reload_authentication()
+        except AttributeError as error:
+            raise InputError(
+                f"Ray {ray.__version__} cannot be started with a token of its own ({error}); "
+                "install ray==2.60.0, or run with --executor inline"
+            ) from error
+        with contextlib.chdir(empty):
+            yield {"_temp_dir": str(Path(folder, "r")), "include_dashboard": False}
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        services.start_api_server = start_api_server
+        for name in {*variables, "RAY_AUTH_TOKEN_PATH"}:
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
+
+
+def reload_authentication() -> None:
+    """Make Ray read its authentication mode and token from the environment again.
+
+    Ray reads both when it is imported, which the user's program may have done before.
+    """
+    raylet: Any = importlib.import_module("ray._raylet")
+    # In this order: a thread of Ray that still closes its connections could otherwise look for a
+    # token that no longer exists, and would end the process.
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def import_folder() -> Path:
+    """Return a folder from which the workers of a joined cluster may import.
+
+    Ray puts the driver's current folder first on the import path of the driver's workers. A
+    checkout serves the packages themselves; next to installed packages, a folder without modules
+    of any kind is used.
+    """
+    return PACKAGES_FOLDER / "tuner" / "templates" if _is_installed() else PACKAGES_FOLDER
+
+
+def _is_installed() -> bool:
+    """Return True if every interpreter of this environment finds the packages by itself."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    return PACKAGES_FOLDER in [Path(folder).resolve() for folder in folders]
+
+
+def foreign_package(folder: str | Path | None = None) -> str:
+    """Return a phrase for a package `tuner` that this process imports from elsewhere, or "".
+
+    Args:
+        folder: the folder that must hold it; by default the one that holds this module.
+    """
+    expected = PACKAGES_FOLDER if folder is None else Path(folder).resolve()
+    spec = importlib.util.find_spec("tuner")
+    found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+    if found is None or found.parent.parent != expected:
+        return (
+            f"it would import 'tuner' from {found or 'nowhere'} instead of {expected}; rename or "
+            "remove that package, or take its folder off PYTHONPATH"
+        )
+    return ""
+
+
+def exposures() -> tuple[str, ...]:
+    """Return the ways in which others can enter the Ray of this process, one sentence each."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    try:
+        is_open = raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED
+    except AttributeError:  # before 2.52
+        is_open = True
+    if is_open:
+        return (
+            "the Ray cluster requires no token: anyone who can reach its ports over the network "
+            "can run code on it as its owner; to require one, start Ray 2.52 or newer on every "
+            "node with RAY_AUTH_MODE=token and the token of `ray get-auth-token --generate`",
+        )
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return ()
+    try:
+        path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+        mode = path.stat().st_mode & 0o777
+    except (OSError, RuntimeError):
+        return ()
+    if not mode & 0o077:
+        return ()
+    return (
+        f"other users of the machine may read Ray's token {path} (mode {mode:04o}) and can then "
+        f"run code on the cluster as its owner; protect it with chmod 600 {path}",
+    )
+
+
+def strip_token() -> None:
+    """Remove Ray's token from the environment, so that ranks do not inherit it."""
+    for name in _TOKEN_VARIABLES:
+        os.environ.pop(name, None)

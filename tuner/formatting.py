@@ -1,0 +1,178 @@
+"""Formatting of figures and knobs for people: units, digits, percentages and the word "estimated".
+
+One study's figures share one unit of energy and one of time, chosen by their size, so that a table
+can be read down and a plot compared with a table. Every estimated energy or power is followed by
+the word "estimated" (`label`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import KNOBS, Value
+
+__all__ = [
+    "Units",
+    "change",
+    "knob_text",
+    "knobs",
+    "label",
+    "number",
+    "one_line",
+    "ordered_knobs",
+    "percent",
+    "settings_text",
+    "varying_knobs",
+]
+
+_ENERGY_UNITS = (("J", 1e-3, 0.1), ("kJ", 1.0, 1e5), ("MJ", 1e3, 1e8), ("GJ", 1e6, math.inf))
+_TIME_UNITS = (("s", 1.0, 7200.0), ("h", 3600.0, 100 * 3600.0), ("days", 86400.0, math.inf))
+
+
+class HasCosts(Protocol):
+    """Anything with an energy and a time to solution."""
+
+    @property
+    def energy_to_solution_kJ(self) -> float:
+        """Energy to solution, kilojoules."""
+
+    @property
+    def time_to_solution_s(self) -> float:
+        """Time to solution, seconds."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units in which one set of figures is written.
+
+    Attributes:
+        energy: "J", "kJ", "MJ" or "GJ".
+        kJ: kilojoules in one of them.
+        time: "s", "h" or "days".
+        s: seconds in one of them.
+    """
+
+    energy: str = "kJ"
+    kJ: float = 1.0
+    time: str = "s"
+    s: float = 1.0
+
+    @classmethod
+    def for_values(cls, energies_kJ: Iterable[float], times_s: Iterable[float]) -> Units:
+        """Choose the units that give the largest finite value at most five integer digits."""
+
+        def pick(table: Sequence[tuple[str, float, float]], values: Iterable[float]) -> int:
+            largest = max((abs(v) for v in values if math.isfinite(v)), default=1.0)
+            return next(i for i, (_, _, limit) in enumerate(table) if largest < limit)
+
+        energy, kJ, _ = _ENERGY_UNITS[pick(_ENERGY_UNITS, energies_kJ)]
+        time, s, _ = _TIME_UNITS[pick(_TIME_UNITS, times_s)]
+        return cls(energy, kJ, time, s)
+
+    @classmethod
+    def of(cls, points: Iterable[HasCosts]) -> Units:
+        """Return the units of points."""
+        every = list(points)
+        return cls.for_values(
+            (p.energy_to_solution_kJ for p in every), (p.time_to_solution_s for p in every)
+        )
+
+    def energy_text(self, energy_kJ: float) -> str:
+        """Return an energy with its unit."""
+        return f"{number(energy_kJ / self.kJ)} {self.energy}"
+
+    def time_text(self, time_s: float) -> str:
+        """Return a time with its unit."""
+        return f"{number(time_s / self.s)} {self.time}"
+
+    def interval_text(self, interval: tuple[float, float], per: float) -> str:
+        """Return "9.1 to 9.6", both ends divided by `per`; "" if an end is not finite."""
+        low, high = interval
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return ""
+        return f"{number(low / per)} to {number(high / per)}"
+
+
+def number(value: float) -> str:
+    """Return three significant digits, thousands separated: "1,234", "12.3", "0.0123"."""
+    if not math.isfinite(value):
+        return "unknown"
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 9)}f}"
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent, with one decimal below ten: "12 %", "3.4 %"."""
+    value = 100 * share
+    if value == 0:
+        return "0 %"
+    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"
+
+
+def label(estimated: bool) -> str:
+    """Return " (estimated)", to follow an energy or a power, or ""."""
+    return " (estimated)" if estimated else ""
+
+
+def change(now: float, before: float, less: str, more: str) -> str:
+    """Return a change like "23 % less energy", from the words for a fall and for a rise."""
+    share = now / before - 1 if before else math.nan
+    if not math.isfinite(share):
+        return f"an unknown change: {less}"
+    if abs(share) < 0.0005:
+        noun = less.removeprefix("less ")
+        return f"the same {noun}" if noun != less else "no difference"
+    return f"{percent(abs(share))} {less if share < 0 else more}"
+
+
+def one_line(text: str) -> str:
+    """Return text without line breaks, for a comment in a script."""
+    return " ".join(text.split())
+
+
+def knob_text(name: str, value: Value | None) -> str:
+    """ "micro_batch=4"; a knob left alone reads "clock_MHz=device's own"."""
+    if value is None:
+        return f"{name}=device's own"
+    return f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+def ordered_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:
+    """Return every knob set by any of them: standard ones first, in order, then by name."""
+    names = {name for c in configurations for half in (c.launch, c.live) for name in half}
+    order = list(KNOBS)
+    return tuple(sorted(names, key=lambda n: (order.index(n) if n in order else len(order), n)))
+
+
+def varying_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:
+    """Return the knobs with more than one value, in the order of `ordered_knobs`."""
+    every = list(configurations)
+    return tuple(name for name in ordered_knobs(every) if len({c.get(name) for c in every}) > 1)
+
+
+def knobs(configuration: Configuration, names: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Return the configuration's knobs as texts: `names`, or all that it sets, standard first."""
+    names = ordered_knobs([configuration]) if names is None else names
+    return tuple(knob_text(name, configuration.get(name)) for name in names)
+
+
+def settings_text(configuration: Configuration, baseline: Configuration | None = None) -> str:
+    """ "zero_stage=0 and no offload": the knobs that differ from the baseline, or all, in words."""
+    names = ordered_knobs(c for c in (configuration, baseline) if c is not None)
+    if baseline is not None:
+        names = tuple(name for name in names if configuration.get(name) != baseline.get(name))
+    words = [
+        f"no {name.replace('_', ' ')}"
+        if configuration.get(name) == "none"
+        else knob_text(name, configuration.get(name))
+        for name in names
+    ]
+    if len(words) < 2:
+        return words[0] if words else configuration.key
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,1 @@
+"""The question of a study: job, cluster, candidates, constraints and settings."""

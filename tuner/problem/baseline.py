@@ -1,0 +1,183 @@
+"""The baseline: what the user runs today, from their own DeepSpeed JSON and flags.
+
+A saving is worth what it is measured against, so the baseline is the user's own configuration where
+they give it, and otherwise a plain one that a careful user would run, never an untuned straw man.
+The keys of the JSON that are knobs become part of the configuration; notes name the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidConfiguration
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import KNOBS, Value, parse_value
+from tuner.search_spaces.rules import broken_rules
+
+__all__ = ["Baseline", "default_name", "read_baseline"]
+
+#: Keys of DeepSpeed's JSON that say how the batch is split, which the knobs say.
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+#: Keys that change nothing of a step's work.
+_SILENT = ("steps_per_print", "wall_clock_breakdown", "dump_state", "tensorboard", "wandb")
+#: Parts of "zero_optimization" that are knobs.
+_ZERO = ("stage", "offload_optimizer", "offload_param")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Configuration that the user runs today.
+
+    Attributes:
+        configuration: as knobs.
+        name: a phrase for people: where it comes from.
+        notes: what of it is no knob, or was taken otherwise, one sentence each.
+    """
+
+    configuration: Configuration
+    name: str
+    notes: tuple[str, ...] = ()
+
+
+def default_name(configuration: Configuration) -> str:
+    """Return the name of the default baseline, `tuner.search_spaces.space.default_configuration`.
+
+    The report shows it beside every saving.
+    """
+    live = "clocks left to the device" if not configuration.live else "the clocks named"
+    return (
+        f"the default: data parallelism over {configuration.data_parallel} "
+        f"device{'s' * (configuration.data_parallel != 1)}, the lowest ZeRO stage and the largest "
+        f"micro-batch that fit, {live}"
+    )
+
+
+def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluster) -> Baseline:
+    """Read a DeepSpeed JSON and KNOB=VALUE into a configuration.
+
+    Args:
+        words: at most one path of a DeepSpeed JSON, and KNOB=VALUE, which win over it.
+        job, cluster: what it trains, and where; data parallelism fills the devices where no word
+            says otherwise.
+
+    Raises:
+        InputError: the file is no DeepSpeed JSON, or there are two.
+        InvalidConfiguration: the configuration cannot train this job on this cluster.
+    """
+    texts = [str(word) for word in words]
+    files = [text for text in texts if "=" not in text]
+    if len(files) > 1:
+        raise InputError(f"{files[1]!r} is a second file; a baseline is one DeepSpeed JSON")
+    values: dict[str, Value] = {}
+    notes: list[str] = []
+    if files:
+        config = _read(Path(files[0]))
+        found, notes = _knobs_of(config, job, files[0])
+        values |= found
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if equals:
+            values[name] = parse_value(name, value)
+    if "data_parallel" not in values:
+        inside = Configuration.of(values).world_size
+        values["data_parallel"] = max(1, cluster.devices // inside)
+    if files and "micro_batch" not in values:
+        replicas = int(str(values["data_parallel"]))
+        values["micro_batch"] = _micro_batch(config, job, replicas, notes)
+    configuration = Configuration.of(values)
+    if broken := broken_rules(configuration, job, cluster):
+        raise InvalidConfiguration(configuration.key, broken)
+    flags = [text for text in texts if "=" in text]
+    name = ", ".join([*(Path(file).name for file in files), *flags])
+    return Baseline(
+        configuration, f"yours: {name}" if name else default_name(configuration), tuple(notes)
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the baseline {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"the baseline {path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"the baseline {path} holds no JSON object, so it is no DeepSpeed JSON")
+    return data
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = config.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _knobs_of(
+    config: Mapping[str, Any], job: TrainingJob, file: str
+) -> tuple[dict[str, Value], list[str]]:
+    """Return the knobs that a DeepSpeed JSON sets, and notes on the rest."""
+    values: dict[str, Value] = {}
+    notes = []
+    zero = _section(config, "zero_optimization")
+    stage = zero.get("stage", 0)
+    if stage == "auto":
+        notes.append(f"{file} leaves the ZeRO stage to its caller ('auto'); 0 is taken")
+        stage = 0
+    values["zero_stage"] = KNOBS["zero_stage"].check(stage)
+    offload = _section(zero, "offload_optimizer")
+    for knob, section in (
+        ("optimizer_offload", offload),
+        ("parameter_offload", _section(zero, "offload_param")),
+    ):
+        device = str(section.get("device", "none"))
+        if device not in ("none", "cpu"):
+            notes.append(f"{file} offloads to {device}, which is no choice of {knob}; cpu is taken")
+            device = "cpu"
+        if device != "none":
+            values[knob] = device
+    if offload.get("super_offload"):
+        values["optimizer_offload"] = "async"
+    tensor = _section(config, "tensor_parallel")
+    degree = tensor.get("autotp_size", tensor.get("tp_size", 1))
+    sequence = config.get("sequence_parallel_size", 1)
+    for knob, value in (("tensor_parallel", degree), ("sequence_parallel", sequence)):
+        if value != 1:
+            values[knob] = KNOBS[knob].check(value)
+    micro = config.get("train_micro_batch_size_per_gpu")
+    if isinstance(micro, int):
+        values["micro_batch"] = KNOBS["micro_batch"].check(micro)
+    whole = config.get("train_batch_size")
+    if isinstance(whole, int) and whole != job.global_batch:
+        notes.append(
+            f"{file} has a global batch of {whole}; the job's {job.global_batch} is trained, as in "
+            "every configuration"
+        )
+    for precision in ("fp16", "bf16"):
+        enabled = _section(config, precision).get("enabled")
+        if enabled is True and job.precision != precision:
+            notes.append(f"{file} trains in {precision}; the job's {job.precision} is used")
+    known = {*_BATCH, *_SILENT, "zero_optimization", "tensor_parallel", "fp16", "bf16"}
+    known |= {"sequence_parallel_size"}
+    left = [name for name in config if name not in known]
+    if left:
+        notes.append(f"no knob, so the job's own holds: {', '.join(left)} of {file}")
+    parts = [name for name in zero if name not in _ZERO]
+    if parts:
+        notes.append(f"no knob, so DeepSpeed's default holds: {', '.join(parts)} of ZeRO in {file}")
+    return values, notes
+
+
+def _micro_batch(
+    config: Mapping[str, Any], job: TrainingJob, replicas: int, notes: list[str]
+) -> int:
+    """Return the micro-batch of a JSON that names none: the replica's whole share."""
+    times = config.get("gradient_accumulation_steps")
+    times = times if isinstance(times, int) and times > 0 else 1
+    share = max(1, job.global_batch // (replicas * times))
+    notes.append(f"no micro-batch is named, so it is the global batch's share of a rank: {share}")
+    return share

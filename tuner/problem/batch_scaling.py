@@ -1,0 +1,68 @@
+"""Steps of other global batches as steps of the job's own, so that all are steps to one solution.
+
+Where the global batch is a knob (`TrainingJob.steps_at`, or its noise scale), configurations need
+different numbers of steps. Everything that searches and answers multiplies a step's time and energy
+by one number, the job's steps: so a measurement at another batch enters the study as what one of
+the job's own steps would cost there. The trace keeps the steps as they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tuner.models.analytic.model import Prediction, Prior
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.probe import Measurement, ProbeRecord
+
+__all__ = ["JobStepsPrior", "in_job_steps", "steps_a_job_step"]
+
+
+def steps_a_job_step(configuration: Configuration, job: TrainingJob | None) -> float:
+    """Return the number of steps at the configuration's global batch that replace one of the job's.
+
+    It is 1 at the job's own batch.
+
+    Raises:
+        InvalidValue: the job does not give the steps of the solution at that batch.
+    """
+    return 1.0 if job is None else job.at(configuration).steps / job.steps
+
+
+def in_job_steps(record: ProbeRecord, job: TrainingJob | None) -> ProbeRecord:
+    """Return the record with step times, and so energies per step, of the job's own steps."""
+    share = steps_a_job_step(Configuration(record.request.launch), job)
+    if share == 1.0:
+        return record
+
+    def scaled(m: Measurement) -> Measurement:
+        return replace(
+            m,
+            step_time_s=m.step_time_s * share,
+            step_time_se_s=m.step_time_se_s * share,
+            step_times_s=tuple(time * share for time in m.step_times_s),
+        )
+
+    return replace(record, measurements=tuple(map(scaled, record.measurements)))
+
+
+@dataclass(frozen=True)
+class JobStepsPrior:
+    """Prediction in the job's own steps.
+
+    Attributes:
+        plain: predicts steps of each configuration's own global batch.
+        job: says how many of them the solution takes.
+    """
+
+    plain: Prior
+    job: TrainingJob
+
+    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
+        """Predict as `Prior.predict`, with the time of the steps that replace one of the job's."""
+        predicted = self.plain.predict(configurations)
+        shares = np.array([steps_a_job_step(c, self.job) for c in configurations], dtype=float)
+        return replace(predicted, step_time_s=predicted.step_time_s * shares)

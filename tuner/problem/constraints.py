@@ -1,0 +1,152 @@
+"""Constraints and objective of the training job: energy, time, power, GPUs, what to minimize."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.options import check_options, option
+
+__all__ = ["OBJECTIVES", "Constraints"]
+
+#: Objectives that the user can choose.
+OBJECTIVES = ("knee", "least-energy", "least-time", "least-edp", "least-cost", "least-carbon")
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Limits on the training job, and the objective among the configurations that meet them.
+
+    Without limits and objective the knee of the front is chosen; under a deadline alone the least
+    energy; else the least time. A point with no power samples is not chosen under `peak_power_W`.
+
+    Raises:
+        InvalidValue: a value has another type or lies outside its limits.
+        UnknownName: there is no such objective.
+        InputError: a price or an intensity is missing for the objective, or is given without it.
+    """
+
+    budget_kJ: float | None = option(
+        None,
+        "maximum energy of the whole training job, in the scope of the meter",
+        unit="kJ",
+        above=0,
+    )
+    deadline_s: float | None = option(
+        None, "maximum time of the whole training job", unit="s", above=0
+    )
+    power_cap_W: float | None = option(
+        None, "maximum average power of the training job", unit="W", above=0
+    )
+    peak_power_W: float | None = option(
+        None, "maximum of any power sample of the training job", unit="W", above=0
+    )
+    max_gpus: int | None = option(
+        None, "maximum number of GPUs (one rank each) of the training job", least=1
+    )
+    objective: str | None = option(
+        None,
+        "what to minimize among the configurations that meet the limits: " + ", ".join(OBJECTIVES),
+        choices=OBJECTIVES,
+        flag="choose",
+        metavar="OBJECTIVE",
+    )
+    price_per_kWh: float | None = option(
+        None, "energy price per kWh in any currency, for --choose least-cost", above=0
+    )
+    price_per_gpu_hour: float | None = option(
+        None, "price of one GPU for one hour, for --choose least-cost", above=0
+    )
+    grid_gCO2_per_kWh: float | None = option(
+        None, "carbon intensity of the grid, for --choose least-carbon", unit="g CO2e/kWh", above=0
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.objective == "least-cost" and not any(self.prices):
+            raise InputError(
+                "least-cost needs price_per_kWh, price_per_gpu_hour or both; no price is assumed"
+            )
+        if self.objective == "least-carbon" and self.grid_gCO2_per_kWh is None:
+            raise InputError(
+                "least-carbon needs grid_gCO2_per_kWh, the intensity of your grid; none is assumed"
+            )
+        if self.objective != "least-cost" and any(self.prices):
+            raise InputError("a price is for the objective least-cost")
+        if self.objective != "least-carbon" and self.grid_gCO2_per_kWh is not None:
+            raise InputError("grid_gCO2_per_kWh is for the objective least-carbon")
+
+    def limited(
+        self, budget_kJ: float | None, deadline_s: float | None, power_cap_W: float | None
+    ) -> Constraints:
+        """Return these constraints with the limits that are not None.
+
+        Raises:
+            InputError: a limit is given here and there with different values.
+        """
+        for name, mine, other in (
+            ("budget_kJ", self.budget_kJ, budget_kJ),
+            ("deadline_s", self.deadline_s, deadline_s),
+            ("power_cap_W", self.power_cap_W, power_cap_W),
+        ):
+            if None not in (mine, other) and mine != other:
+                raise InputError(
+                    f"{name} is {other!r} and constraints.{name} is {mine!r}; give it once"
+                )
+        return replace(
+            self,
+            budget_kJ=self.budget_kJ if budget_kJ is None else budget_kJ,
+            deadline_s=self.deadline_s if deadline_s is None else deadline_s,
+            power_cap_W=self.power_cap_W if power_cap_W is None else power_cap_W,
+        )
+
+    @property
+    def prices(self) -> tuple[float, float]:
+        """Prices of a kilowatt-hour and of a GPU hour; 0 if not given."""
+        return self.price_per_kWh or 0.0, self.price_per_gpu_hour or 0.0
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that were given, by name."""
+        values = {
+            "budget_kJ": self.budget_kJ,
+            "deadline_s": self.deadline_s,
+            "power_cap_W": self.power_cap_W,
+            "peak_power_W": self.peak_power_W,
+            "max_gpus": self.max_gpus,
+        }
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The constraints that were given, by name: the section of study.toml."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def excess(
+        self,
+        energy_kJ: float,
+        time_s: float,
+        power_W: float,
+        *,
+        peak_power_W: float | None = None,
+        gpus: int | None = None,
+    ) -> dict[str, float]:
+        """Return by which share each limit is exceeded; 0 or less if it is met.
+
+        A limit on a value that is None is left out.
+        """
+        values = {
+            "budget_kJ": energy_kJ,
+            "deadline_s": time_s,
+            "power_cap_W": power_W,
+            "peak_power_W": peak_power_W,
+            "max_gpus": gpus,
+        }
+        found = {}
+        for name, limit in self.limits.items():
+            value = values[name]
+            if value is not None:
+                found[name] = value / limit - 1
+        return found

@@ -1,0 +1,233 @@
+"""Problems of a job on a cluster: the candidates that can run, and the user's baseline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tuner.problem.baseline import Baseline, default_name, read_baseline
+from tuner.problem.knob_report import knobs_in_play
+from tuner.problem.problem import REAL_COST, Problem, space_section
+from tuner.problem.run_folder import plain
+from tuner.problem.scale_out_space import target_candidates
+from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError, InvalidConfiguration
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.space import Candidates, default_configuration, load_space
+from tuner.workload.node.rank_server import cannot_build
+from tuner.workload.scripts.script_job import ScriptJob
+
+__all__ = ["problem_of_job"]
+
+
+def problem_of_job(
+    job: TrainingJob | str | Path | None = None,
+    cluster: Cluster | str = "auto",
+    space: str = "default",
+    *,
+    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
+    plan: bool = False,
+    target_gpus: int | None = None,
+    max_gpus: int | None = None,
+) -> Problem:
+    """Return the problem of a job on a cluster.
+
+    Args:
+        job: a job, a shipped job's name, or the path of a job file; None is the default job.
+        cluster: a cluster, a name or path, or "auto" for this machine.
+        space: a search space's name or path.
+        baseline: what the user runs today, or words that `tuner.problem.baseline` reads; else the
+            space's default configuration.
+        plan: keep what the built-in training program cannot run yet, for a simulated cluster.
+        target_gpus: number of GPUs of the same kind for which to predict the front as well.
+        max_gpus: leave out what needs more GPUs, since it could not be chosen.
+
+    Raises:
+        InputError: an argument is not what it should be, or nothing can run.
+    """
+    if not isinstance(job, TrainingJob):
+        job = load_job(job)
+    here = cluster == "auto"
+    cluster = _cluster(cluster)
+    script = job if isinstance(job, ScriptJob) else None
+    today = _baseline(baseline, job, cluster)
+    candidates, notes = _runnable(job, cluster, space, plan)
+    if target_gpus is not None:  # refused before anything is measured, not after
+        target_candidates(job, cluster, space, target_gpus, plan=plan)
+    candidates, left_out = _fitting(candidates, job, cluster)
+    notes += [*left_out, *today.notes]
+    if here:
+        candidates, left_out = _usable_here(candidates, cluster)
+        notes += left_out
+    searched = load_space(space)
+    allowed, left_out = _allowed(candidates, max_gpus, space, today.configuration)
+    notes += left_out
+    if not script:
+        notes += knobs_in_play(allowed, searched, job, cluster)
+    configuration = today.configuration
+    sized = "global_batch" in searched.choices and not script
+    if sized and configuration.get("global_batch") is None:
+        # The candidates have it, so that their sizes are numbers on one scale.
+        whole = {**configuration.launch, "global_batch": job.global_batch}
+        configuration = Configuration(Settings(whole), configuration.live)
+    if configuration in candidates:  # under the name that the candidates give it
+        configuration = candidates[candidates.index_of(configuration)]
+    else:
+        candidates = Candidates.from_configurations([configuration, *candidates])
+    return Problem(
+        name=job.name,
+        candidates=candidates.where(lambda launch: _uses_at_most(launch, max_gpus)),
+        steps=job.steps,
+        baseline=configuration,
+        cost=REAL_COST,
+        identity=plain(
+            {
+                "job": _job_section(job),
+                "cluster": asdict(cluster),
+                "space": space_section(str(space), candidates),
+                "baseline": {"name": today.name, "configuration": configuration.key},
+                **({"target": {"gpus": target_gpus}} if target_gpus is not None else {}),
+            }
+        ),
+        job=job,
+        cluster=cluster,
+        notes=tuple(notes),
+        target_gpus=target_gpus,
+    )
+
+
+def _cluster(cluster: Cluster | str) -> Cluster:
+    if isinstance(cluster, Cluster):
+        return cluster
+    if cluster != "auto":
+        return load_cluster(cluster)
+    from tuner.workload.node.machine import detect_cluster
+
+    return detect_cluster()
+
+
+def _baseline(
+    given: Configuration | str | Path | Sequence[str | Path] | None,
+    job: TrainingJob,
+    cluster: Cluster,
+) -> Baseline:
+    """Return what the user runs today."""
+    if isinstance(given, Configuration):
+        if broken := broken_rules(given, job, cluster):
+            raise InvalidConfiguration(given.key, broken)
+        return Baseline(given, "yours")
+    if given is not None:
+        return read_baseline([given] if isinstance(given, str | Path) else given, job, cluster)
+    if isinstance(job, ScriptJob):
+        return Baseline(job.baseline, "the script as it is started today")
+    configuration = default_configuration(job, cluster)
+    return Baseline(configuration, default_name(configuration))
+
+
+def _runnable(
+    job: TrainingJob, cluster: Cluster, space: str, plan: bool
+) -> tuple[Candidates, list[str]]:
+    """Return the candidates that the program or script can run, and notes on the others."""
+    if isinstance(job, ScriptJob):
+        from tuner.problem.user_script import script_candidates
+
+        notes = list(job.sentences(load_space(space).choices))
+        return script_candidates(job, cluster, space), notes
+    valid = load_space(space).candidates(job, cluster)
+    if plan:
+        return valid, []
+    able = [c for c in valid if not unrunnable(c, job)]
+    if not able:
+        raise InputError(
+            f"of space {space!r} nothing can be run yet: "
+            + "; ".join(unrunnable(valid.configurations[0], job))
+        )
+    if len(able) == len(valid):
+        return valid, []
+    return Candidates.from_configurations(able), [
+        f"{len(valid) - len(able)} of {len(valid)} configurations of space {space!r} are left "
+        "out: the built-in training program cannot run them yet"
+    ]
+
+
+def _usable_here(candidates: Candidates, cluster: Cluster) -> tuple[Candidates, list[str]]:
+    """Return the candidates whose ops this machine can build, and notes on what it cannot do."""
+    notes = []
+    if cluster.device.type == "cuda" and not cluster.clock_control:
+        from tuner.workload.clocks.governor import why_fixed
+
+        notes.append(f"clocks and power limits stay as they are: {why_fixed(cluster)}")
+    if why := cannot_build("cpu_adam"):
+        kept = [c for c in candidates if c.get("optimizer_offload") != "cpu"]
+        if len(kept) < len(candidates):
+            notes.append(f"optimizer_offload=cpu is left out: {why}")
+            candidates = Candidates.from_configurations(kept)
+    if cluster.nvme_path and (why := cannot_build("async_io")):
+        kept = [c for c in candidates if "nvme" not in c.launch.values()]
+        if len(kept) < len(candidates):
+            notes.append(f"offload to nvme is left out: {why}")
+            candidates = Candidates.from_configurations(kept)
+    return candidates, notes
+
+
+def _job_section(job: TrainingJob) -> dict[str, Any]:
+    # The model as one JSON text: Hugging Face configs hold nulls, which TOML cannot say.
+    return {**job.to_json(), "model": json.dumps(dict(job.model), sort_keys=True)}
+
+
+def _uses_at_most(launch: Settings, gpus: int | None) -> bool:
+    return gpus is None or Configuration(launch).world_size <= gpus
+
+
+def _allowed(
+    candidates: Candidates, max_gpus: int | None, space: str, baseline: Configuration
+) -> tuple[Candidates, list[str]]:
+    """Return the candidates that need no more GPUs than allowed, and notes on the others.
+
+    Raises:
+        InputError: there is none.
+    """
+    allowed = candidates.where(lambda launch: _uses_at_most(launch, max_gpus))
+    if len(allowed) == len(candidates):
+        return candidates, []
+    if not len(allowed):
+        least = min(Configuration(launch).world_size for launch in candidates.launches)
+        raise InputError(
+            f"nothing of space {space!r} runs on max_gpus={max_gpus}; the least that it has takes "
+            f"{least}"
+        )
+    note = (
+        f"{len(candidates) - len(allowed)} of {len(candidates)} configurations are left out: they "
+        f"need more GPUs than max_gpus={max_gpus} allows"
+    )
+    if not _uses_at_most(baseline.launch, max_gpus):
+        note += f"; the baseline needs {baseline.world_size}, and is measured for comparison only"
+    return allowed, [note]
+
+
+def _fitting(
+    candidates: Candidates, job: TrainingJob, cluster: Cluster
+) -> tuple[Candidates, list[str]]:
+    """Return the candidates that can fit a GPU's memory, and notes on the others."""
+    if not job.is_modelled:
+        return candidates, []  # nothing to predict the memory from
+    if cluster.device.type == "cpu" or not cluster.device.memory_bytes:
+        return candidates, []  # a process's share of host memory is no hard limit
+    from tuner.models.analytic.model import AnalyticModel
+    from tuner.models.memory_margin import MEMORY_POLICY
+
+    need = AnalyticModel(job, cluster).memory_bytes(candidates.configurations)
+    fits = need <= MEMORY_POLICY.candidate_factor * cluster.device.memory_bytes
+    if fits.all() or not fits.any():
+        return candidates, []
+    kept = [c for c, fit in zip(candidates.configurations, fits, strict=True) if fit]
+    return Candidates.from_configurations(kept), [
+        f"{int((~fits).sum())} of {len(candidates)} configurations are left out: they are "
+        f"predicted to need more than {MEMORY_POLICY.candidate_factor:g} times the memory of "
+        f"{cluster.device.name}"
+    ]

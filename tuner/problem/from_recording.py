@@ -1,0 +1,168 @@
+"""Problems of recorded tables and traces, with the runners that answer them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import REAL_COST, Problem, space_section
+from tuner.problem.run_folder import RunFolder, plain
+from tuner.problem.study_file import parse_cluster, parse_job
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.space import Candidates
+from tuner.workload.table import RecordedTable, TableGroup, load_table
+
+if TYPE_CHECKING:
+    from tuner.workload.runners import Runner
+
+__all__ = ["recorded_problem", "table_problem"]
+
+
+def _check_steps(steps: int | None) -> None:
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise InvalidValue("steps", steps, "an integer of at least 1")
+
+
+def _rank(value: Any) -> tuple[int, float]:
+    """Return a sort key that orders numbers by size and puts other values last."""
+    if isinstance(value, tuple):
+        return (0, sum(value) / len(value))
+    number = isinstance(value, int | float)
+    return (0, float(value)) if number else (1, 0.0)
+
+
+def _table_baseline(table: RecordedTable, group: TableGroup) -> Configuration:
+    """Return the table's baseline; else its first launch, at full clock and power.
+
+    An untuned device runs at its highest clock and power limit, so among the first row's
+    launch the highest live setting is taken. No measured value is looked at.
+    """
+    configurations = [point.configuration for point in group.points]
+    for configuration in configurations:
+        if table.baseline and all(
+            configuration.get(name) == value for name, value in table.baseline.items()
+        ):
+            return configuration
+    first = [c for c in configurations if c.launch == configurations[0].launch]
+    return max(first, key=lambda c: [_rank(value) for value in c.live.values()])
+
+
+def _varies(table: RecordedTable, group: TableGroup) -> bool:
+    """Return True if the table gives the spread of repeated measurements."""
+    if table.noise.time_cv > 0 or table.noise.power_cv > 0:
+        return True
+    return any(
+        len(point.repeats) > 1 or point.time_sd_s or point.power_sd_W for point in group.points
+    )
+
+
+def table_problem(folder: Path, group: str | None, steps: int | None) -> tuple[Problem, Runner]:
+    """Return the problem of a recorded table's group, and the runner that answers it."""
+    from tuner.workload.replay import TableRunner
+
+    table = load_table(folder)
+    runner = TableRunner(table, group)
+    candidates = Candidates.from_configurations(p.configuration for p in runner.group.points)
+    baseline = _table_baseline(table, runner.group)
+    problem = Problem(
+        name=table.name,
+        candidates=candidates,
+        steps=steps or 1,
+        baseline=baseline,
+        cost=ProbeCost(**asdict(table.cost)),
+        identity=plain(
+            {
+                "recorded": {
+                    "table": table.name,
+                    "path": str(folder.resolve()),
+                    "group": runner.group.name,
+                    "steps": steps or 1,
+                    "unit_of_work": table.unit_of_work,
+                    "varies": _varies(table, runner.group),
+                },
+                "space": space_section("recorded table", candidates),
+                "baseline": {
+                    "name": "the recorded table's"
+                    if table.baseline
+                    else "the table's first launch, left at its highest live settings",
+                    "configuration": baseline.key,
+                },
+            }
+        ),
+        unit_of_work=table.unit_of_work,
+        notes=table.notes,
+    )
+    return problem, runner
+
+
+def _trace_problem(path: Path, steps: int | None) -> tuple[Problem, Runner]:
+    from tuner.workload.replay import TraceRunner
+
+    runner = TraceRunner(path)
+    folder = RunFolder(runner.path.parent.parent)
+    study = folder.read_study() or {}
+    job, cluster = parse_job(study), parse_cluster(study)
+    launch_s = sorted(record.launch_s for record in runner.records)[len(runner.records) // 2]
+    baselines = [r for r in runner.records if r.request.purpose == "baseline"]
+    first = (baselines or list(runner.records))[0]
+    candidates = Candidates.from_configurations(runner.configurations)
+    steps = steps or (job.steps if job else 1)
+    recorded = {"trace": str(runner.path.resolve()), "steps": steps, "varies": False}
+    baseline = first.request.configurations()[0]
+    problem = Problem(
+        name=job.name if job else runner.path.stem,
+        candidates=candidates,
+        steps=steps,
+        baseline=baseline,
+        cost=replace(REAL_COST, launch_s=launch_s),
+        identity=plain(
+            {
+                **{key: study[key] for key in ("job", "cluster") if key in study},
+                "recorded": recorded,
+                "space": space_section("recorded trace", candidates),
+                "baseline": {
+                    "name": "that of the recorded study" if baselines else "the first probe's",
+                    "configuration": baseline.key,
+                },
+            }
+        ),
+        job=job,
+        cluster=cluster,
+        notes=runner.notes,
+    )
+    return problem, runner
+
+
+def recorded_problem(
+    path: str | Path, *, group: str | None = None, steps: int | None = None, seed: int = 0
+) -> tuple[Problem, Runner]:
+    """Return the problem of a recorded table's group or of a trace, and the runner that answers it.
+
+    Args:
+        path: a folder with table.toml, a run folder, or a trace.
+        group: the search problem of a table that holds several.
+        steps: units of work that make the solution; a run's own job, or 1, when not given.
+        seed: random seed of the draws among repeats.
+
+    Raises:
+        InputError: it is none of these, or is malformed.
+    """
+    path = Path(path)
+    _check_steps(steps)
+    table = path if path.is_dir() else path.parent
+    if (table / "table.toml").is_file() and path.suffix != ".jsonl":
+        problem, runner = table_problem(table, group, steps)
+    elif path.is_file() or (path / "trace" / "probes.jsonl").is_file():
+        if group is not None:
+            raise InputError(f"{path} is a trace; only a recorded table has groups")
+        problem, runner = _trace_problem(path, steps)
+    else:
+        raise InputError(
+            f"{path} is nothing to replay; it must be a folder with table.toml and table.csv, "
+            "a run folder, or a trace (probes.jsonl)"
+        )
+    runner.seed = seed  # type: ignore[attr-defined]
+    return problem, runner

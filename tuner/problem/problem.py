@@ -1,0 +1,128 @@
+"""The problem of a study: the candidates, the work that makes the solution, and prior knowledge.
+
+A problem is built from a job, a cluster and a space (`tuner.problem.from_job`), from a recorded
+table or a trace (`tuner.problem.from_recording`), or from a run folder (`tuner.problem.from_run`).
+Session, sampler and result see only the problem, so a replayed study is the same study. `identity`
+is what study.toml keeps of it, and what a resumed study is compared with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tuner.problem.probe_cost import ProbeCost
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.space import Candidates
+
+if TYPE_CHECKING:
+    from tuner.models.analytic.model import Prior
+
+__all__ = ["REAL_COST", "Problem", "digest_of", "space_section", "versions"]
+
+#: Cost of probing before any probe was made: a launch of the built-in program on a CPU machine,
+#: settling and a window (`tuner.workload.probe.WindowPolicy`).
+REAL_COST = ProbeCost(launch_s=5.0, launch_power=0.7, settle_s=1.0, window_s=5.0, min_steps=3)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Problem of a study.
+
+    Attributes:
+        name: what is tuned, for people and as the stem of a run's name.
+        candidates: every configuration that may be chosen. The baseline is one of them unless it
+            needs more GPUs than the job may use: then it is measured for comparison only.
+        steps: optimizer steps (or units of work) that make the solution.
+        baseline: what the user runs today; None if unknown.
+        cost: predicted cost of probing before any probe was made.
+        identity: sections that identify it: "job", "cluster", "space" or "recorded".
+        job, cluster: None for a recorded table.
+        unit_of_work: what one step is.
+        notes: what was assumed, one sentence each.
+        target_gpus: number of GPUs for which the front is also predicted.
+        surrogate: the scikit-learn regressor that learns step time and power; None for this
+            project's Gaussian process.
+    """
+
+    name: str
+    candidates: Candidates
+    steps: int
+    baseline: Configuration | None
+    cost: ProbeCost
+    identity: Mapping[str, Any]
+    job: TrainingJob | None = None
+    cluster: Cluster | None = None
+    unit_of_work: str = "optimizer step"
+    notes: tuple[str, ...] = field(default=())
+    target_gpus: int | None = None
+    surrogate: Any = None
+
+    @cached_property
+    def prior(self) -> Prior | None:
+        """The analytic model of this job on this cluster.
+
+        None without a job, a cluster, or the model and sequence length of a script.
+        """
+        if self.job is None or self.cluster is None:
+            return None
+        if not self.job.is_modelled:
+            return None
+        from tuner.models.analytic.model import AnalyticModel
+
+        model = AnalyticModel(self.job, self.cluster)
+        if len(self.job.global_batches) == 1:
+            return model
+        from tuner.problem.batch_scaling import JobStepsPrior
+
+        return JobStepsPrior(model, self.job)
+
+    @property
+    def device_memory_bytes(self) -> float | None:
+        """Memory of a GPU; None without a cluster, and on a CPU, where it is no hard limit."""
+        if self.cluster is None or self.cluster.device.type == "cpu":
+            return None
+        return float(self.cluster.device.memory_bytes) or None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Job, cluster, space and versions, for the last page of the report."""
+        return {
+            **{name: dict(section) for name, section in self.identity.items()},
+            "unit_of_work": self.unit_of_work,
+            "candidates": len(self.candidates),
+            "versions": versions(),
+        }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages involved; "absent" if one is not installed."""
+    import platform
+    from importlib import metadata
+
+    def version(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return "absent"
+
+    names = ("joulefront", "numpy", "scipy", "scikit-learn", "optuna", "ray", "torch", "deepspeed")
+    each = {name: version(name) for name in (*names, "transformers")}
+    return {"python": platform.python_version(), **each}
+
+
+def digest_of(candidates: Candidates) -> str:
+    """Return a digest that identifies a set of candidates, whatever their order."""
+    keys = "\n".join(sorted(each.key for each in candidates.whole.configurations))
+    return hashlib.sha256(keys.encode()).hexdigest()[:16]
+
+
+def space_section(name: str, candidates: Candidates) -> dict[str, Any]:
+    """Return the section [space] of study.toml."""
+    count = len(candidates.whole)
+    return {"name": name, "configurations": count, "digest": digest_of(candidates)}

@@ -1,0 +1,257 @@
+"""The folder of a study: paths of its files, its lock, and study.toml.
+
+`study.toml` records the job, the cluster, the space and the choices, so that a second `optimize`
+under the same name can tell whether it is the same question, and so that `tuner front` and its
+like can answer from the folder alone. One driver at a time holds the folder's lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.safe_files import open_plain, require_own, write_text
+from tuner.search_spaces.typed import names_a_file, plain_text
+from tuner.workload.node.rights import private_folder
+
+__all__ = ["STUDY_SCHEMA", "RunFolder", "find_run", "new_name", "plain", "write_toml"]
+
+#: Version of study.toml. A reader takes this one and older ones; the first release wrote none.
+STUDY_SCHEMA = 1
+
+
+#: What in study.toml is a table.
+_SECTIONS = (
+    "job",
+    "cluster",
+    "space",
+    "recorded",
+    "constraints",
+    "settings",
+    "versions",
+    "transfer",
+    "baseline",
+    "target",
+    "ended",
+)
+
+
+def plain(value: Any) -> Any:
+    """Return the value in types that TOML holds: without None in tables, tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value if part is not None]
+    if isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(part) for part in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+    # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
+
+
+def write_toml(data: Mapping[str, Any]) -> str:
+    """Tables of plain values as TOML text; the standard library only reads it."""
+
+    def lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
+        if name:
+            yield f"\n[{name}]"
+        for key, value in table.items():
+            if not isinstance(value, Mapping):
+                yield f"{_toml_key(key)} = {_toml_value(value)}"
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                yield from lines(value, f"{name}.{_toml_key(key)}" if name else _toml_key(key))
+
+    return "\n".join(lines(plain(data), "")).lstrip("\n") + "\n"
+
+
+#: The most that is read of study.toml, which takes some kilobytes: a sparse file costs no disk, and
+#: reading one of a gigabyte took two of memory.
+_MAX_STUDY_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Files of one study."""
+
+    path: Path
+
+    @classmethod
+    def named(cls, runs_dir: str | Path, name: str) -> RunFolder:
+        """Return the folder of the study `name`, to be written to; it need not exist.
+
+        Raises:
+            InvalidValue: the name cannot be a folder's.
+            InputError: the folder belongs to another user.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
+            raise InvalidValue(
+                "name", name, "letters, digits, '.', '_' and '-', not starting with '.' or '-'"
+            )
+        require_own(Path(runs_dir) / name)
+        return cls(Path(runs_dir) / name)
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.path.resolve().name
+
+    @property
+    def trace(self) -> Path:
+        """Path of the probes' trace."""
+        return self.path / "trace" / "probes.jsonl"
+
+    @property
+    def study_file(self) -> Path:
+        """Path of study.toml."""
+        return self.path / "study.toml"
+
+    @property
+    def journal(self) -> Path:
+        """Path of Optuna's journal."""
+        return self.path / "study.journal"
+
+    @property
+    def report(self) -> Path:
+        """Path of the report's page."""
+        return self.path / "report.html"
+
+    def read_study(self) -> dict[str, Any] | None:
+        """Return the tables of study.toml; None if there is none yet.
+
+        Raises:
+            InputError: it is there and cannot be read, or a newer release wrote it.
+        """
+        try:
+            with self.study_file.open("rb") as file:
+                data = file.read(_MAX_STUDY_BYTES + 1)
+            if len(data) > _MAX_STUDY_BYTES:
+                raise ValueError(f"it holds more than {_MAX_STUDY_BYTES // 2**20} MiB")
+            study = tomllib.loads(data.decode("utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"cannot read {self.study_file}: {error}") from error
+        schema = study.get("schema", STUDY_SCHEMA)
+        if type(schema) is not int or schema > STUDY_SCHEMA:
+            raise InputError(
+                f"{self.study_file} has schema {schema!r}, and this release reads {STUDY_SCHEMA} "
+                "and older; a newer joulefront wrote it"
+            )
+        for name in _SECTIONS:
+            if not isinstance(study.get(name, {}), Mapping):
+                raise InputError(f"{self.study_file}: {name} must be a table")
+        for name in ("space", "baseline"):  # which name knobs
+            for key, value in study.get(name, {}).items():
+                for text in (key, *(value if isinstance(value, list) else [value])):
+                    if isinstance(text, str):
+                        plain_text(text, f"a text of [{name}] in {self.study_file}")
+        return study
+
+    def write_study(self, data: Mapping[str, Any]) -> None:
+        """Replace study.toml in one step, so that a crash leaves the old one or the new one."""
+        try:
+            private_folder(self.path)
+            write_text(self.study_file, write_toml(data), durable=True)
+        except OSError as error:
+            raise InputError(f"cannot write {self.study_file}: {error.strerror}") from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one driver.
+
+        Raises:
+            InputError: another driver that is alive holds it, the folder cannot be made, or it
+                belongs to another user.
+        """
+        require_own(self.path)
+        try:
+            private_folder(self.path)
+        except OSError as error:
+            raise InputError(f"cannot make the run folder {self.path}: {error.strerror}") from error
+        try:
+            fd = open_plain(self.path / ".lock", os.O_CREAT)
+        except OSError as error:
+            raise InputError(f"cannot lock {self.path / '.lock'}: {error.strerror}") from error
+        try:
+            try:
+                # The kernel lets go of it when this process ends, however it ends.
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
+                raise InputError(
+                    f"the study {self.name!r} is being run by process {holder}; "
+                    "wait until it ends, or give another name"
+                ) from None
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(fd)
+
+
+def new_name(stem: str, runs_dir: str | Path) -> str:
+    """Return a name that no run has: the stem and the time."""
+    tidy = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:60] or "study"
+    name = first = f"{tidy}-{datetime.now():%Y%m%d-%H%M%S}"
+    number = 2
+    while (Path(runs_dir) / name).exists():
+        name, number = f"{first}-{number}", number + 1
+    return name
+
+
+def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder:
+    """Return a run by path or by name; the latest one when unnamed.
+
+    Args:
+        run: text with a path separator, "." and ".." are a path; another text is the name of a run
+            in `runs_dir`, or else of a folder here. A `Path` is a path, or else a name.
+        runs_dir: the folder of all runs.
+
+    Raises:
+        InputError: no run is named and there is none.
+        UnknownName: there is no such run; the error lists those there are.
+    """
+    folder = Path(runs_dir)
+    known = [path.parent for path in folder.glob("*/study.toml")] if folder.is_dir() else []
+    if run is None:
+        if not known:
+            raise InputError(f"there is no run in {folder}; `tuner optimize` makes one")
+        return RunFolder(max(known, key=lambda path: (path / "study.toml").stat().st_mtime))
+    places = [folder / run, Path(run)]
+    if isinstance(run, Path):
+        places.reverse()
+    elif os.sep in run or run in (os.curdir, os.pardir):
+        places = [Path(run)]
+    for path in places:
+        if names_a_file(path / "study.toml"):
+            return RunFolder(path)
+    raise UnknownName("run", str(run), [path.name for path in known])

@@ -1,0 +1,175 @@
+"""Settings of a search: its limits, its stop rule, the length of its measurements.
+
+Without any limit a search makes at most `DEFAULT_PROBES` probes and starts none after
+`DEFAULT_SEARCH_S` seconds, which takes a few minutes on a machine without a GPU. As soon as the
+user gives one limit, it alone holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from tuner.models.surrogate.surrogate_choice import OURS
+from tuner.search_spaces.options import check_options, option
+from tuner.workload.probe import WindowPolicy
+
+__all__ = ["SamplerDesign", "SearchSettings"]
+
+DEFAULT_PROBES = 20
+DEFAULT_SEARCH_S = 300.0
+#: Probes of a simulated cluster cost only this machine's time: more of them by default, and each
+#: may take as long as the steps of a large model (simulated seconds).
+SIMULATED_PROBES = 40
+SIMULATED_LIMIT_S = 3600.0
+#: With fewer probes than this none is reserved for verifying the choice.
+FEW_PROBES = 12
+
+
+@dataclass(frozen=True)
+class SamplerDesign:
+    """Design choices of the sampler, each of which can be left out (docs/search.md).
+
+    Attributes:
+        max_live: largest number of live settings that one probe visits; 1 is no sweep.
+        start_launches: distinct launches measured before the surrogates choose; None lets the
+            number of launches decide (1 to 6).
+        start_live: live settings that each of them visits.
+        cost_weight: exponent of the predicted joules in the score: 1 is improvement per joule.
+        split_kernel: keep what a launch does and what a live setting does apart
+            (`tuner.models.surrogate.kernel`).
+        own_level: give each launch a few per cent of its own (`tuner.models.surrogate.kernel`).
+        in_flight_share: launches in flight, as a share of those that are measured, beyond which a
+            probe waits for results; infinite fills every slot.
+        extend_launches: visit one live setting of a launch, and decide with what it measured which
+            others to visit in it; else the whole sweep is chosen before the launch.
+        learn_memory: learn from measured peaks and out-of-memory failures how far predicted memory
+            is off (`tuner.models.memory_margin`).
+    """
+
+    max_live: int = 8
+    start_launches: int | None = None
+    start_live: int = 1
+    cost_weight: float = 1.0
+    split_kernel: bool = True
+    own_level: bool = True
+    extend_launches: bool = True
+    in_flight_share: float = 0.4
+    learn_memory: bool = True
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Limits and rules of a search.
+
+    Raises:
+        InvalidValue: a value has another type or lies outside its limits.
+    """
+
+    probe_budget_kJ: float | None = option(
+        None, "maximum energy of all probes of the search", unit="kJ", above=0
+    )
+    max_probes: int | None = option(
+        None,
+        "maximum number of probes, the baseline and failed ones included "
+        f"(default: {DEFAULT_PROBES} if the search has no other limit)",
+        least=1,
+    )
+    search_s: float | None = option(
+        None,
+        "time limit of the search: start no probe that is expected to end later "
+        f"(default: {DEFAULT_SEARCH_S:g} if the search has no other limit)",
+        unit="s",
+        above=0,
+    )
+    min_probes: int = option(
+        8,
+        "measured launches before the search may end because no probe is worth its energy",
+        least=0,
+        keyword_only=True,
+    )
+    least_gain: float = option(
+        0.002,
+        "end the search of a recording when the best probe is expected to add a smaller share to "
+        "the front's hypervolume; the search of a job ends when the best probe would not pay for "
+        "itself over the training",
+        least=0,
+        keyword_only=True,
+    )
+    remeasure_share: float = option(
+        0.15,
+        "share of every limit that is reserved for measuring the front again",
+        least=0,
+        keyword_only=True,
+    )
+    verify: bool = option(True, "measure the choice and the baseline again before recommending")
+    verify_share: float = option(
+        1 / 3, "share of every limit that is reserved for verification", least=0, keyword_only=True
+    )
+    window: WindowPolicy = field(default_factory=WindowPolicy)
+    time_limit_s: float = option(
+        300.0,
+        "kill a probe after this time; the limit becomes shorter once some probes have ended",
+        unit="s",
+        above=0,
+        keyword_only=True,
+    )
+    #: Regressor that learns step time and power, as text (`tuner.models.surrogate`).
+    surrogate: str = OURS
+    seed: int = option(0, "random seed", least=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def with_default_limits(self, *, simulated: bool = False) -> SearchSettings:
+        """Return these settings with the default limits if they have none.
+
+        Args:
+            simulated: probes are simulated, so that more of them and longer ones are allowed.
+        """
+        settings = self
+        if simulated:
+            limit_s = max(self.time_limit_s, SIMULATED_LIMIT_S)
+            settings = replace(settings, time_limit_s=limit_s)
+        if self.limits:
+            return settings
+        if simulated:
+            return replace(settings, max_probes=SIMULATED_PROBES)
+        return replace(settings, max_probes=DEFAULT_PROBES, search_s=DEFAULT_SEARCH_S)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that were given, by name."""
+        values = {
+            "probe_budget_kJ": self.probe_budget_kJ,
+            "max_probes": self.max_probes,
+            "search_s": self.search_s,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def kept_share(self, purpose: str) -> float:
+        """Return the share of every limit that is reserved for probes of this purpose."""
+        shares = {"remeasure": self.remeasure_share, "verify": self.verify_share * self.verify}
+        return shares[purpose]
+
+    def reserved_probes(self, purpose: str) -> int:
+        """Return how many of `max_probes` are reserved for probes of this purpose.
+
+        Verification takes whole pairs of launches: three if there is room, since two show a saving
+        of 5 % only half of the time (`python -m benchmarks.verdicts`). With few probes in all it
+        gets what the search does not use.
+        """
+        if self.max_probes is None or self.max_probes < 3:
+            return 0
+        if purpose == "remeasure":
+            return max(1, round(self.remeasure_share * self.max_probes))
+        if not self.verify or self.max_probes < FEW_PROBES:
+            return 0
+        return 2 * min(3, max(2, round(self.verify_share * self.max_probes / 2)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "window": asdict(self.window),
+        }

@@ -1,0 +1,178 @@
+"""Reasons why a search ended and why a choice was not verified, and the sentences made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tuner.formatting import label, number, percent
+
+__all__ = ["NoVerdict", "StopReason", "no_verdict_phrase", "stop_sentence"]
+
+StopKind = Literal[
+    "max_probes",
+    "probe_budget",
+    "time",
+    "not_worth_it",
+    "exhausted",
+    "node_failures",
+    "interrupted",
+    "running",
+    "past_runs",
+    "recorded",
+]
+
+NoVerdictKind = Literal[
+    "not_requested",
+    "recorded_trace",
+    "no_spread",
+    "older_release",
+    "running",
+    "few_probes",
+    "no_room",
+    "limits_reached",
+    "spoiled",
+    "baseline_failed",
+    "recorded",
+]
+
+
+@dataclass(frozen=True)
+class StopReason:
+    """Reason why a search ended.
+
+    Attributes:
+        kind: "max_probes", "probe_budget" or "time" (a limit of the search), "not_worth_it" (no
+            probe would pay for itself), "exhausted" (every candidate was tried), "node_failures"
+            (nothing can be measured on this node), "interrupted", "running" (it has not ended),
+            "past_runs" (nothing was probed), "recorded" (`message` is the sentence that an older
+            release recorded).
+        figures: numbers of the sentence, units in their names.
+        message: of the last failure, or the recorded sentence.
+    """
+
+    kind: StopKind
+    figures: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are not empty."""
+        return _to_json(self)
+
+
+@dataclass(frozen=True)
+class NoVerdict:
+    """Reason why the choice was not verified.
+
+    Attributes:
+        kind: "not_requested", "recorded_trace", "no_spread", "older_release" or "running" if it was
+            not to be verified; "few_probes", "no_room", "limits_reached", "spoiled" (launches
+            failed because of the node) or "baseline_failed" if it came to no verdict; "recorded"
+            (`message` is the phrase that an older release recorded).
+        figures: numbers of the phrase.
+        message: of a failure, or the recorded phrase.
+        run: name of the run to continue.
+    """
+
+    kind: NoVerdictKind
+    figures: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
+    run: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are not empty."""
+        return _to_json(self)
+
+
+def _to_json(reason: StopReason | NoVerdict) -> dict[str, Any]:
+    """Return the fields that are not empty."""
+    values = {**vars(reason), "figures": dict(reason.figures)}
+    return {name: value for name, value in values.items() if value}
+
+
+def _max_probes(figures: Mapping[str, float]) -> str:
+    if spare := int(figures["reserved"]):
+        kept = "one is" if spare == 1 else f"{spare} are"
+        return (
+            f"of the {figures['max_probes']:g} probes that it may make the last {kept} kept to "
+            "measure the front and the choice again"
+        )
+    return f"the {figures['max_probes']:g} probes that it may make are made"
+
+
+def _probe_budget(figures: Mapping[str, float]) -> str:
+    return (
+        f"the next probe would take about {number(figures['needed_kJ'])} kJ and "
+        f"{number(figures['left_kJ'])} kJ of the probe budget of "
+        f"{number(figures['probe_budget_kJ'])} kJ are left{label(bool(figures['estimated']))}"
+    )
+
+
+def _not_worth_it(figures: Mapping[str, float]) -> str:
+    if "expected_gain" in figures:
+        gain = percent(figures["expected_gain"])
+        text = f"is expected to add {gain} to the front's hypervolume"
+    else:
+        text = (
+            f"is expected to take {number(figures['needed_kJ'])} kJ and to save "
+            f"{number(figures['saved_kJ'])} kJ of the training"
+        )
+    return f"nothing left is worth its joules: the best probe {text}"
+
+
+_CAUSES: dict[str, Callable[[StopReason], str]] = {
+    "max_probes": lambda reason: _max_probes(reason.figures),
+    "probe_budget": lambda reason: _probe_budget(reason.figures),
+    "time": lambda reason: f"its {reason.figures['search_s']:g} s are over",
+    "not_worth_it": lambda reason: _not_worth_it(reason.figures),
+    "exhausted": lambda reason: "every candidate was tried",
+    "node_failures": lambda reason: (
+        f"{reason.figures['failures']:g} probes in a row failed because of the node: "
+        f"{reason.message}"
+    ),
+}
+
+_SENTENCES = {
+    "interrupted": "It was interrupted.",
+    "running": "The search has not ended.",
+    "past_runs": "Nothing was probed: these are past runs.",
+}
+
+
+def stop_sentence(reason: StopReason) -> str:
+    """Return the reason why a search ended as a sentence."""
+    if reason.kind in _CAUSES:
+        return f"The search ended because {_CAUSES[reason.kind](reason)}."
+    return _SENTENCES.get(reason.kind, reason.message)
+
+
+_PHRASES = {
+    "not_requested": "verification was switched off (--no-verify)",
+    "recorded_trace": (
+        "a recorded trace holds what was measured then, and nothing can be measured again"
+    ),
+    "no_spread": "the recorded table tells no spread, so measuring again would say the same",
+    "older_release": "no launch was made to measure it again",
+    "running": "the search has not ended",
+    "limits_reached": "the limits were reached before two launches of each were made",
+}
+
+
+def no_verdict_phrase(reason: NoVerdict) -> str:
+    """Return the reason why the choice was not verified as a phrase."""
+    if reason.kind in ("few_probes", "no_room"):
+        why, more = "the limits leave no room for it", "higher limits"
+        if reason.kind == "few_probes":
+            why = f"with fewer than {reason.figures['least_probes']:g} probes none is kept for it"
+            more = f"--max-probes {reason.figures['enough_probes']:g}"
+        return (
+            f"{why}, and it takes at least {reason.figures['least_pairs']:g} launches each of the "
+            f"choice and of the baseline; the same command with --name {reason.run} and {more} "
+            "continues from here"
+        )
+    if reason.kind == "spoiled":
+        return f"its launches were spoiled: {reason.message}"
+    if reason.kind == "baseline_failed":
+        return f"the baseline failed when it was started again: {reason.message}"
+    return _PHRASES.get(reason.kind, reason.message)

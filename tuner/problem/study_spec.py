@@ -1,0 +1,120 @@
+"""Specification of a study: its question, its settings, and how its last session ended.
+
+study.toml is parsed into it once (`tuner.study.load`); a running session has one already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.problem.constraints import Constraints
+from tuner.problem.problem import Problem, versions
+from tuner.problem.run_folder import STUDY_SCHEMA, plain
+from tuner.problem.settings import SearchSettings
+from tuner.problem.stop_reason import (
+    NoVerdict,
+    StopReason,
+    no_verdict_phrase,
+    stop_sentence,
+)
+
+__all__ = ["SessionEnd", "StudySpec", "why_unverified"]
+
+
+@dataclass(frozen=True)
+class SessionEnd:
+    """End of a study's last session.
+
+    Attributes:
+        stop: why the search ended.
+        time_s: seconds of all sessions; None if not recorded.
+        no_verdict: why verification came to no verdict; None if it did or was not due.
+        chosen: key of the configuration that was verified under the study's constraints, or is
+            being verified; "" if there is none.
+    """
+
+    stop: StopReason = field(default_factory=lambda: StopReason("running"))
+    time_s: float | None = None
+    no_verdict: NoVerdict | None = None
+    chosen: str = ""
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """A study.
+
+    Attributes:
+        name: the study's name.
+        run_dir: its folder; None if it keeps none.
+        problem: what is searched.
+        constraints: limits on the training job, and the objective.
+        settings: limits and rules of the search.
+        unverified: why the choice is not to be verified; None if it is.
+        transfer: earlier measurements that the search starts from.
+        storage: URL of the study's database; None for the journal in the run folder.
+        driver: identity of the run folder among those that share a storage.
+        created: date and time of the first session.
+        ended: how the last session ended.
+    """
+
+    name: str
+    run_dir: Path | None
+    problem: Problem
+    constraints: Constraints = field(default_factory=Constraints)
+    settings: SearchSettings = field(default_factory=SearchSettings)
+    unverified: NoVerdict | None = None
+    transfer: tuple[str, ...] = ()
+    storage: str | None = None
+    driver: str = ""
+    created: str = ""
+    ended: SessionEnd = field(default_factory=SessionEnd)
+
+    def to_toml(self) -> dict[str, Any]:
+        """Return the tables of study.toml; the storage, whose URL may hold a password, is none."""
+        return plain(
+            {
+                "schema": STUDY_SCHEMA,
+                "name": self.name,
+                "driver": self.driver,
+                "created": self.created,
+                "constraints": self.constraints.given,
+                "settings": self.settings.to_json(),
+                **self.problem.identity,
+                "versions": versions(),
+                **({"transfer": {"from": list(self.transfer)}} if self.transfer else {}),
+                "ended": self._end(),
+            }
+        )
+
+    def _end(self) -> dict[str, Any]:
+        ended = self.ended
+        made: dict[str, Any] = {
+            "stopped": stop_sentence(ended.stop),
+            "stop_reason": ended.stop.to_json(),
+            "time_s": ended.time_s,
+            "unfinished": no_verdict_phrase(ended.no_verdict) if ended.no_verdict else "",
+        }
+        if ended.no_verdict is not None:
+            made["no_verdict"] = ended.no_verdict.to_json()
+        if ended.chosen:
+            made["chosen"] = {"key": ended.chosen, "constraints": self.constraints.given}
+        return made
+
+
+def why_unverified(verify: bool | None, recorded: Mapping[str, Any]) -> NoVerdict | None:
+    """Return why a study does not verify its choice; None if it does.
+
+    Args:
+        verify: the setting; None if study.toml has none, as that of an older release.
+        recorded: the section of the recording, empty for real probes.
+    """
+    if verify:
+        return None
+    if "trace" in recorded:
+        return NoVerdict("recorded_trace")
+    if "table" in recorded and not recorded.get("varies", True):
+        return NoVerdict("no_spread")
+    return NoVerdict("older_release" if verify is None else "not_requested")

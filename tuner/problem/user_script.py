@@ -1,0 +1,61 @@
+"""A user's script as the job of a study: inspected once, then searched like any other.
+
+What `tuner.workload.scripts.inspection` saw is kept in study.toml with the job, so a study that
+continues does not start the script again to inspect it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from tuner.problem.run_folder import RunFolder
+from tuner.problem.study_file import parse_job
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.space import Candidates, load_space
+from tuner.workload.scripts.script_job import Script, ScriptJob
+
+__all__ = ["job_of_script", "script_candidates"]
+
+
+def job_of_script(
+    script: Script,
+    cluster: Cluster,
+    run: RunFolder,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> ScriptJob:
+    """Return the job that a script trains; from the run folder if it was inspected before.
+
+    Raises:
+        InputError: as `tuner.workload.scripts.inspection.inspect_script`.
+    """
+    from tuner.workload.node.runner import LocalRunner
+    from tuner.workload.scripts.inspection import STEPS, blank_job, inspect_script
+
+    before = parse_job(run.read_study() or {})
+    here = str(Path(script.cwd).resolve())
+    if (
+        isinstance(before, ScriptJob)
+        and (before.words, before.cwd) == (script.words, here)
+        and before.devices == cluster.devices_per_node
+    ):
+        return replace(before, steps=script.steps or STEPS)
+    blank = blank_job(script, cluster)
+    with closing(LocalRunner(blank, cluster, run_dir=run.path, say=say)) as runner:
+        return inspect_script(script, runner, cluster, say=say)
+
+
+def script_candidates(job: ScriptJob, cluster: Cluster, space: str) -> Candidates:
+    """Return every configuration of a space that is valid for this script.
+
+    Raises:
+        InputError: there is no such space, or none of it is valid for this script.
+    """
+    valid = job.narrowed(load_space(space)).candidates(job, cluster)
+    able = [configuration for configuration in valid if not job.refused(configuration)]
+    if not able:
+        raise InputError(f"of space {space!r} nothing can be turned on the script {job.name!r}")
+    return Candidates.from_configurations(able)

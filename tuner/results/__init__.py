@@ -1,0 +1,1 @@
+"""The answer of a study: estimates, front, choice, verification and explanation."""

@@ -1,0 +1,190 @@
+"""`tuner calibrate`: what metering costs on this machine, and whether its sources agree.
+
+One probe of the job runs its steps with and without metering in turn; the pairs give the meter's
+overhead on the step time with its interval. Beside it stand what the node draws idle, how often the
+energy counter is updated, and whether counter and integrated power agree. The outcome is kept in
+the runs folder, and the results of later studies on this machine carry it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tuner.results.significance import Difference, compare_paired
+from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.safe_files import require_own, write_text
+from tuner.workload.probe import MeterInfo, ProbeRequest
+
+__all__ = ["Calibration", "calibrate", "last_calibration"]
+
+FILE = "calibration.json"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Findings of a calibration.
+
+    Attributes:
+        host: the machine.
+        made_at: UTC, ISO 8601.
+        meter: the calibrated meter.
+        overhead: step time with metering against without; a paired test.
+        pairs: number of pairs of blocks.
+        core_share: processor time of the sampling over its time: the share of one core it takes.
+        samples, lost: power samples taken in the metered blocks, and missing from their grid.
+        idle_W: power of the meter's scope without training; None if unknown.
+        update_period_s: interval between updates of the energy counter.
+        disagreement: integrated power over the counter, minus 1; None where there is one source.
+    """
+
+    host: str
+    made_at: str
+    meter: MeterInfo
+    overhead: Difference
+    pairs: int
+    core_share: float
+    samples: int
+    lost: int
+    idle_W: float | None
+    update_period_s: float
+    disagreement: float | None
+
+    @property
+    def findings(self) -> dict[str, tuple[str, ...]]:
+        """The findings by name, each in one or more phrases."""
+        over = self.overhead
+        agree = "one source only, nothing to compare"
+        if self.disagreement is not None:
+            agree = f"integrated power is {100 * self.disagreement:+.2f} % off the energy counter"
+        how = self.meter.label
+        return {
+            "meter": (f"{self.meter.name}, {self.meter.scope} scope, {how}: {self.meter.source}",),
+            "charged": (self.meter.host,),
+            "overhead": (
+                f"{100 * over.relative:+.2f} % of the step time, 95 % interval "
+                f"[{100 * over.low:+.2f}, {100 * over.high:+.2f}] % ({over.method})",
+                f"sampling takes {100 * self.core_share:.2f} % of one core",
+            ),
+            "samples": (f"{self.samples} taken, {self.lost} lost",),
+            "idle power": ("unknown" if self.idle_W is None else f"{self.idle_W:.1f} W",),
+            "counter": (f"updated every {1000 * self.update_period_s:.0f} ms",),
+            "agreement": (agree,),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the findings as lines in two columns."""
+        return [
+            f"{name if row == 0 else '':<12}{text}"
+            for name, texts in self.findings.items()
+            for row, text in enumerate(texts)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the findings as JSON values."""
+        return {
+            **vars(self),
+            "meter": dict(vars(self.meter)),
+            "overhead": dict(vars(self.overhead)),
+        }
+
+
+def calibrate(
+    job: TrainingJob | str | None = None,
+    *,
+    cluster: Cluster | str = "auto",
+    runs_dir: str | Path = "runs",
+    pairs: int = 20,
+    block_s: float = 3.0,
+    say: Callable[[str], None] | None = None,
+) -> Calibration:
+    """Run steps with and without metering on this machine, and report on the meter.
+
+    Args:
+        job: what is trained; the default job.
+        cluster: this machine ("auto"), or a cluster that describes it.
+        runs_dir: the outcome is kept there as `calibration.json`.
+        pairs: of blocks, one metered and one not; at least 2.
+        block_s: how long a block lasts, about.
+        say: told what takes long.
+
+    Raises:
+        InputError: the job or cluster is unknown, there are too few pairs, or the probe failed.
+    """
+    from tuner.search_spaces.space import default_configuration
+    from tuner.workload.measure.metering_overhead import measure_overhead
+    from tuner.workload.node.machine import detect_cluster
+    from tuner.workload.node.runner import LocalRunner
+
+    if pairs < 2:
+        raise InputError(f"{pairs} pairs say nothing of the spread; take at least 2")
+    job = job if isinstance(job, TrainingJob) else load_job(job) if job else load_job()
+    if not isinstance(cluster, Cluster):
+        cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
+    chosen: Configuration = default_configuration(job, cluster)
+    tell = say or (lambda sentence: None)
+    require_own(Path(runs_dir) / "calibration")
+    runner = LocalRunner(job, cluster, run_dir=Path(runs_dir) / "calibration", say=tell)
+    try:
+        runner.prepare()
+        tell(f"{pairs} pairs of {block_s:g} s with and without metering: {chosen.key}")
+        limit_s = 120.0 + 4 * pairs * block_s
+        request = ProbeRequest(
+            "calibration", chosen.launch, time_limit_s=limit_s, purpose="calibration"
+        )
+        record, turns = measure_overhead(runner, request, pairs=pairs, block_s=block_s)
+    finally:
+        runner.close()
+    if record.failure is not None:
+        raise InputError(f"the calibration's probe failed: {record.failure.message}")
+    (window,) = record.measurements
+    disagreement: float | None = window.sampled_energy_J / window.energy_J - 1
+    found = Calibration(
+        host=platform.node(),
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        meter=record.meter,
+        overhead=compare_paired(turns.plain_s, turns.metered_s, "step_time"),
+        pairs=pairs,
+        core_share=turns.busy_share,
+        samples=turns.samples,
+        lost=turns.lost,
+        idle_W=record.idle_W,
+        update_period_s=turns.resolution_s,
+        disagreement=None if math.isnan(disagreement or 0.0) else disagreement,
+    )
+    path = Path(runs_dir) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(found.to_json(), indent=1) + "\n")
+    return found
+
+
+def last_calibration(runs_dir: str | Path, host: str | None = None) -> dict[str, str]:
+    """Return a machine's last calibration in a runs folder, for a report; empty if there is none.
+
+    Args:
+        runs_dir: the folder.
+        host: the machine's name; this one by default.
+    """
+    try:
+        data = json.loads((Path(runs_dir) / FILE).read_text())
+        if data["host"] != (host or platform.node()):
+            return {}
+        known = {name: data[name] for name in Calibration.__dataclass_fields__}
+        known["meter"], known["overhead"] = (
+            MeterInfo(**data["meter"]),
+            Difference(**data["overhead"]),
+        )
+        findings = Calibration(**known).findings
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    texts = {name: "; ".join(phrases) for name, phrases in findings.items()}
+    return {"made_at": data["made_at"], **texts}

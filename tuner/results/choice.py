@@ -1,0 +1,288 @@
+"""The choice: one measured configuration under what the user asked of the training job.
+
+Constraints choose on the front, they do not cut it. `budget_kJ` asks for the fastest configuration
+whose energy-to-solution fits, `deadline_s` for the least energy in time; caps on power and on GPUs
+bound either. An `objective` says otherwise what is to be least, and with neither the knee is taken.
+Each constraint carries the probability that it is met. Where nothing measured can meet what was
+asked, the nearest point is returned, and the sentence says what could be asked instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from tuner.formatting import Units, knobs, label, number, percent
+from tuner.pareto import knee, nondominated
+from tuner.problem.constraints import Constraints
+from tuner.results.result import Choice, Point
+from tuner.workload.measure.statistics import log_error
+
+__all__ = ["decide", "front_of", "limits_phrase"]
+
+#: Joint draws behind a probability: its standard error is at most 0.01.
+DRAWS = 2500
+#: From this factor on, an overshoot is shown as "3.2 times" instead of in per cent.
+MANY_TIMES = 3.0
+#: Joules in a kilowatt-hour, in thousands.
+KJ_PER_KWH = 3600.0
+
+
+def _cost(point: Point, constraints: Constraints) -> float:
+    """Return the price of the whole job: its energy and the hours of each rank."""
+    per_kWh, per_hour = constraints.prices
+    hours = point.time_to_solution_s / 3600
+    return (
+        per_kWh * point.energy_to_solution_kJ / KJ_PER_KWH
+        + per_hour * hours * point.configuration.world_size
+    )
+
+
+def _carbon_g(point: Point, constraints: Constraints) -> float:
+    """Return the grams of CO2 equivalent of the whole job's energy."""
+    return (constraints.grid_gCO2_per_kWh or 0.0) * point.energy_to_solution_kJ / KJ_PER_KWH
+
+
+def _excess(point: Point, constraints: Constraints) -> dict[str, float]:
+    excess = constraints.excess(
+        point.energy_to_solution_kJ,
+        point.time_to_solution_s,
+        point.power_W,
+        peak_power_W=point.peak_power_W,
+        gpus=point.configuration.world_size,
+    )
+    if constraints.peak_power_W is not None and "peak_power_W" not in excess:
+        excess["peak_power_W"] = math.inf  # without samples it cannot be shown to be met
+    return excess
+
+
+def _worst(point: Point, constraints: Constraints) -> float:
+    return max(_excess(point, constraints).values(), default=0.0)
+
+
+def _probabilities(point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
+    """Probability that each constraint is met, and that all are.
+
+    Log time and log power are drawn as independent normals of the point's intervals; energy is
+    their product. A peak and a number of GPUs are met or not.
+    """
+    excess = _excess(point, constraints)
+    normal = np.random.default_rng(0).standard_normal((2, DRAWS))
+    log_time, time_se = _log_normal(point.time_to_solution_s, point.time_interval_s)
+    log_energy, energy_se = _log_normal(point.energy_to_solution_kJ, point.energy_interval_kJ)
+    power_se = math.sqrt(max(energy_se**2 - time_se**2, 0.0))
+    time = log_time + time_se * normal[0]
+    power = math.log(point.power_W) + power_se * normal[1]
+    energy = log_energy + time_se * normal[0] + power_se * normal[1]
+    drawn = {"budget_kJ": energy, "deadline_s": time, "power_cap_W": power}
+    met, every = {}, np.ones(DRAWS, dtype=bool)
+    for name, limit in constraints.limits.items():
+        if name in drawn:
+            holds = drawn[name] <= math.log(limit)
+        else:
+            holds = np.full(DRAWS, excess[name] <= 0)
+        met[name] = float(holds.mean())
+        every &= holds
+    return met, float(every.mean())
+
+
+def _log_normal(value: float, interval: tuple[float, float]) -> tuple[float, float]:
+    """Mean and standard error of the logarithm, from a value and its 90 % interval."""
+    return math.log(value), log_error(interval)
+
+
+def _energy_asked(value_kJ: float, units: Units) -> str:
+    """Return a limit on energy in the unit of the points, followed by kJ if that differs."""
+    also = "" if units.energy == "kJ" else f" ({value_kJ:,g} kJ)"
+    return units.energy_text(value_kJ) + also
+
+
+def _time_asked(value_s: float, units: Units) -> str:
+    """Return a limit on time in the unit of the points, followed by seconds if that differs."""
+    return units.time_text(value_s) + ("" if units.time == "s" else f" ({value_s:,g} s)")
+
+
+def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
+    """Return the limits of the training job as in "within 25 kJ and on at most 2 GPUs".
+
+    Other names, as those of the limits of the search, are left out.
+    """
+    words: dict[str, Callable[[float], str]] = {
+        "budget_kJ": lambda value: f"within {_energy_asked(value, units)}",
+        "deadline_s": lambda value: f"within {_time_asked(value, units)}",
+        "power_cap_W": lambda value: f"at no more than {number(value)} W on average",
+        "peak_power_W": lambda value: f"at no more than {number(value)} W at any moment",
+        "max_gpus": lambda value: f"on at most {value:.0f} GPU{'s' * (value != 1)}",
+    }
+    return " and ".join(words[name](value) for name, value in limits.items() if name in words)
+
+
+#: The same figures as the object of a sentence.
+_LEAST: dict[str, Callable[[float, Units], str]] = {
+    "budget_kJ": lambda value, units: units.energy_text(value),
+    "deadline_s": lambda value, units: units.time_text(value),
+    "power_cap_W": lambda value, units: f"{number(value)} W on average",
+    "peak_power_W": lambda value, units: f"a peak of {number(value)} W",
+    "max_gpus": lambda value, units: f"{value:.0f} GPU{'s' * (round(value) != 1)}",
+}
+
+
+def _instead(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
+    """Suggest limits that can be met: the least measured value for each limit that none meets."""
+    least, unknown = [], ""
+    for name in constraints.limits:
+        excess = [_excess(point, constraints)[name] for point in points]
+        if min(excess) <= 0:
+            continue
+        limit = constraints.limits[name] * (1 + min(excess))
+        if not math.isfinite(limit):
+            unknown = " No probe recorded its peak power."
+        else:
+            least.append(_LEAST[name](limit, units))
+    if not least:
+        return unknown.strip() or "Each of these can be met alone, but not together."
+    alone = ", each by itself" if len(least) > 1 else ""
+    return f"The least that was measured is {' and '.join(least)}{alone}.{unknown}"
+
+
+_GOALS = {
+    "least-energy": "Least energy",
+    "least-time": "Fastest",
+    "least-edp": "Least product of energy and time",
+    "least-cost": "Least cost",
+    "least-carbon": "Least carbon",
+    "knee": "Knee of the front",
+}
+
+
+def _score(objective: str, constraints: Constraints) -> Callable[[Point], tuple[float, float]]:
+    """Return the function to minimize: the objective first, then the tie-breaker."""
+
+    def score(point: Point) -> tuple[float, float]:
+        energy, time = point.energy_to_solution_kJ, point.time_to_solution_s
+        if objective == "least-time":
+            return time, energy
+        first = {
+            "least-energy": energy,
+            "least-edp": energy * time,
+            "least-cost": _cost(point, constraints),
+            "least-carbon": energy,
+        }[objective]
+        return first, time
+
+    return score
+
+
+def _knee_of(points: Sequence[Point]) -> Point:
+    return points[knee([(p.energy_to_solution_kJ, p.time_to_solution_s) for p in points])]
+
+
+def _price_text(point: Point, objective: str, constraints: Constraints) -> str:
+    """Return the point's money or CO2 in words; "" if the objective is energy or time."""
+    if objective == "least-cost":
+        return f", and costs {number(_cost(point, constraints))} at the prices given"
+    if objective == "least-carbon":
+        return f", and emits {number(_carbon_g(point, constraints))} g of CO2"
+    return ""
+
+
+def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return the non-dominated points, fastest first."""
+    energy = np.array([point.energy_to_solution_kJ for point in points], dtype=float)
+    time = np.array([point.time_to_solution_s for point in points], dtype=float)
+    kept = [point for point, on in zip(points, nondominated(energy, time), strict=True) if on]
+    return tuple(sorted(kept, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ)))
+
+
+def decide(
+    points: Sequence[Point], front: Sequence[Point], constraints: Constraints
+) -> tuple[Point | None, Choice]:
+    """Choose among measured points.
+
+    Args:
+        points: every measured point. All of them are candidates, because under a power cap the
+            best that fits may be dominated by one that does not.
+        front: the non-dominated of them, fastest first; the knee is taken here.
+        constraints: what was asked.
+
+    Returns:
+        The choice (None where nothing was measured) and how it was made.
+    """
+    asked = constraints.limits
+    objective = constraints.objective or _usual(asked)
+    rule = " + ".join([*asked, *([constraints.objective] if constraints.objective else [])])
+    rule = rule or "knee"
+    if not points or not front:
+        return None, Choice(rule, False, "Nothing was measured, so there is nothing to choose.")
+    units = Units.of(points)
+
+    def needs(point: Point) -> str:
+        energy = units.energy_text(point.energy_to_solution_kJ) + label(point.meter.estimated)
+        return (
+            f"{' '.join(knobs(point.configuration))} needs {energy} and "
+            f"{units.time_text(point.time_to_solution_s)} at "
+            f"{number(point.power_W)} W{label(point.meter.estimated)}"
+            + _price_text(point, objective, constraints)
+        )
+
+    def choice(best: Point, met: bool, sentence: str) -> tuple[Point, Choice]:
+        probabilities, every = _probabilities(best, constraints)
+        if asked and met:
+            sentence += f" It meets {'this' if len(asked) == 1 else 'all of it'} with a "
+            sentence += f"probability of {percent(every)}."
+        return best, Choice(
+            rule,
+            met,
+            sentence,
+            objective=objective,
+            p_met=probabilities,
+            p_all_met=every if asked else None,
+            objective_value=_value(best, objective, constraints),
+        )
+
+    if not asked and constraints.objective is None:
+        best = _knee_of(front)
+        return choice(best, True, f"Without limits the knee of the front is chosen: {needs(best)}.")
+    fits = [point for point in points if _worst(point, constraints) <= 0]
+    if not fits:
+        best = min(points, key=lambda point: (_worst(point, constraints), point.time_to_solution_s))
+        beyond = _worst(best, constraints)
+        by = ""
+        if math.isfinite(beyond):  # "22,000 % beyond" is no figure that people use
+            many = beyond >= MANY_TIMES - 1
+            worst = " at worst" if len(asked) > 1 else ""
+            by = (
+                f"{worst} {number(1 + beyond)} times"
+                if many
+                else f"{worst} {percent(beyond)} beyond"
+            )
+            by = "," + by
+            by += " what was asked" if many else " it"
+        return choice(
+            best,
+            False,
+            f"No measured configuration trains {limits_phrase(asked, units)}; the nearest: "
+            f"{needs(best)}{by}. {_instead(points, constraints, units)}",
+        )
+    best = _knee_of(fits) if objective == "knee" else min(fits, key=_score(objective, constraints))
+    words = [_GOALS[objective], *([limits_phrase(asked, units)] if asked else [])]
+    return choice(best, True, f"{' '.join(words)}: {needs(best)}.")
+
+
+def _usual(asked: Mapping[str, float]) -> str:
+    """Return the default objective for these limits.
+
+    A deadline without an energy budget means least energy; every other limit means least time.
+    """
+    if not asked:
+        return "knee"
+    return "least-energy" if "deadline_s" in asked and "budget_kJ" not in asked else "least-time"
+
+
+def _value(point: Point, objective: str, constraints: Constraints) -> float | None:
+    """Return the objective's value in kJ, s, kJ s, money or grams; None for the knee."""
+    if objective == "least-carbon":
+        return _carbon_g(point, constraints)
+    return None if objective == "knee" else _score(objective, constraints)(point)[0]

@@ -1,0 +1,186 @@
+"""Uncertainty of the front, by draws over measured and over merely predicted points.
+
+A configuration that was never measured at its own setting may still be on the front; the surrogates
+say how likely. Measured points are drawn from their own intervals, unmeasured ones jointly from the
+surrogates' posterior, and each draw has a front. How often a point is on it is its probability of
+being non-dominated, and the quantiles of those fronts are the attainment surfaces (Fonseca and
+Fleming 1996, "On the performance assessment and comparison of stochastic multiobjective
+optimizers"). Predicted points are marked so and are never chosen. The band is as good as the
+surrogates: after a few probes of many launches they may not suspect where the front is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tuner.models.surrogate.surrogates import Surrogates
+from tuner.pareto import nondominated, probability_nondominated
+from tuner.results.result import Attainment, Point
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.probe import MeterInfo
+
+__all__ = ["attainment_of", "likely_unmeasured", "predicted_points"]
+
+#: Joint draws of the unmeasured and the measured: a probability's standard error is at most 0.02.
+DRAWS = 600
+#: An unmeasured candidate is drawn where its hopeful corner (this many standard deviations better
+#: on both axes) is beaten by no measured point, up to this number, the likeliest first.
+HOPE, MOST_DRAWN = 2.0, 150
+#: Least probability of being non-dominated at which it is shown, and limit on the number shown.
+LEAST_PROBABILITY, MOST_SHOWN = 0.3, 20
+#: Number of times at which the surfaces are given.
+GRID = 120
+#: Limit on the candidates with a full posterior: those with the best means.
+MOST_PREDICTED = 4_000
+
+
+def likely_unmeasured(
+    surrogates: Surrogates,
+    candidates: Sequence[Configuration],
+    measured: Sequence[Configuration],
+    log_energy: np.ndarray,
+    log_time: np.ndarray,
+    *,
+    failed: Sequence[Configuration] = (),
+) -> list[Configuration]:
+    """Unmeasured candidates that may be on the front, the hopeful ones first.
+
+    Args:
+        surrogates: fitted.
+        candidates: every configuration.
+        measured: those that were measured.
+        log_energy, log_time: of a step of the measured ones, (len(measured),).
+        failed: configurations that were tried and cannot be had.
+    """
+    known = {*measured, *failed}
+    lost = {configuration.launch for configuration in failed}
+    lost -= {configuration.launch for configuration in measured}
+    left = [c for c in candidates if c not in known and c.launch not in lost]
+    if not left:
+        return []
+    if len(left) > MOST_PREDICTED:
+        mean_time, mean_power = surrogates.mean(left)
+        best = np.argsort(_behind(mean_time + mean_power, mean_time, log_energy, log_time))
+        left = [left[i] for i in best[:MOST_PREDICTED]]
+    said = surrogates.predict(left)
+    energy = said.log_energy - HOPE * said.log_energy_std
+    time = said.log_time - HOPE * said.log_time_std
+    behind = _behind(energy, time, log_energy, log_time)
+    order = np.argsort(behind)
+    return [left[i] for i in order[:MOST_DRAWN] if behind[i] < 0]
+
+
+def _behind(
+    energy: np.ndarray, time: np.ndarray, front_energy: np.ndarray, front_time: np.ndarray
+) -> np.ndarray:
+    """Return each point's log distance behind the front on its better axis; negative before it."""
+    on = nondominated(front_energy, front_time)
+    e, t = front_energy[on], front_time[on]
+    gap = np.minimum(energy[:, None] - e[None, :], time[:, None] - t[None, :])
+    return np.asarray(gap.max(axis=1))
+
+
+def draw(
+    surrogates: Surrogates,
+    unmeasured: Sequence[Configuration],
+    log_time: np.ndarray,
+    log_time_se: np.ndarray,
+    log_power: np.ndarray,
+    log_power_se: np.ndarray,
+    *,
+    seed: int,
+    draws: int = DRAWS,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Joint draws of log energy and log time, (draws, measured + unmeasured).
+
+    The errors of measured points are taken as independent of each other and of the surrogates'.
+    """
+    rng = np.random.default_rng(seed)
+    count = len(log_time)
+    normal = rng.standard_normal((2, draws, count))
+    time = log_time + normal[0] * log_time_se
+    power = log_power + normal[1] * log_power_se
+    if unmeasured:
+        more_time, more_power = surrogates.sample(
+            unmeasured, rng.standard_normal((draws, 2, len(unmeasured)))
+        )
+        time, power = np.hstack([time, more_time]), np.hstack([power, more_power])
+    return time + power, time
+
+
+def predicted_points(
+    surrogates: Surrogates,
+    unmeasured: Sequence[Configuration],
+    log_energy: np.ndarray,
+    log_time: np.ndarray,
+    *,
+    steps: int,
+    meter: MeterInfo,
+) -> tuple[Point, ...]:
+    """Return the unmeasured points that are likely on the front, fastest first.
+
+    Args:
+        unmeasured: the last columns of the draws.
+        log_energy, log_time: of `draw`.
+        steps: that make the solution.
+        meter: of the measured points, whose scope the predictions share.
+    """
+    if not unmeasured:
+        return ()
+    probability = probability_nondominated(log_energy, log_time)[-len(unmeasured) :]
+    likely = [i for i in np.argsort(-probability) if probability[i] >= LEAST_PROBABILITY]
+    chosen = [unmeasured[i] for i in likely[:MOST_SHOWN]]
+    if not chosen:
+        return ()
+    said = surrogates.with_intervals(chosen)
+    points = []
+    for i, configuration in enumerate(chosen):
+        points.append(
+            Point.from_logs(
+                configuration,
+                float(said.log_time[i]),
+                float(said.log_time_std[i]),
+                float(said.log_power[i]),
+                float(said.log_power_std[i]),
+                energy_se=float(said.log_energy_std[i]),
+                steps=steps,
+                source="predicted",
+                windows=0,
+                p_nondominated=float(probability[likely[i]]),
+                meter=meter,
+            )
+        )
+    return tuple(sorted(points, key=lambda point: point.time_to_solution_s))
+
+
+def attainment_of(log_energy: np.ndarray, log_time: np.ndarray, steps: int) -> Attainment:
+    """Return the attainment surfaces of these draws.
+
+    Args:
+        log_energy, log_time: of a step, (draws, points).
+        steps: that make the solution.
+    """
+    order = np.argsort(log_time, axis=1)
+    time = np.take_along_axis(log_time, order, axis=1)
+    least = np.minimum.accumulate(np.take_along_axis(log_energy, order, axis=1), axis=1)
+    # Where the fronts are: from the fastest point of any draw to where the last one has its least.
+    ends = np.take_along_axis(time, np.argmin(least, axis=1)[:, None], axis=1)
+    grid = np.linspace(np.quantile(time[:, 0], 0.05), float(np.quantile(ends, 0.95)), GRID)
+    attained = np.empty((len(time), GRID))
+    for row in range(len(time)):
+        reached = np.searchsorted(time[row], grid, side="right") - 1
+        attained[row] = np.where(reached >= 0, least[row][np.maximum(reached, 0)], math.inf)
+    # The nearest draw instead of an average between two: an infinite one must stay so.
+    quantiles = np.quantile(attained, [0.1, 0.5, 0.9], axis=0, method="inverted_cdf")
+    energy_kJ = np.exp(quantiles) * steps / 1000
+    low, middle, high = (tuple(float(value) for value in row) for row in energy_kJ)
+    return Attainment(
+        time_s=tuple(float(value) for value in np.exp(grid) * steps),
+        energy_kJ_10=low,
+        energy_kJ_50=middle,
+        energy_kJ_90=high,
+        draws=len(time),
+    )

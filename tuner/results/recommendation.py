@@ -1,0 +1,292 @@
+"""Recommendation of a study: train with its choice, or keep the baseline.
+
+The choice (`Result.best`) is the configuration that looks best under the constraints. It is
+recommended only if something shows it to be better than the baseline: the launches of a
+verification, or, if none was possible or wanted, the measurements of the search, whose saving must
+then exclude zero. If the baseline does not meet the constraints and the choice does, the choice is
+recommended in any case. Otherwise the recommendation is to keep the baseline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from scipy.stats import norm
+
+from tuner.formatting import Units, change, label, settings_text
+from tuner.results.choice import limits_phrase
+from tuner.results.result import Attempt, Choice, Point, Verification
+from tuner.results.significance import Difference
+from tuner.workload.measure.statistics import log_error
+
+if TYPE_CHECKING:
+    from tuner.results.result import Result
+
+__all__ = ["Basis", "Recommendation", "difference_of_points", "recommend"]
+
+Basis = Literal[
+    "verified", "measured", "predicted", "constraints", "no_baseline", "nothing_better", "not_shown"
+]
+
+#: Launches above which no number is given to prove a small saving.
+MOST_LAUNCHES = 200
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Recommended action after a study.
+
+    Attributes:
+        action: "train" with `point`, or "keep" the baseline, which `point` is then.
+        point: the configuration to run.
+        basis: what it rests on. To train: "verified" (fresh launches showed the saving),
+            "measured" (the search's measurements or the recorded table show it; no launch
+            verified it), "predicted" (simulated probes show it), "constraints" (the baseline does
+            not meet them), "no_baseline" (nothing to compare with). To keep: "nothing_better" (the
+            choice is the baseline), "not_shown" (the choice was not shown to be better).
+        energy, time: difference from the baseline; None if unknown or if the baseline is kept.
+        promising: the candidate that was not shown to be better; None if there is none.
+        headline: what to do and what it brings, in one sentence.
+        details: what is unproven and how to prove it, a sentence each.
+    """
+
+    action: Literal["train", "keep"]
+    point: Point
+    basis: Basis
+    energy: Difference | None
+    time: Difference | None
+    promising: Point | None
+    headline: str
+    details: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the recommendation as JSON values; points by their configuration."""
+        return {
+            **vars(self),
+            "point": self.point.configuration.to_json(),
+            "energy": dict(vars(self.energy)) if self.energy else None,
+            "time": dict(vars(self.time)) if self.time else None,
+            "promising": self.promising.configuration.to_json() if self.promising else None,
+            "details": list(self.details),
+        }
+
+
+def difference_of_points(quantity: str, a: Point, b: Point) -> Difference:
+    """Return how `b` differs from `a` in "energy_per_step" or "step_time", by their 90 % intervals.
+
+    The errors of the two points are taken as independent and normal in the logarithm.
+    """
+    if quantity == "step_time":
+        values = a.time_to_solution_s, b.time_to_solution_s
+        intervals = a.time_interval_s, b.time_interval_s
+    else:
+        values = a.energy_to_solution_kJ, b.energy_to_solution_kJ
+        intervals = a.energy_interval_kJ, b.energy_interval_kJ
+    return _difference(quantity, values, math.hypot(*map(log_error, intervals)))
+
+
+def _difference(quantity: str, values: tuple[float, float], error: float) -> Difference:
+    """Return the difference of two values whose log ratio has this standard error."""
+    log = math.log(values[1] / values[0])
+    reach = float(norm.ppf(0.975)) * error
+    p_value = 0.0 if log else 1.0
+    if error > 0:
+        p_value = float(2 * norm.sf(abs(log) / error))
+    return Difference(
+        quantity,
+        math.expm1(log),
+        math.expm1(log - reach),
+        math.expm1(log + reach),
+        p_value,
+        "intervals of the measured points",
+    )
+
+
+def _cheaper(choice: Choice, energy: Difference, time: Difference) -> bool:
+    """Return whether the price of the choice is shown to be below the baseline's.
+
+    The price is a sum of a term in energy and one in time, so its relative error is at most the
+    larger of theirs.
+    """
+    if choice.objective != "least-cost" or not (choice.objective_value and choice.baseline_value):
+        return False
+    error = max(
+        (math.log1p(each.high) - math.log1p(each.low)) / (2 * norm.ppf(0.975))
+        for each in (energy, time)
+    )
+    cost = _difference("cost", (choice.baseline_value, choice.objective_value), error)
+    return cost.shown and cost.relative < 0
+
+
+def _saves(differences: Sequence[Difference | None]) -> bool:
+    return any(each is not None and each.shown and each.relative < 0 for each in differences)
+
+
+def _changes(energy: Difference, time: Difference, estimated: str) -> str:
+    """ "82 % less energy and 12 % more time than today; no difference in ... shown"."""
+    shown, unclear = [], []
+    for found, word in ((energy, f"energy{estimated}"), (time, "time")):
+        if found.shown:
+            shown.append((found.relative, word))
+        else:
+            unclear.append(word)
+    shown.sort(key=lambda each: each[0])  # the saving first
+    words = [change(1 + share, 1.0, f"less {word}", f"more {word}") for share, word in shown]
+    mixed = len(shown) == 2 and shown[0][0] < 0 < shown[1][0]
+    text = f"{(' but ' if mixed else ' and ').join(words)} than today" if words else ""
+    if unclear:
+        text += ("; " if text else "") + f"no difference in {' or '.join(unclear)} shown"
+    return text
+
+
+def _p_text(differences: Sequence[Difference]) -> str:
+    """Return the largest p-value of the savings shown."""
+    p = max(each.p_value for each in differences if each.shown and each.relative < 0)
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def recommend(result: Result) -> Recommendation | None:
+    """Return what to do after a study; None if nothing was measured."""
+    best, baseline, choice = result.best, result.baseline, result.choice
+    if best is None:
+        return None
+    limits = limits_phrase(result.constraints, Units.of(result.points or (best,)))
+    if baseline is None:
+        return _without_baseline(result, best, limits)
+    verification = result.verification
+    if best.configuration == baseline.configuration:
+        return _keep(result, baseline, _promising(result, verification), limits)
+    attempt = _attempt_of(verification, best)
+    if attempt is not None and attempt.energy and attempt.step_time and attempt.survived:
+        energy, time = attempt.energy, attempt.step_time
+    else:
+        attempt = None
+        energy = difference_of_points("energy_per_step", baseline, best)
+        time = difference_of_points("step_time", baseline, best)
+    simulated = best.meter.name == "simulated"
+    # No launches could decide, or those of a simulated cluster would only repeat its prediction.
+    free = simulated or verification is None or verification.status == "off"
+    better = attempt is not None and _saves((energy, time))
+    better |= free and _saves((energy, time))
+    if attempt is not None or free:
+        better |= _cheaper(choice, energy, time)
+    rescued = choice.met and choice.baseline_met is False
+    if not better and not rescued:
+        return _keep(result, baseline, best, limits)
+    basis: Basis = "verified" if attempt is not None else "predicted" if simulated else "measured"
+    basis = basis if better else "constraints"
+    text = f"Train with {settings_text(best.configuration, baseline.configuration)}: "
+    text += _changes(energy, time, label(best.meter.estimated))
+    evidence = "predicted, not measured" if simulated else "not verified"
+    if attempt is not None:
+        evidence = "verified"
+    if attempt is not None and _saves((energy, time)):
+        evidence += f", {_p_text((energy, time))}"
+    text += f" ({evidence})"
+    if rescued:
+        text += f"; it trains {limits}, and what you run today does not"
+    elif not choice.met:
+        text += f"; nothing measured trains {limits}, and this comes nearest"
+    details = () if basis == "verified" else _caveats(result, basis)
+    return Recommendation("train", best, basis, energy, time, None, f"{text}.", details)
+
+
+def _attempt_of(verification: Verification | None, point: Point) -> Attempt | None:
+    attempts = verification.attempts if verification is not None else ()
+    return next((each for each in attempts if each.configuration == point.configuration), None)
+
+
+def _caveats(result: Result, basis: Basis) -> tuple[str, ...]:
+    """Return what a recommendation that no launch verified rests on."""
+    if basis == "predicted":
+        return (
+            "Every figure is predicted by the analytic models. To prove the saving, run "
+            "`tuner optimize` on the machine itself.",
+        )
+    if basis == "measured":
+        return (
+            "The saving rests on the measurements that also made the choice, and the best of many "
+            "noisy measurements looks better than it is. `tuner optimize` on the machine itself "
+            "verifies it by fresh launches of both.",
+        )
+    return ()
+
+
+def _without_baseline(result: Result, best: Point, limits: str) -> Recommendation:
+    text = f"Train with {settings_text(best.configuration)}: "
+    if result.choice.met:
+        text += f"the best of {len(result.points)} measured configurations"
+    else:
+        text += f"nothing measured trains {limits}, and this comes nearest"
+    text += ". What you run today was not measured, so no saving is known."
+    return Recommendation("train", best, "no_baseline", None, None, None, text)
+
+
+def _promising(result: Result, verification: Verification | None) -> Point | None:
+    """Return the first candidate that verification neither confirmed nor showed to be worse."""
+    for attempt in verification.attempts if verification is not None else ():
+        if attempt.energy is None or attempt.step_time is None or attempt.survived:
+            continue
+        worse = [d for d in (attempt.energy, attempt.step_time) if d.shown and d.relative > 0]
+        points = [p for p in result.points if p.configuration == attempt.configuration]
+        if points and not worse:
+            return points[0]
+    return None
+
+
+def _keep(result: Result, baseline: Point, promising: Point | None, limits: str) -> Recommendation:
+    """Recommend the baseline, with the candidate that was not shown to be better beside it."""
+    found = "predicted" if baseline.meter.name == "simulated" else "measured"
+    if len({point.configuration for point in result.points}) == 1:
+        text = f"Keep what you run today: nothing else was {found}"
+    elif result.choice.met:
+        text = f"Keep what you run today: nothing {found} was shown to be better"
+    else:
+        text = (
+            f"Keep what you run today: nothing {found} trains {limits}, and nothing was shown to "
+            "be better"
+        )
+    basis: Basis = "nothing_better" if promising is None else "not_shown"
+    details = () if promising is None else _unproven(result, baseline, promising)
+    return Recommendation("keep", baseline, basis, None, None, promising, f"{text}.", details)
+
+
+def _unproven(result: Result, baseline: Point, promising: Point) -> tuple[str, ...]:
+    """Return the sentences about a candidate that was not shown to be better, and its proof."""
+    attempt = _attempt_of(result.verification, promising)
+    if attempt is not None and attempt.energy and attempt.step_time:
+        energy, time = attempt.energy, attempt.step_time
+    else:
+        attempt = None
+        energy = difference_of_points("energy_per_step", baseline, promising)
+        time = difference_of_points("step_time", baseline, promising)
+    estimated = label(promising.meter.estimated)
+    parts = [
+        f"{100 * found.relative:+.1f} % {word} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+        for found, word in ((energy, f"energy{estimated}"), (time, "time"))
+    ]
+    settings = settings_text(promising.configuration, baseline.configuration)
+    first = f"Promising but unproven: {settings} ({', '.join(parts)}; 95 % intervals)."
+    if result.verification is not None and result.verification.status == "unfinished":
+        return (first,)  # the verification's own sentence tells how to finish it
+    if attempt is not None:
+        return first, _proof(attempt, min((energy, time), key=lambda each: each.p_value))
+    if promising.meter.name == "simulated":
+        return first, "To prove it, run `tuner optimize` on the machine itself."
+    return first, "To prove it, measure both again in turn: `tuner optimize` does so by default."
+
+
+def _proof(attempt: Attempt, found: Difference) -> str:
+    """Return about how many launches would show the difference, if it is what it seems to be.
+
+    The half-width of an interval shrinks with the square root of the number of launches.
+    """
+    half = (found.high - found.low) / 2
+    launches = attempt.pairs * (half / found.relative) ** 2 if found.relative else math.inf
+    if not launches <= MOST_LAUNCHES:
+        return f"More than {MOST_LAUNCHES} launches of each would be needed to prove it."
+    count = max(math.ceil(launches), attempt.pairs + 1)
+    return f"To prove it would take about {count} launches of each in turn ({attempt.pairs} made)."

@@ -1,0 +1,1 @@
+"""Search: the next launch and live settings to probe."""

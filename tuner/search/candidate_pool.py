@@ -1,0 +1,188 @@
+"""Subsampling of very large candidate sets, with an up-to-date posterior of the sample.
+
+Up to `ALL_CANDIDATES` every candidate is taken. Beyond, whole launches are drawn: the open ones are
+put in the order of their knobs and cut into equal stretches, and one of each stretch is drawn, so
+that the levels of the first knobs occur as often as among all, and the others about as often.
+Launches that differ from one of the front in a single launch knob are taken as well. If
+measurements x candidates are many, only the most promising of these launches are tracked. Both
+choices are renewed whenever the hyperparameters are fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tuner.models.surrogate.surrogates import Surrogates
+from tuner.pareto import improvement, nondominated
+from tuner.search.acquisition import CandidateView, search_reference
+from tuner.search.observations import Observations
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.configuration import Configuration
+
+__all__ = ["ALL_CANDIDATES", "CandidatePool", "LaunchCodes", "one_of_each_stretch"]
+
+#: Number of candidates up to which all are taken.
+ALL_CANDIDATES = 100_000
+#: measurements x candidates that are tracked at once (32 MB per output); beyond that only the
+#: launches that look best are.
+TRACKED_ENTRIES = 4_000_000
+#: Number of candidates that are tracked at least, however many measurements there are.
+MIN_TRACKED = 1000
+#: Number of measurements that the coarse posterior of all of them is conditioned on.
+COARSE_ROWS = 128
+
+
+class LaunchCodes:
+    """Launches as integer codes: one column per launch knob that varies, its levels numbered.
+
+    Args:
+        candidates: the candidates.
+    """
+
+    def __init__(self, candidates: Candidates) -> None:
+        launches = [Configuration(launch) for launch in candidates.launches]
+        names = sorted({name for launch in candidates.launches for name in launch})
+        columns = []
+        for name in names:
+            values = [launch.get(name) for launch in launches]
+            levels = {level: i for i, level in enumerate(dict.fromkeys(values))}
+            if len(levels) > 1:
+                columns.append([levels[value] for value in values])
+        self._codes = np.array(columns, dtype=np.int32).T.reshape(len(launches), len(columns))
+        self._rank = np.empty(len(launches), dtype=int)  # in the order of the knobs
+        order = np.lexsort(self._codes.T[::-1]) if columns else np.arange(len(launches))
+        self._rank[order] = np.arange(len(launches))
+
+    def in_order(self, launches: np.ndarray) -> np.ndarray:
+        """Return these launches sorted by their first knob, then the second and so on."""
+        return np.asarray(launches[np.argsort(self._rank[launches], kind="stable")])
+
+    def neighbours(self, launches: Sequence[int]) -> np.ndarray:
+        """Return these launches and those that differ from any of them in one knob."""
+        near = np.zeros(len(self._codes), dtype=bool)
+        for launch in launches:
+            near |= (self._codes != self._codes[launch]).sum(axis=1) <= 1
+        return np.flatnonzero(near)
+
+
+def one_of_each_stretch(ordered: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw one of each of `count` equal stretches; return all if there are no more than that."""
+    if len(ordered) <= count:
+        return ordered
+    step = len(ordered) / count
+    places = (rng.random(count) + np.arange(count)) * step
+    return np.asarray(ordered[np.unique(places.astype(int))])
+
+
+class CandidatePool:
+    """Candidates whose posterior is kept up to date from measurement to measurement.
+
+    Args:
+        surrogates: track the chosen candidates.
+        candidates: all of them.
+        members: the candidates of each launch, by number.
+        launch_of: number of each candidate's launch.
+        rng: of the draws.
+
+    Attributes:
+        tracked: numbers of the candidates that are tracked; None until they are chosen anew.
+    """
+
+    def __init__(
+        self,
+        surrogates: Surrogates,
+        candidates: Candidates,
+        members: Sequence[np.ndarray],
+        launch_of: np.ndarray,
+        rng: np.random.Generator,
+    ) -> None:
+        self._surrogates, self._candidates = surrogates, candidates
+        self._members, self._launch_of, self._rng = members, launch_of, rng
+        self._codes: LaunchCodes | None = None
+        self.tracked: np.ndarray | None = None
+
+    def renew(self) -> None:
+        """Choose the tracked candidates anew at the next view: the hyperparameters changed."""
+        self.tracked = None
+
+    def view(
+        self, observations: Observations, closed: np.ndarray, fits: np.ndarray
+    ) -> CandidateView:
+        """Return the tracked candidates that are open, at least one, with pending ones believed.
+
+        Args:
+            observations: of the study.
+            closed: mask of the candidates that may not be proposed, not all of them.
+            fits: probability that each candidate fits in memory.
+        """
+        if self.tracked is None or closed[self.tracked].all():
+            self.tracked = self._choose(observations, closed)
+            self._surrogates.watch(self._configurations(self.tracked))
+        self._surrogates.believe(self._configurations(observations.pending))
+        rows = np.flatnonzero(~closed[self.tracked])
+        members, posterior = self.tracked[rows], self._surrogates.watched()[rows]
+        return CandidateView(members, rows, self._launch_of[members], posterior, fits[members])
+
+    def _configurations(self, members: Iterable[int]) -> list[Configuration]:
+        return [self._candidates.configurations[i] for i in members]
+
+    def _choose(self, observations: Observations, closed: np.ndarray) -> np.ndarray:
+        limit = max(TRACKED_ENTRIES // max(len(observations.measured), 1), MIN_TRACKED)
+        sample = self._sample(observations, closed)
+        if len(sample) <= limit:
+            return sample
+        return self._promising(observations, sample, limit // 2, closed)
+
+    def _sample(self, observations: Observations, closed: np.ndarray) -> np.ndarray:
+        """Return all candidates, or a sample of them launch by launch."""
+        n = len(closed)
+        if n <= ALL_CANDIDATES:
+            return np.arange(n)
+        if self._codes is None:
+            self._codes = LaunchCodes(self._candidates)
+        measured = observations.measured
+        energy = np.array([m.step_time_s * m.power_W for m in measured])
+        best = nondominated(energy, np.array([m.step_time_s for m in measured]))
+        front = {int(self._launch_of[measured[i].candidate]) for i in np.flatnonzero(best)}
+        still_open = np.unique(self._launch_of[~closed])
+        near = np.intersect1d(self._codes.neighbours(sorted(front)), still_open)
+        count = max(1, ALL_CANDIDATES * len(self._members) // n)
+        drawn = one_of_each_stretch(self._codes.in_order(still_open), count, self._rng)
+        return np.concatenate([self._members[i] for i in np.union1d(near, drawn)])
+
+    def _promising(
+        self, observations: Observations, sample: np.ndarray, limit: int, closed: np.ndarray
+    ) -> np.ndarray:
+        """Return the launches of the sample with the most promising open settings.
+
+        They have about `limit` candidates in all. Promise is the improvement at optimistic figures
+        (two standard deviations) of a posterior that is conditioned on the first `COARSE_ROWS`
+        measurements only; its standard deviations are too large, never too small, so no good launch
+        is lost for being unexplored.
+        """
+        measured = self._surrogates.predict(
+            self._configurations(np.unique([m.candidate for m in observations.measured])),
+            first=COARSE_ROWS,
+        )
+        coarse = self._surrogates.predict(self._configurations(sample), first=COARSE_ROWS)
+        front = np.column_stack([measured.log_energy, measured.log_time])
+        promise = np.full(len(closed), -1.0)
+        promise[sample] = improvement(
+            front,
+            coarse.log_energy - 2 * coarse.log_energy_std,
+            coarse.log_time - 2 * coarse.log_time_std,
+            search_reference(front, coarse),
+        )
+        promise[closed] = -1.0
+        launches = np.unique(self._launch_of[sample])
+        best = np.array([promise[self._members[launch]].max() for launch in launches])
+        chosen: list[np.ndarray] = []
+        count = 0
+        for launch in launches[np.argsort(-best, kind="stable")]:
+            if count and count + len(self._members[launch]) > limit:
+                break
+            chosen.append(self._members[launch])
+            count += len(self._members[launch])
+        return np.concatenate(chosen)

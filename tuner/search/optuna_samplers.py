@@ -1,0 +1,252 @@
+"""Optuna's samplers, and any that implement its interface, over the same candidates.
+
+A stock sampler knows knobs and their ranges but not which combinations are valid, and has no notion
+of launches. It is asked for one configuration at a time until that is a candidate not tried yet,
+and every point it proposes is a launch of its own. It is asked in a shadow study in memory that
+mirrors the results of the real one, so that refused proposals leave no trace in the user's study.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optuna
+from optuna.distributions import IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import Trial, TrialState, create_trial
+
+from tuner.problem.probe_cost import ProbeCost
+from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search.sampler import CandidateSampler
+from tuner.search_spaces.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from tuner.models.analytic.model import Prior
+    from tuner.search_spaces.space import Candidates
+
+__all__ = ["OURS", "SAMPLERS", "SamplerChoice", "StockSampler", "check_sampler", "make_sampler"]
+
+#: This project's own sampler, `tuner.search.sampler.CandidateSampler`.
+OURS = "joulefront"
+#: BoTorch's qLogNEHVI, `tuner.search.botorch_sampler.BotorchSampler`.
+BOTORCH = "botorch"
+#: Number of asks after which the open candidate nearest to the last proposal is taken instead, for
+#: samplers that only repeat themselves or propose invalid points (a deterministic sampler that
+#: ignores failed trials, as Optuna's GPSampler does, would never end).
+MAX_ASKS = 50
+#: The same for GPSampler, which learns nothing from a refused proposal and is slow.
+GP_MAX_ASKS = 2
+#: Number of equal proposals in a row that end the asking at once.
+SAME_ASKS = 3
+
+
+def _tpe(seed: int) -> BaseSampler:
+    # Optuna 5 keeps TPE independent with several objectives unless multivariate is set.
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True)
+
+
+def _nsgaii(seed: int) -> BaseSampler:
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=10)
+
+
+def _gp(seed: int) -> BaseSampler:
+    if importlib.util.find_spec("torch") is None:
+        raise InputError('the sampler "gp" needs PyTorch; install joulefront[train]')
+    return optuna.samplers.GPSampler(seed=seed)
+
+
+def _random(seed: int) -> BaseSampler:
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+_STOCK: dict[str, Callable[[int], BaseSampler]] = {
+    "tpe": _tpe,
+    "nsgaii": _nsgaii,
+    "gp": _gp,
+    "random": _random,
+}
+#: Values of `--sampler`.
+SAMPLERS = (OURS, *_STOCK, BOTORCH)
+#: A name of `SAMPLERS`, an Optuna sampler, or None for this project's.
+SamplerChoice = str | BaseSampler | None
+
+
+class StockSampler(ProbePlanner):
+    """Planner that follows any Optuna sampler, one configuration a probe.
+
+    Args:
+        candidates: the valid configurations.
+        stock: any Optuna sampler for two objectives.
+        seed: of the ties among nearest candidates.
+        cost: predicted joules of a probe, which such a sampler does not use.
+        max_asks: number of asks before the nearest open candidate is taken.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        stock: BaseSampler,
+        *,
+        seed: int = 0,
+        cost: ProbeCost | None = None,
+        max_asks: int = MAX_ASKS,
+    ) -> None:
+        super().__init__(candidates, cost=cost, seed=seed)
+        self.stock, self._max_asks = stock, max_asks
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._shadow = optuna.create_study(directions=["minimize", "minimize"], sampler=stock)
+        self._running: dict[int, Trial] = {}  # candidate -> its running trial in the shadow study
+        self._mirrored: set[int] = set()  # trials of the real study that the shadow study has
+
+    def plan(self, study: optuna.Study) -> ProbePlan | None:
+        """Plan the next open candidate that the stock sampler proposes; None if none is open."""
+        with self._lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            closed = self._closed(self._observe(study))
+            self._mirror(study)
+            if closed.all():
+                return self._enqueue(None)
+            candidate, trial = self._ask_until_open(closed)
+            self._running[candidate] = trial
+            reason = f"proposed by {type(self.stock).__name__}"
+            return self._enqueue(self._plan_of([candidate], reason))
+
+    def _mirror(self, study: optuna.Study) -> None:
+        """Copy the trials that finished in the real study since the last call to the shadow."""
+        finished = (TrialState.COMPLETE, TrialState.FAIL)
+        for trial in study.get_trials(deepcopy=False, states=finished):
+            if trial.number in self._mirrored:
+                continue
+            self._mirrored.add(trial.number)
+            candidate = self._encoding.index_of_trial(trial)
+            if candidate is None:
+                continue
+            running = self._running.pop(candidate, None)
+            values = trial.values if trial.state == TrialState.COMPLETE else None
+            if running is not None:
+                self._shadow.tell(running, values, state=trial.state)
+            elif values is not None:  # measured in an earlier session, or as the baseline
+                self._shadow.add_trial(
+                    create_trial(
+                        values=values,
+                        params=self.params_of(self._configurations[candidate]),
+                        distributions=self.distributions(),
+                    )
+                )
+
+    def _ask_until_open(self, closed: np.ndarray) -> tuple[int, Trial]:
+        """Ask until the proposal is open; return it and its running trial in the shadow study."""
+        refused: list[dict[str, Any]] = []
+        while len(refused) < self._max_asks:
+            trial = self._shadow.ask(self.distributions())
+            candidate = self._encoding.index_of_params(trial.params)
+            if candidate is not None and not closed[candidate]:
+                return candidate, trial
+            self._shadow.tell(trial, state=TrialState.FAIL)
+            refused.append(trial.params)
+            last = refused[-SAME_ASKS:]
+            if len(last) == SAME_ASKS and all(params == last[0] for params in last):
+                break
+        candidate = self._nearest(refused[-1], closed)
+        return candidate, self._ask_for(candidate)
+
+    def _ask_for(self, candidate: int) -> Trial:
+        """Start a trial of the shadow study with this candidate's parameters."""
+        self._shadow.enqueue_trial(self.params_of(self._configurations[candidate]))
+        return self._shadow.ask(self.distributions())
+
+    def _nearest(self, params: dict[str, Any], closed: np.ndarray) -> int:
+        """Return the open candidate with the fewest knobs changed, then the least changed."""
+        target = np.array([self._ranks[name][params[name]] for name in self._encoding.knobs])
+        distance = np.abs(self._rank_rows - target)
+        away = (distance > 0).sum(axis=1) + distance.mean(axis=1)
+        away[closed] = np.inf
+        return int(self._rng.choice(np.flatnonzero(away <= away.min() + 1e-12)))
+
+    @cached_property
+    def _ranks(self) -> dict[str, dict[Any, float]]:
+        """Knob -> level -> its rank among the levels, scaled to [0, 1]."""
+        ranks = {}
+        for name, distribution in self.distributions().items():
+            if isinstance(distribution, IntDistribution):
+                levels = range(distribution.low, distribution.high + 1, distribution.step)
+            else:
+                levels = distribution.choices  # type: ignore[attr-defined]
+            ranks[name] = {level: i / max(len(levels) - 1, 1) for i, level in enumerate(levels)}
+        return ranks
+
+    @cached_property
+    def _rank_rows(self) -> np.ndarray:
+        """Each candidate's levels as ranks, shape (candidates, knobs)."""
+        rows = [
+            [self._ranks[name][value] for name, value in self.params_of(configuration).items()]
+            for configuration in self._configurations
+        ]
+        return np.array(rows)
+
+
+def check_sampler(sampler: SamplerChoice, *, transfer: bool = False) -> None:
+    """Raise if there is no such sampler, before anything is started.
+
+    Args:
+        sampler: as for `make_sampler`.
+        transfer: whether it has to use earlier measurements.
+
+    Raises:
+        UnknownName: no sampler has that name.
+        InputError: it cannot use earlier measurements.
+    """
+    if isinstance(sampler, str) and sampler not in SAMPLERS:
+        raise UnknownName("sampler", sampler, SAMPLERS)
+    if transfer and sampler not in (None, OURS):
+        raise InputError(f"only the sampler {OURS} can look at earlier measurements (transfer)")
+
+
+def make_sampler(
+    sampler: SamplerChoice,
+    candidates: Candidates,
+    *,
+    prior: Prior | None = None,
+    earlier: Sequence[Prior] = (),
+    cost: ProbeCost | None = None,
+    memory_bytes: float | None = None,
+    seed: int = 0,
+    surrogate: Any = None,
+) -> ProbePlanner:
+    """Return the planner of a study, by name, or around any Optuna sampler.
+
+    Args:
+        sampler: one of `SAMPLERS`; None for this project's; or an Optuna sampler. A planner of
+            these very candidates is returned as it is.
+        candidates: the valid configurations.
+        prior, earlier, cost, memory_bytes, seed, surrogate: as for `CandidateSampler`.
+
+    Raises:
+        UnknownName: no sampler has that name.
+        InputError: it needs a package that is not installed, or cannot use earlier measurements.
+    """
+    if sampler is None or sampler == OURS:
+        return CandidateSampler(
+            candidates,
+            prior=prior,
+            earlier=earlier,
+            cost=cost,
+            memory_bytes=memory_bytes,
+            seed=seed,
+            surrogate=surrogate,
+        )
+    if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
+        return sampler
+    check_sampler(sampler, transfer=bool(earlier))
+    if sampler == BOTORCH:
+        from tuner.search.botorch_sampler import BotorchSampler
+
+        return BotorchSampler(candidates, cost=cost, seed=seed)
+    stock = sampler if isinstance(sampler, BaseSampler) else _STOCK[sampler](seed)
+    max_asks = GP_MAX_ASKS if isinstance(stock, optuna.samplers.GPSampler) else MAX_ASKS
+    return StockSampler(candidates, stock, seed=seed, cost=cost, max_asks=max_asks)

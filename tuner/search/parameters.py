@@ -1,0 +1,114 @@
+"""Encoding of the candidates as Optuna parameters, one per knob that varies.
+
+Integers at even steps are integer ranges, which stock samplers and the dashboard can order;
+everything else is a categorical over its levels in rising order. A live knob that may be left to
+the device has the level None. A trial belongs to the candidate whose key, or else whose parameters,
+it carries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from tuner.models.surrogate.features import varying_knobs
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InvalidConfiguration, UnknownName
+from tuner.search_spaces.knobs import KNOBS
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from tuner.search_spaces.space import Candidates
+
+__all__ = ["ParameterEncoding"]
+
+
+class ParameterEncoding:
+    """Mapping between candidates, their Optuna parameters and their keys.
+
+    Attributes:
+        configurations: the candidates, in their order.
+        knobs: names of the knobs that vary, which are the parameters.
+        distributions: one per knob, over its levels in the whole list (`Candidates.whole`).
+    """
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.configurations = candidates.configurations
+        whole = candidates.whole.configurations
+        self.knobs = varying_knobs(whole)
+        levels = {
+            name: list(dict.fromkeys(_as_param(c.get(name)) for c in whole)) for name in self.knobs
+        }
+        self.distributions = {name: _distribution(name, each) for name, each in levels.items()}
+        self._of_key = {c.key: i for i, c in enumerate(self.configurations)}
+        self._of_params: dict[tuple[Any, ...], int] = {}
+        for i, configuration in enumerate(self.configurations):
+            params = self.params_of(configuration)
+            self._of_params.setdefault(tuple(params[name] for name in self.knobs), i)
+
+    def params_of(self, configuration: Configuration) -> dict[str, Any]:
+        """Return a configuration as trial parameters, one per knob of `distributions`."""
+        return {name: _as_param(configuration.get(name)) for name in self.knobs}
+
+    def index_of_params(self, params: dict[str, Any]) -> int | None:
+        """Return the number of the candidate with these parameters, or None.
+
+        Raises:
+            UnknownName: a parameter is missing.
+        """
+        for name in self.knobs:
+            if name not in params:
+                raise UnknownName("parameter", name, params)
+        return self._of_params.get(tuple(params[name] for name in self.knobs))
+
+    def configuration_of(self, params: dict[str, Any]) -> Configuration:
+        """Return the candidate with these parameters.
+
+        Raises:
+            UnknownName: a parameter is missing.
+            InvalidConfiguration: no candidate has them: the combination is not valid.
+        """
+        index = self.index_of_params(params)
+        if index is None:
+            text = " ".join(f"{name}={value}" for name, value in params.items())
+            raise InvalidConfiguration(text, ["it is not among the candidates"])
+        return self.configurations[index]
+
+    def index_of_key(self, key: str) -> int | None:
+        """Return the number of the candidate with this key, or None."""
+        return self._of_key.get(key)
+
+    def index_of_trial(self, trial: FrozenTrial) -> int | None:
+        """Return the number of the candidate that a trial belongs to, or None."""
+        key = trial.user_attrs.get("configuration")
+        if key is not None:
+            return self.index_of_key(key)
+        if not self.knobs or any(name not in trial.params for name in self.knobs):
+            return None
+        return self.index_of_params(trial.params)
+
+
+def _as_param(value: object) -> Any:
+    """Return a knob's value as Optuna stores it: a tuple (one value per stage) as text."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _distribution(name: str, levels: list[Any]) -> BaseDistribution:
+    integers = all(isinstance(v, int) and not isinstance(v, bool) for v in levels)
+    if integers and not (name in KNOBS and KNOBS[name].scale == "category"):
+        steps = {b - a for a, b in zip(sorted(levels)[:-1], sorted(levels)[1:], strict=True)}
+        if len(steps) == 1:
+            return IntDistribution(min(levels), max(levels), step=steps.pop())
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in levels)
+    return CategoricalDistribution(sorted(levels) if numbers else sorted(levels, key=_level_order))
+
+
+def _level_order(level: Any) -> tuple[int, float, str]:
+    """Return a sort key: None first, then numbers, then text."""
+    if level is None:
+        return (0, 0.0, "")
+    if isinstance(level, int | float):
+        return (1, float(level), "")
+    return (2, 0.0, str(level))

@@ -1,0 +1,300 @@
+"""Sampler of this project: expected hypervolume improvement per joule, probe by probe.
+
+`plan` fits the surrogates to the study's observations and chooses a probe: one launch and the live
+setting to visit first. While that launch runs, `plan_continuation` chooses from its measurements
+the further settings that are worth visiting in it. They cost their windows only, so no setting has
+to be visited on suspicion before there is evidence for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tuner.models.memory_margin import MEMORY_POLICY, learned_margin
+from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.surrogates import Surrogates
+from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.settings import SamplerDesign
+from tuner.search.acquisition import (
+    JOINT_DRAWS,
+    LIVE_TRIED,
+    SINGLE_DRAWS,
+    FrontEstimate,
+    ProbeAcquisition,
+    farthest,
+    normal_draws,
+)
+from tuner.search.candidate_pool import CandidatePool
+from tuner.search.observations import Observations
+from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.workload.probe import ProbeRecord
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+
+    from tuner.models.analytic.model import Prior
+    from tuner.search_spaces.space import Candidates
+
+__all__ = ["CandidateSampler"]
+
+#: Distinct launches that are measured before the surrogates choose, at most.
+START_LAUNCHES = 6
+
+
+class CandidateSampler(ProbePlanner):
+    """Planner by expected hypervolume improvement per joule.
+
+    Observations are the study's COMPLETE trials with user attributes `configuration` (its key),
+    `step_time_s`, `power_W` and, if known, `step_time_rse` and `power_rse`. RUNNING trials are
+    pending. A FAIL trial's configuration is not proposed again, nor, if its attribute `failure`
+    blames the launch, any other live setting of it; "cancelled" and "node" blame no
+    configuration. Trials of unknown configurations are ignored.
+
+    Args:
+        candidates: the valid configurations.
+        prior: predicts before there are measurements (the analytic model).
+        earlier: priors made of earlier measurements (`tuner.search.transfer`).
+        cost: predicted joules of a probe; the defaults of `ProbeCost` if None.
+        seed: every draw follows from it and from the order in which trials finish.
+        memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
+            and one that hardly can is not proposed. None if unknown.
+        design: the design choices, for leaving one out.
+        surrogate: a scikit-learn regressor that learns step time and power; None for this project's
+            Gaussian process.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        *,
+        prior: Prior | None = None,
+        earlier: Sequence[Prior] = (),
+        cost: ProbeCost | None = None,
+        seed: int | None = None,
+        memory_bytes: float | None = None,
+        design: SamplerDesign | None = None,
+        surrogate: Any = None,
+    ) -> None:
+        super().__init__(candidates, cost=cost, seed=seed)
+        self.design = design or SamplerDesign()
+        self.max_live = self.design.max_live
+        self.features = FeatureMap(candidates, prior=prior, earlier=earlier)
+        self.surrogates = Surrogates(
+            self.features,
+            seed=self._seed,
+            split=self.design.split_kernel,
+            own_level=self.design.own_level,
+            regressor=surrogate,
+        )
+        self._memory_bytes = memory_bytes
+        self._predicted_bytes: np.ndarray | None = None  # of each launch
+        if prior is not None and memory_bytes is not None:
+            firsts = [self._configurations[rows[0]] for rows in self._members]
+            self._predicted_bytes = np.asarray(prior.predict(firsts).memory_bytes, dtype=float)
+        # Features of each launch, (launches, dimension): the live knobs averaged out.
+        self._launch_features = np.vstack(
+            [self.features.matrix[rows].mean(axis=0) for rows in self._members]
+        )
+        self._start_launches = self._promising_launches()
+        launches = len(self._members)
+        self._start_count = min(START_LAUNCHES, math.floor(launches**0.25 + 1e-9))
+        if self.design.start_launches is not None:
+            self._start_count = min(launches, self.design.start_launches)
+        self._draws = (
+            normal_draws(SINGLE_DRAWS, 1, self._seed),
+            normal_draws(JOINT_DRAWS, LIVE_TRIED, self._seed + 1),
+        )
+        self._pool = CandidatePool(
+            self.surrogates, candidates, self._members, self._launch_of, self._rng
+        )
+
+    def fit(self, study: Study) -> Surrogates:
+        """Return the surrogates, fitted to the study's measurements (pending ones left out)."""
+        with self._lock:
+            return self._fit(self._observe(study))
+
+    def _fit(self, observations: Observations) -> Surrogates:
+        measured = observations.measured
+        if self.surrogates.fit(
+            [m.delivered for m in measured],
+            [m.step_time_s for m in measured],
+            [m.power_W for m in measured],
+            [m.step_time_rse for m in measured],
+            [m.power_rse for m in measured],
+        ):
+            self._pool.renew()
+        return self.surrogates
+
+    # -- planning ------------------------------------------------------------------------------
+
+    def plan(self, study: Study) -> ProbePlan | None:
+        """Plan the next probe; None if no candidate is left to propose."""
+        with self._lock:
+            observations = self._observe(study)
+            closed, fits = self._closed_and_fits(observations)
+            if closed.all():
+                return self._enqueue(None)
+            launched, fresh = self._launches(observations, closed)
+            if self._starting(observations, fresh) or not observations.measured:
+                return self._enqueue(self._start_plan(closed, launched, fresh, fits))
+            return self._enqueue(self._improvement_plan(observations, closed, fits))
+
+    def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
+        """Plan further settings of a running launch; None to end the launch.
+
+        It ends if they are not worth their windows, or another launch is worth more.
+        """
+        if not self.design.extend_launches:
+            return None
+        with self._lock:
+            observations = self._observe(study).with_partial(so_far)
+            closed, fits = self._closed_and_fits(observations)
+            first = self._encoding.index_of_key(so_far.request.configurations()[0].key)
+            if first is None or not observations.measured:
+                return None
+            running = int(self._launch_of[first])
+            if closed[self._members[running]].all() or self._starting(
+                observations, self._launches(observations, closed)[1]
+            ):
+                return None
+            plan = self._improvement_plan(observations, closed, fits, running_launch=running)
+            return plan if plan.launch == so_far.request.launch else None
+
+    def better_to_wait(self, study: Study) -> bool:
+        """Return True if a further probe would be chosen on too few results.
+
+        The launches in flight may be at most `SamplerDesign.in_flight_share` of those measured;
+        the first launches, spread over the space, need no results and do not wait.
+        """
+        with self._lock:
+            observations = self._observe(study)
+            measured = {int(self._launch_of[m.candidate]) for m in observations.measured}
+            in_flight = {int(self._launch_of[i]) for i in observations.pending}
+            starting = len(measured | in_flight) < self._start_count
+            most = max(1.0, self.design.in_flight_share * max(len(measured), 1))
+            return bool(in_flight) and not starting and len(in_flight) + 1 > most
+
+    def _launches(
+        self, observations: Observations, closed: np.ndarray
+    ) -> tuple[set[int], list[int]]:
+        """Return the launches that were tried or are in flight, and those still to try."""
+        tried = {int(self._launch_of[i]) for i in observations.closed.union(observations.pending)}
+        tried |= observations.failed_launches
+        fresh = [
+            launch
+            for launch, rows in enumerate(self._members)
+            if launch not in tried and not closed[rows].all()
+        ]
+        return tried, fresh
+
+    def _starting(self, observations: Observations, fresh: list[int]) -> bool:
+        """Return True until the space-filling launches are measured or in flight."""
+        useful = {int(self._launch_of[m.candidate]) for m in observations.measured}
+        useful |= {int(self._launch_of[i]) for i in observations.pending}
+        return len(useful) < self._start_count and bool(fresh)
+
+    def _closed_and_fits(self, observations: Observations) -> tuple[np.ndarray, np.ndarray]:
+        """Return a mask of the candidates that may not be proposed, and each one's chance to fit.
+
+        The mask includes those that hardly can fit in memory, unless there are no others.
+        """
+        closed, fits = self._closed(observations), self._fits(observations)
+        refused = fits < MEMORY_POLICY.refused_below
+        if (closed | refused).all():  # the rest is unlikely to fit, but there is nothing else
+            return closed, np.ones_like(fits)
+        return closed | refused, fits
+
+    def _fits(self, observations: Observations) -> np.ndarray:
+        """Return the probability that each candidate fits in a device's memory, (n,).
+
+        From its prediction and the errors of such predictions in the probes so far
+        (`tuner.models.memory_margin`); 1 without a prediction.
+        """
+        if self._predicted_bytes is None or self._memory_bytes is None:
+            return np.ones(len(self._configurations))
+        peaks = observations.peak_bytes if self.design.learn_memory else {}
+        margin = learned_margin(self._memory_bytes, self._predicted_bytes, peaks)
+        return margin.probability_of_fitting(self._predicted_bytes)[self._launch_of]
+
+    def _promising_launches(self) -> np.ndarray:
+        """Return the launches that the start may take.
+
+        With a prior the better half by predicted energy x time of their best setting, else all.
+        """
+        every = np.arange(len(self._members))
+        if not self.features.has_prior:
+            return every
+        log = self.features.prior_log(self._configurations)
+        product = 2 * log[:, 0] + log[:, 1]  # log (E t) = log (t P t)
+        best = np.array([product[rows].min() for rows in self._members])
+        return every[best <= np.median(best)]
+
+    def _start_plan(
+        self, closed: np.ndarray, tried: set[int], fresh: list[int], fits: np.ndarray
+    ) -> ProbePlan:
+        """Plan a launch far from those tried, at live settings spread over their range."""
+        allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
+        chances = fits[[self._members[i][0] for i in allowed]]
+        likely = allowed[chances >= MEMORY_POLICY.likely_from]
+        allowed = likely if len(likely) else allowed
+        promising = np.intersect1d(allowed, self._start_launches)
+        launch = farthest(
+            self._launch_features,
+            self._launch_features[sorted(tried)],
+            allowed=promising if len(promising) else allowed,
+            rng=self._rng,
+        )
+        rows = self._members[launch]
+        rows = rows[~closed[rows]]
+        matrix = self.features.matrix[rows]
+        # The device's own or highest setting first (the last of a clock's rows has the largest
+        # feature), then the farthest from those chosen.
+        chosen = [int(np.argmax(matrix.sum(axis=1)))]
+        while len(chosen) < min(self.design.start_live, self.max_live, len(rows)):
+            left = np.setdiff1d(np.arange(len(rows)), chosen)
+            chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
+        members = [int(rows[i]) for i in chosen]
+        extendable = self._extendable(members, closed)
+        return self._plan_of(members, "space-filling start", extendable=extendable)
+
+    def _improvement_plan(
+        self,
+        observations: Observations,
+        closed: np.ndarray,
+        fits: np.ndarray,
+        running_launch: int | None = None,
+    ) -> ProbePlan:
+        """Plan the probe that is worth the most; `running_launch` costs no launch."""
+        self._fit(observations)
+        candidates = self._pool.view(observations, closed, fits)
+        front = FrontEstimate.of(
+            self.surrogates,
+            measured=[
+                self._configurations[i]
+                for i in dict.fromkeys(m.candidate for m in observations.measured)
+            ],
+            pending=[self._configurations[i] for i in observations.pending],
+        )
+        acquisition = ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
+        best = acquisition.best(front, candidates, running_launch)
+        decides = self.design.extend_launches and self._launch_of[best.members[0]] != running_launch
+        members = best.members[:1] if decides else best.members
+        return self._plan_of(
+            members,
+            "expected improvement",
+            score=best.score,
+            expected_gain=best.relative_gain,
+            expected_saving=best.saving,
+            cost_J=best.cost_J,
+            first_J=best.first_J,
+            extendable=self._extendable(members, closed),
+        )
+
+    def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:
+        """Return True if the launch of these candidates has other settings to propose."""
+        others = np.setdiff1d(self._members[self._launch_of[members[0]]], members)
+        return self.design.extend_launches and not closed[others].all()

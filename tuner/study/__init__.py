@@ -1,0 +1,1 @@
+"""One session of a study, and what it records."""

@@ -1,0 +1,207 @@
+"""Limits of a search, and the expected cost of a probe that is checked against them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.problem.problem import Problem
+from tuner.problem.settings import SearchSettings
+from tuner.problem.stop_reason import StopReason
+from tuner.results.build import spent_kJ
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.probe import ProbeRecord
+
+__all__ = ["RESERVED", "Budget", "CostEstimate", "SearchStatus"]
+
+#: Purposes for which a share of every limit is reserved (`SearchSettings.kept_share`).
+RESERVED = ("remeasure", "verify")
+
+
+@dataclass(frozen=True)
+class SearchStatus:
+    """State of a search as far as its limits need it.
+
+    Attributes:
+        records: probes of all sessions.
+        in_flight: number of probes in flight.
+        in_flight_kJ: energy that they are expected to use.
+        elapsed_s: seconds of all sessions.
+        enough_launches: the smallest number of distinct launches is measured.
+        estimated: the energy is an estimate.
+    """
+
+    records: Sequence[ProbeRecord]
+    in_flight: int
+    in_flight_kJ: float
+    elapsed_s: float
+    enough_launches: bool
+    estimated: bool
+
+    @property
+    def probes(self) -> int:
+        """Number of probes made and in flight; cancelled ones do not count."""
+        made = sum(r.failure is None or not r.failure.was_cancelled for r in self.records)
+        return made + self.in_flight
+
+    def of_purpose(self, purpose: str) -> list[ProbeRecord]:
+        """Return the probes of this purpose."""
+        return [record for record in self.records if record.request.purpose == purpose]
+
+
+class Budget:
+    """The limits of a search.
+
+    Args:
+        settings: the limits, and the shares of them that are reserved.
+    """
+
+    def __init__(self, settings: SearchSettings) -> None:
+        self._settings = settings
+
+    def check(
+        self,
+        status: SearchStatus,
+        cost_kJ: float,
+        *,
+        reserve: Sequence[str] = (),
+        count: int = 1,
+    ) -> StopReason | None:
+        """Return the limit that forbids probes of this cost, or None.
+
+        Args:
+            status: state of the search.
+            cost_kJ: expected energy of the probes together; 0 if unknown.
+            reserve: purposes (`RESERVED`) whose shares of the limits are left untouched.
+            count: number of probes.
+        """
+        return (
+            self._probes(status, reserve, count)
+            or self._energy(status, cost_kJ, reserve)
+            or self._time(status, reserve, count)
+        )
+
+    def _probes(
+        self, status: SearchStatus, reserve: Sequence[str], count: int
+    ) -> StopReason | None:
+        limit = self._settings.max_probes
+        if limit is None:
+            return None
+        due = sum(
+            max(0, self._settings.reserved_probes(purpose) - len(status.of_purpose(purpose)))
+            for purpose in reserve
+        )
+        if status.probes + count <= limit - due:
+            return None
+        spare = limit - status.probes
+        reserved = spare if spare >= count else 0
+        return StopReason("max_probes", {"max_probes": limit, "reserved": reserved})
+
+    def _energy(
+        self, status: SearchStatus, cost_kJ: float, reserve: Sequence[str]
+    ) -> StopReason | None:
+        limit_kJ = self._settings.probe_budget_kJ
+        if limit_kJ is None:
+            return None
+        left_kJ = limit_kJ - spent_kJ(status.records) - status.in_flight_kJ
+        reserved_kJ = math.fsum(
+            max(
+                0.0,
+                self._settings.kept_share(purpose) * limit_kJ
+                - spent_kJ(status.of_purpose(purpose)),
+            )
+            for purpose in reserve
+        )
+        if left_kJ > 0 and cost_kJ <= left_kJ - reserved_kJ:
+            return None
+        figures = {
+            "needed_kJ": cost_kJ,
+            "left_kJ": left_kJ,
+            "probe_budget_kJ": limit_kJ,
+            "estimated": int(status.estimated),
+        }
+        return StopReason("probe_budget", figures)
+
+    def _time(self, status: SearchStatus, reserve: Sequence[str], count: int) -> StopReason | None:
+        limit_s = self._settings.search_s
+        if limit_s is None:
+            return None
+        walls_s = [record.wall_s for record in status.records if record.ok]
+        expected_s = statistics.median(walls_s) if walls_s else 0.0
+        reserved_s = 0.0
+        if status.enough_launches:  # which come before measuring any of them again
+            reserved_s = math.fsum(
+                max(
+                    0.0,
+                    self._settings.kept_share(purpose) * limit_s
+                    - math.fsum(record.wall_s for record in status.of_purpose(purpose)),
+                )
+                for purpose in reserve
+            )
+        if status.elapsed_s + count * expected_s <= limit_s - reserved_s:
+            return None
+        return StopReason("time", {"search_s": limit_s})
+
+
+class CostEstimate:
+    """Expected energy of probes, learned from those that were made.
+
+    Args:
+        problem: what is searched.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._ratios: list[float] = []
+
+    def learn(self, record: ProbeRecord, planned_kJ: float) -> None:
+        """Compare what a probe used with what the sampler predicted."""
+        if record.ok and planned_kJ > 0:
+            self._ratios.append(record.energy_J / 1000 / planned_kJ)
+
+    @property
+    def used_over_planned(self) -> float:
+        """Energy that probes used over what the sampler predicted; the median so far."""
+        return statistics.median(self._ratios) if self._ratios else 1.0
+
+    def expected_kJ(
+        self,
+        records: Sequence[ProbeRecord],
+        configurations: Sequence[Configuration],
+        planned_kJ: float,
+    ) -> float:
+        """Return what a probe is expected to use, kilojoules.
+
+        It is taken from an earlier probe of the same launch; else from the sampler's prediction
+        times how far such predictions were off; else from what probes used per setting visited;
+        before any probe, from the analytic model; 0 if there is none.
+
+        Args:
+            records: probes so far.
+            configurations: what the probe visits, all of one launch.
+            planned_kJ: the sampler's prediction; NaN if it made none.
+        """
+        count = len(configurations)
+        same = [
+            record
+            for record in records
+            if record.request.launch == configurations[0].launch and record.measurements
+        ]
+        measured = same or [record for record in records if record.measurements]
+        if not same and math.isfinite(planned_kJ):
+            return planned_kJ * self.used_over_planned
+        if measured:
+            each_J = [
+                (record.energy_J - sum(m.energy_J for m in record.measurements))
+                + count * statistics.fmean(m.energy_J for m in record.measurements)
+                for record in measured
+            ]
+            return statistics.median(each_J) / 1000
+        if self._problem.prior is None:
+            return 0.0
+        predicted = self._problem.prior.predict(list(configurations))
+        cost = self._problem.cost
+        visits_J = cost.visit_J(predicted.power_W, predicted.step_time_s)
+        return float(cost.launch_J(predicted.power_W)[0] + visits_J.sum()) / 1000

@@ -1,0 +1,157 @@
+"""Callbacks of a study, and the progress events that they receive.
+
+The session calls every callback in order: the trace first, then the study, then those that show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from tuner.search_spaces.configuration import Settings
+from tuner.workload.probe import MeterInfo, ProbeRecord, ProbeRequest
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+    from tuner.problem.study_spec import StudySpec
+    from tuner.results.result import Point, Result
+    from tuner.study.recorder import StudyRecorder
+    from tuner.workload.trace import TraceWriter
+
+__all__ = [
+    "Callback",
+    "OpenStudy",
+    "Progress",
+    "ProgressCallback",
+    "StudyCallback",
+    "TraceCallback",
+]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One event of a study.
+
+    Attributes:
+        kind: "note" (a sentence), "started" (a probe), "finished" (a probe).
+        meter: where the energy figures come from; None before the executor is ready.
+        message: the sentence of a note, or why a probe was chosen.
+        request: the probe that started.
+        record: the probe that ended.
+        front: the measured front so far, fastest first.
+        spent_kJ: energy of all probes so far, in the meter's scope.
+        probe_budget_kJ: maximum of it; None for no limit.
+        probes: number of probes that have ended.
+        max_probes: maximum of it; None for no limit.
+        varying: the knobs that the search varies.
+        places: returns the nodes of the probes in flight, by probe; None if there is one node.
+    """
+
+    kind: Literal["note", "started", "finished"]
+    meter: MeterInfo | None
+    message: str = ""
+    request: ProbeRequest | None = None
+    record: ProbeRecord | None = None
+    front: tuple[Point, ...] = ()
+    spent_kJ: float = 0.0
+    probe_budget_kJ: float | None = None
+    probes: int = 0
+    max_probes: int | None = None
+    varying: tuple[str, ...] = field(default=())
+    places: Callable[[], Mapping[str, str]] | None = None
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study whose session is running.
+
+    Attributes:
+        spec: the study.
+        recorder: its trials.
+        so_far: returns the result so far, and its records.
+    """
+
+    spec: StudySpec
+    recorder: StudyRecorder
+    so_far: Callable[[], tuple[Result, Sequence[ProbeRecord]]]
+
+
+class Callback:
+    """Receiver of what happens in a session; its methods do nothing."""
+
+    def opened(self, study: OpenStudy) -> None:
+        """Receive the open study, before anything is probed."""
+
+    def note(self, event: Progress) -> None:
+        """Receive a sentence for the user."""
+
+    def started(self, event: Progress) -> None:
+        """Receive a probe that is about to be submitted."""
+
+    def extended(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
+        """Receive further live settings that a running probe is about to visit."""
+
+    def measured(self, record: ProbeRecord) -> None:
+        """Receive the record of a probe that has ended, as measured."""
+
+    def finished(self, event: Progress) -> None:
+        """Receive a probe that is in the trace, its record in steps of the job."""
+
+    def trial_finished(self, record: ProbeRecord, trial: Trial) -> None:
+        """Receive a trial that is about to be finished: the last moment to attach anything."""
+
+    def interrupted(self) -> None:
+        """React to the end of a session whose probes in flight are lost."""
+
+    def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
+        """Return the result of the study, with what this callback adds to it."""
+        return result
+
+
+class TraceCallback(Callback):
+    """Appends every record to the trace, before anything else happens to it."""
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self._writer = writer
+
+    def measured(self, record: ProbeRecord) -> None:
+        self._writer.append(record)
+
+
+class StudyCallback(Callback):
+    """Keeps the trials of the study."""
+
+    def __init__(self, recorder: StudyRecorder) -> None:
+        self._recorder = recorder
+
+    def started(self, event: Progress) -> None:
+        if event.request is not None:
+            self._recorder.start(event.request)
+
+    def extended(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
+        self._recorder.extend(request, live)
+
+    def finished(self, event: Progress) -> None:
+        if event.record is not None:
+            self._recorder.finish(event.record)
+
+    def interrupted(self) -> None:
+        self._recorder.interrupt("the driver was stopped")
+
+
+class ProgressCallback(Callback):
+    """Passes progress events on to a function."""
+
+    def __init__(self, notify: Callable[[Progress], None]) -> None:
+        self._notify = notify
+
+    def note(self, event: Progress) -> None:
+        self._notify(event)
+
+    def started(self, event: Progress) -> None:
+        self._notify(event)
+
+    def finished(self, event: Progress) -> None:
+        self._notify(event)

@@ -1,0 +1,365 @@
+"""The loop of a search: measure the baseline, then plan, submit, wait and record, until it ends.
+
+Every finished record goes to the trace first and to the study second (`tuner.study.callbacks`). A
+probe that is expected to cost more than is left is not started, and a share of each limit is
+reserved for measuring the front again once the search is over. No failure of a probe ends the loop;
+an interrupt ends it, and what was recorded stays recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tuner.executors.base import Executor
+from tuner.formatting import percent, varying_knobs
+from tuner.problem.batch_scaling import in_job_steps
+from tuner.problem.stop_reason import StopReason
+from tuner.problem.study_spec import StudySpec
+from tuner.results.build import measured_points, spent_kJ
+from tuner.results.choice import front_of
+from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
+from tuner.storage import StorageError
+from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus
+from tuner.study.callbacks import Callback, Progress
+from tuner.study.recorder import StudyRecorder
+from tuner.study.rules import (
+    baseline_due,
+    node_failures,
+    not_worth_it,
+    settings_to_remeasure,
+)
+from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.trace import compact
+
+__all__ = ["SearchLoop"]
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A probe in flight.
+
+    Attributes:
+        request: the probe.
+        cost_kJ: its expected energy; 0 if unknown.
+        planned_kJ: the sampler's own prediction of it; NaN if it made none.
+    """
+
+    request: ProbeRequest
+    cost_kJ: float
+    planned_kJ: float
+
+
+class SearchLoop:
+    """The search of one session.
+
+    Args:
+        spec: the study.
+        executor: runs the probes.
+        sampler: plans them.
+        recorder: the study's trials.
+        callbacks: called with everything that happens, in this order.
+        records: probes of earlier sessions, in steps of the job.
+        first_number: number of the next probe.
+        spent_s: seconds of earlier sessions.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: StudySpec,
+        executor: Executor,
+        sampler: ProbePlanner,
+        recorder: StudyRecorder,
+        callbacks: Sequence[Callback],
+        records: Sequence[ProbeRecord],
+        first_number: int = 0,
+        spent_s: float = 0.0,
+    ) -> None:
+        self.records, self._earlier = list(records), len(records)
+        self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
+        self._executor, self._sampler, self._recorder = executor, sampler, recorder
+        self._callbacks = callbacks
+        self._number, self._spent_s = first_number, spent_s
+        self._began_s = executor.now_s()
+        self._flying: dict[str, _Flight] = {}
+        self._budget, self._cost = Budget(spec.settings), CostEstimate(spec.problem)
+        self._stopped: StopReason | None = None
+        executor.next_settings = self._next_settings
+        sampler.cost = spec.problem.cost.learned(self.records)
+        self._varying = varying_knobs(spec.problem.candidates.configurations)
+
+    # -- what is used and what is left -----------------------------------------------------------
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of this session and the earlier ones, on the executor's clock."""
+        return self._spent_s + self._executor.now_s() - self._began_s
+
+    @property
+    def _enough_launches(self) -> bool:
+        """True if the smallest number of distinct launches is measured."""
+        launches = {r.request.launch for r in self.records if r.measurements}
+        every = len(self._problem.candidates.launches)
+        return len(launches) >= min(self._settings.min_probes, every)
+
+    def _limit(
+        self, cost_kJ: float, reserve: Sequence[str] = (), count: int = 1
+    ) -> StopReason | None:
+        """Return the limit that forbids probes of this cost (`Budget.check`), or None."""
+        status = SearchStatus(
+            records=self.records,
+            in_flight=len(self._flying),
+            in_flight_kJ=math.fsum(flight.cost_kJ for flight in self._flying.values()),
+            elapsed_s=self.elapsed_s,
+            enough_launches=self._enough_launches,
+            estimated=self._executor.meter.estimated,
+        )
+        return self._budget.check(status, cost_kJ, reserve=reserve, count=count)
+
+    def _expected_kJ(
+        self, configurations: Sequence[Configuration], planned_kJ: float = math.nan
+    ) -> float:
+        """Return what a probe is expected to use (`CostEstimate.expected_kJ`)."""
+        return self._cost.expected_kJ(self.records, configurations, planned_kJ)
+
+    def _time_limit_s(self, extendable: bool) -> float:
+        """Return five times the longest good probe, within a minute and the settings' limit; an
+        extendable probe gets time for its sweep in addition."""
+        walls = [record.wall_s for record in self.records if record.ok]
+        if len(walls) < 2:
+            return self._settings.time_limit_s
+        window = self._settings.window
+        sweep_s = extendable * self._sampler.max_live * (window.settle_s + window.max_s)
+        return min(self._settings.time_limit_s, max(60.0, 5 * max(walls)) + sweep_s)
+
+    # -- what to run next ------------------------------------------------------------------------
+
+    def _next(self) -> tuple[ProbeRequest, float, str] | None:
+        """Return the next probe, its planned kilojoules and why; None to wait or end."""
+        flying = any(f.request.purpose == "baseline" for f in self._flying.values())
+        if not flying and baseline_due(self._spec, self.records):
+            baseline = self._problem.baseline
+            assert baseline is not None
+            if not self._limit(self._expected_kJ([baseline])):
+                return self._request([baseline], "baseline"), math.nan, "the baseline"
+        if not self._stopped:
+            plan = self._planned()
+            if plan is not None:
+                request = self._request(plan.configurations, "search", extendable=plan.extendable)
+                return request, plan.first_J / 1000, _why(plan)
+        if self._flying or not self._stopped or self._node_failures():
+            return None  # what is in flight may change the front
+        again = settings_to_remeasure(self._spec, self.records, self._sampler.max_live)
+        if not again or self._limit(self._expected_kJ(again), reserve=("verify",)):
+            return None
+        return self._request(again, "remeasure"), math.nan, "the front, measured again"
+
+    def _node_failures(self) -> StopReason | None:
+        return node_failures(self.records, self._earlier)
+
+    def _not_worth_it(self, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
+        if not self._enough_launches:
+            return None
+        return not_worth_it(self._spec, self.records, plan, cost_kJ)
+
+    def _request(
+        self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
+    ) -> ProbeRequest:
+        return ProbeRequest(
+            probe_id=f"p{self._number:04d}",
+            launch=configurations[0].launch,
+            live=tuple(configuration.live for configuration in configurations),
+            window=self._settings.window,
+            time_limit_s=self._time_limit_s(extendable),
+            purpose=purpose,
+            extendable=extendable,
+        )
+
+    def _planned(self) -> ProbePlan | None:
+        """Return the sampler's next probe if it is worth its cost and affordable.
+
+        If not, and no result in flight can change that, `_stopped` is set.
+        """
+        measured = any(record.measurements for record in self.records)
+        reserve = RESERVED if measured else ()
+        self._stopped = self._node_failures() or self._limit(0.0, reserve)
+        if self._stopped:
+            return None
+        sampler, study = self._sampler, self._recorder.study
+        waits = self._recorder.patiently(lambda: sampler.better_to_wait(study))
+        if waits and self._flying:  # not for what another driver of this study has in flight
+            return None
+        plan = self._recorder.patiently(lambda: sampler.plan(study))
+        if plan is None:
+            if not self._flying:
+                self._stopped = StopReason("exhausted")
+            return None
+        cost_kJ = self._expected_kJ(plan.configurations, plan.cost_J / 1000)
+        if reason := self._not_worth_it(plan, cost_kJ):
+            if not self._flying:
+                self._stopped = reason
+            return None
+        self._stopped = self._limit(cost_kJ, reserve)
+        return None if self._stopped else plan
+
+    # -- probes of a later phase -----------------------------------------------------------------
+
+    def room_for(self, configurations: Sequence[Configuration], most: int = 20) -> int:
+        """Return how many further launches of these, alternately, the limits allow; at most
+        `most`."""
+        each = [self._expected_kJ([configuration]) for configuration in configurations]
+        for count in range(1, most + 1):
+            cost_kJ = math.fsum(each[i % len(each)] for i in range(count))
+            if self._limit(cost_kJ, count=count):
+                return count - 1
+        return most
+
+    def probe_now(self, configuration: Configuration, purpose: str, why: str) -> ProbeRecord | None:
+        """Run one probe to its end, alone; return None if the limits forbid it.
+
+        Raises:
+            KeyboardInterrupt: after the probe is marked interrupted.
+            InputError: the disk or the storage failed.
+        """
+        cost_kJ = self._expected_kJ([configuration])
+        if self._limit(cost_kJ):
+            return None
+        with self._interruptible():
+            self._start(self._request([configuration], purpose), math.nan, why)
+            while self._flying:
+                record = self._executor.wait()
+                if record is not None:
+                    self._finish(record)
+        return self.records[-1]
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def run(self) -> StopReason:
+        """Search until the end, and return why it ended.
+
+        Raises:
+            KeyboardInterrupt: after what was in flight is marked interrupted.
+            InputError: the disk or the storage failed; the trace holds every finished probe.
+        """
+        with self._interruptible():
+            while True:
+                self._fill()
+                if not self._flying:
+                    return self._stopped or StopReason("exhausted")
+                record = self._executor.wait()
+                if record is not None:
+                    self._finish(record)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """End what is in flight, and mark it interrupted, on any exception."""
+        try:
+            yield
+        except BaseException:
+            self._executor.close()
+            with contextlib.suppress(InputError):  # nor can a storage that is gone record it
+                for callback in self._callbacks:
+                    callback.interrupted()
+            raise
+
+    def _fill(self) -> None:
+        while self._executor.in_flight < max(1, self._executor.capacity):
+            step = self._next()
+            if step is None:
+                return
+            self._start(*step)
+
+    def _start(self, request: ProbeRequest, planned_kJ: float, why: str) -> None:
+        cost_kJ = self._expected_kJ(request.configurations(), planned_kJ)
+        self._number += 1
+        self._flying[request.probe_id] = _Flight(request, cost_kJ, planned_kJ)
+        event = replace(self._event(), kind="started", message=why, request=request)
+        for callback in self._callbacks:
+            callback.started(event)
+        self._executor.submit(request)
+
+    def _next_settings(
+        self, request: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        """Return the further settings of a running launch that are worth it and affordable."""
+        flight = self._flying.get(request.probe_id)
+        if flight is None or self._stopped or not measurements:
+            return ()
+        so_far = ProbeRecord(request, tuple(measurements), self._executor.meter)
+        so_far = in_job_steps(so_far, self._problem.job)
+        try:
+            return self._plan_continuation(flight, so_far)
+        except StorageError as error:  # the launch is not kept up until it answers
+            self.note(f"{request.probe_id} is not continued: {error}")
+            return ()
+
+    def _plan_continuation(self, flight: _Flight, so_far: ProbeRecord) -> tuple[Settings, ...]:
+        request, measurements = so_far.request, so_far.measurements
+        sampler, study = self._sampler, self._recorder.study
+        plan = self._recorder.at_once(lambda: sampler.plan_continuation(study, so_far))
+        if plan is None:
+            return ()
+        used_kJ = math.fsum(m.energy_J for m in measurements) / 1000
+        cost_kJ = self._cost.used_over_planned * plan.cost_J / 1000
+        if self._not_worth_it(plan, cost_kJ):
+            return ()
+        if self._limit(max(0.0, used_kJ - flight.cost_kJ) + cost_kJ, RESERVED, count=0):
+            return ()
+        for callback in self._callbacks:
+            callback.extended(request, plan.live)
+        self._flying[request.probe_id] = replace(
+            flight,
+            request=replace(request, live=(*request.live, *plan.live)),
+            cost_kJ=max(flight.cost_kJ, used_kJ) + cost_kJ,
+            planned_kJ=flight.planned_kJ + plan.cost_J / 1000,
+        )
+        settings = ", ".join(live.key for live in plan.live)
+        self.note(f"{request.probe_id} continues with {settings} ({_why(plan)})")
+        return plan.live
+
+    def _finish(self, record: ProbeRecord) -> None:
+        flight = self._flying.get(record.request.probe_id)
+        if flight is None:
+            return
+        for callback in self._callbacks:
+            callback.measured(record)
+        record = in_job_steps(record, self._problem.job)
+        # Of what later phases compare step by step, everything is kept.
+        self.records.append(compact(record) if record.request.purpose == "search" else record)
+        self._sampler.cost = self._problem.cost.learned(self.records)
+        del self._flying[record.request.probe_id]
+        self._cost.learn(record, flight.planned_kJ)
+        front = front_of(measured_points(self.records, self._problem.steps))
+        event = replace(self._event(), kind="finished", record=record, front=front)
+        for callback in self._callbacks:
+            callback.finished(event)
+
+    def note(self, sentence: str) -> None:
+        """Pass a sentence for the user to the callbacks."""
+        event = Progress("note", self._executor.meter, message=sentence)
+        for callback in self._callbacks:
+            callback.note(event)
+
+    def _event(self) -> Progress:
+        """Return an event with the state of the search; its kind is the caller's."""
+        return Progress(
+            "note",
+            self._executor.meter,
+            spent_kJ=spent_kJ(self.records),
+            probe_budget_kJ=self._settings.probe_budget_kJ,
+            probes=len(self.records),
+            max_probes=self._settings.max_probes,
+            varying=self._varying,
+            places=getattr(self._executor, "places", None),
+        )
+
+
+def _why(plan: ProbePlan) -> str:
+    if math.isfinite(plan.expected_gain):
+        return f"{plan.reason}: {percent(plan.expected_gain)} of the front's hypervolume"
+    return plan.reason

@@ -1,0 +1,117 @@
+"""Rules of a search: what is due, what is worth it, what to measure again, and when to give up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tuner.problem.stop_reason import StopReason
+from tuner.problem.study_spec import StudySpec
+from tuner.results.build import measured_points
+from tuner.results.choice import decide, front_of
+from tuner.search.sampler import ProbePlan
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.probe import ProbeRecord
+
+__all__ = ["baseline_due", "node_failures", "not_worth_it", "settings_to_remeasure"]
+
+#: Windows after which a configuration of the front has been measured often enough.
+ENOUGH_WINDOWS = 3
+#: Number of times that a cancelled baseline is tried.
+BASELINE_TRIES = 2
+#: Consecutive failures of the node that end the search: the next probe would fail, too.
+NODE_TRIES = 3
+
+
+def baseline_due(spec: StudySpec, records: Sequence[ProbeRecord]) -> bool:
+    """Return True if the baseline is neither measured nor has failed by its own fault."""
+    if spec.problem.baseline is None:
+        return False
+    tries = [record for record in records if record.request.purpose == "baseline"]
+    settled = any(
+        record.measurements or (record.failure and record.failure.blames_configuration)
+        for record in tries
+    )
+    return not settled and len(tries) < BASELINE_TRIES
+
+
+def node_failures(records: Sequence[ProbeRecord], earlier: int) -> StopReason | None:
+    """Return the failures of the node after which nothing can be measured here, or None.
+
+    Args:
+        records: probes of all sessions.
+        earlier: number of those of earlier sessions; this one makes at least `NODE_TRIES`.
+    """
+    failures = [record.failure for record in records[-NODE_TRIES:]]
+    last = failures[-1] if failures else None
+    if last is None or len(records) - earlier < NODE_TRIES:
+        return None
+    if any(failure is None or failure.kind != "node" for failure in failures):
+        return None
+    return StopReason("node_failures", {"failures": NODE_TRIES}, last.message)
+
+
+def not_worth_it(
+    spec: StudySpec, records: Sequence[ProbeRecord], plan: ProbePlan, cost_kJ: float
+) -> StopReason | None:
+    """Return why a probe would not pay for itself, or None.
+
+    With a job, its expected reduction of the front's energy, applied to the whole training as it
+    would be recommended now, has to repay it. A recording has no training to come, so there the
+    front's hypervolume decides.
+
+    Args:
+        spec: the study.
+        records: probes so far.
+        plan: the probe.
+        cost_kJ: its expected energy.
+    """
+    if spec.problem.job is None or not math.isfinite(plan.expected_saving):
+        if plan.expected_gain >= spec.settings.least_gain:
+            return None
+        return StopReason("not_worth_it", {"expected_gain": plan.expected_gain})
+    points = measured_points(records, spec.problem.steps)
+    front = front_of(points)
+    if not front:
+        return None
+    best, _ = decide(points, front, spec.constraints)
+    whole_kJ = (best or front[-1]).energy_to_solution_kJ
+    # A fall of log energy by s leaves exp(-s) of it.
+    saved_kJ = -math.expm1(-plan.expected_saving) * whole_kJ
+    if saved_kJ >= cost_kJ:
+        return None
+    return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "saved_kJ": saved_kJ})
+
+
+def settings_to_remeasure(
+    spec: StudySpec, records: Sequence[ProbeRecord], max_live: int
+) -> list[Configuration]:
+    """Return settings of one launch to measure again: the choice first, then the least measured.
+
+    Args:
+        spec: the study.
+        records: probes so far.
+        max_live: the largest number of live settings of one probe.
+    """
+    made = [record for record in records if record.request.purpose == "remeasure"]
+    allowed = spec.settings.reserved_probes("remeasure")
+    allowed = allowed or max(1, round(spec.settings.remeasure_share * len(records)))
+    if len(made) >= allowed:
+        return []
+    points = measured_points(records, spec.problem.steps)
+    front = front_of(points)
+    best, _ = decide(points, front, spec.constraints)
+    failed = {record.request.launch for record in made if not record.ok}
+    wanted = [p for p in front if p.windows < ENOUGH_WINDOWS]
+    if best is not None and best.windows < ENOUGH_WINDOWS and best not in wanted:
+        wanted.append(best)
+    wanted = [p for p in wanted if p.configuration.launch not in failed]
+    if not wanted:
+        return []
+    first = min(wanted, key=lambda p: (p.windows, p is not best))
+    launch = first.configuration.launch
+    together = [p.configuration for p in wanted if p.configuration.launch == launch]
+    together = together[:max_live]
+    if first.configuration not in together:
+        together[-1] = first.configuration
+    return together

@@ -1,0 +1,337 @@
+"""One session of a study, from its run folder to its result.
+
+A session opens the run folder (lock, study.toml, trace, study), searches (`tuner.study.loop`),
+verifies the choice, and answers from the trace. Whether real processes or a recording answer the
+probes is the executor's business. A run folder can be opened again: the same question continues
+where it stopped, and another one is refused in a sentence.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from optuna.storages import BaseStorage
+from optuna.trial import Trial
+
+from tuner.executors.base import Executor
+from tuner.models.analytic.model import Prior
+from tuner.models.surrogate.surrogate_choice import OURS, check_surrogate, regressor_of, text_of
+from tuner.problem.batch_scaling import in_job_steps
+from tuner.problem.constraints import Constraints
+from tuner.problem.problem import Problem
+from tuner.problem.run_folder import RunFolder
+from tuner.problem.settings import SearchSettings
+from tuner.problem.stop_reason import NoVerdict, StopReason
+from tuner.problem.study_file import parse_surrogate
+from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
+from tuner.results.build import build_result
+from tuner.results.result import Result
+from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
+from tuner.search_spaces.errors import InputError
+from tuner.storage import open_storage
+from tuner.study.callbacks import (
+    Callback,
+    OpenStudy,
+    Progress,
+    ProgressCallback,
+    StudyCallback,
+    TraceCallback,
+)
+from tuner.study.load import read_end, study_result
+from tuner.study.loop import SearchLoop
+from tuner.study.recorder import StudyRecorder, new_driver_id, next_probe_number
+from tuner.study.verification_run import verify
+from tuner.workload.pending import recover_pending
+from tuner.workload.probe import ProbeRecord
+from tuner.workload.trace import TraceWriter, compact, read_trace
+
+__all__ = ["Interrupted", "Session"]
+
+Notify = Callable[[Progress], None]
+MakeExecutor = Callable[[RunFolder, Callable[[str], None]], Executor]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A study was interrupted; every finished probe is kept.
+
+    Attributes:
+        run: its folder, where the same question under the same name continues.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        super().__init__(run.name)
+        self.run = run
+
+
+class Session:
+    """One session of a study.
+
+    Args:
+        problem: what is searched.
+        make_executor: returns the executor, given the run folder and a receiver of sentences.
+        run: the run folder.
+        constraints: limits on the training job, and the objective.
+        settings: limits and rules of the search.
+        storage: URL of the study's database; None for the journal in the run folder.
+        sampler: plans the probes; None for this project's own.
+        transfer: earlier measurements to start from.
+        surrogate: a name, a text or a scikit-learn regressor
+            (`tuner.models.surrogate.surrogate_choice`); None for that of an earlier session, else
+            this project's Gaussian process.
+        callbacks: called with everything that happens, after the trace and the study.
+        notify: called with each progress event.
+
+    Raises:
+        InputError: the sampler is unknown, or the run folder holds another question.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        make_executor: MakeExecutor,
+        *,
+        run: RunFolder,
+        constraints: Constraints | None = None,
+        settings: SearchSettings | None = None,
+        storage: str | None = None,
+        sampler: SamplerChoice = None,
+        transfer: Sequence[str | Path] = (),
+        surrogate: Any = None,
+        callbacks: Sequence[Callback] = (),
+        notify: Notify | None = None,
+    ) -> None:
+        check_sampler(sampler, transfer=bool(transfer))
+        check_surrogate(surrogate)
+        settings = settings or SearchSettings()
+        self._earlier: tuple[Prior, ...] = ()
+        if transfer:
+            from tuner.search.transfer import earlier_priors
+
+            self._earlier, notes = earlier_priors(
+                transfer, problem, runs_dir=run.path.parent, seed=settings.seed
+            )
+            problem = replace(problem, notes=(*problem.notes, *notes))
+        self._run, self._make_executor, self._sampler = run, make_executor, sampler
+        self._notify = notify or (lambda event: None)
+        self._shown = (ProgressCallback(self._notify), *callbacks)
+        before = run.read_study() or {}
+        _check_question(run, problem, before)
+        if surrogate is None:
+            chosen = settings.surrogate != OURS
+            surrogate = settings.surrogate if chosen else parse_surrogate(before)
+        problem = replace(problem, surrogate=regressor_of(surrogate))
+        settings = replace(settings, surrogate=text_of(surrogate))
+        self._spec = StudySpec(
+            name=run.name,
+            run_dir=run.path,
+            problem=problem,
+            constraints=constraints or Constraints(),
+            settings=settings,
+            unverified=why_unverified(settings.verify, problem.identity.get("recorded", {})),
+            transfer=tuple(map(str, transfer)),
+            storage=storage,
+        )
+
+    def run(self) -> Result:
+        """Search, verify and answer.
+
+        Raises:
+            Interrupted: on a KeyboardInterrupt; every finished probe is kept.
+            InputError: a file, the storage or the node failed; every finished probe is kept.
+        """
+        storage = open_storage(self._spec.storage, self._run.journal)
+        with self._run.locked():
+            self._read_last_session()
+            writer = TraceWriter(self._run.trace)
+            with closing(writer), self._open(writer, storage) as loop:
+                self._search(loop)
+            return self._answer()
+
+    def _read_last_session(self) -> None:
+        before = self._run.read_study() or {}
+        created = before.get("created") or datetime.now().isoformat(timespec="seconds")
+        self._spec = replace(
+            self._spec,
+            driver=str(before.get("driver") or new_driver_id()),
+            created=str(created),
+            ended=read_end(before.get("ended", {}), self._spec.constraints),
+        )
+        self._write_study()
+
+    @contextmanager
+    def _open(self, writer: TraceWriter, storage: BaseStorage) -> Iterator[SearchLoop]:
+        """Open trace, study and executor, and yield the loop of the search."""
+        spec, run = self._spec, self._run
+        problem = spec.problem
+        records = list(read_trace(run.trace).records)
+        adopted = _adopt(run, writer, records)
+        records = [in_job_steps(record, problem.job) for record in records]
+        records = [compact(r) if r.request.purpose == "search" else r for r in records]
+        planner = make_sampler(
+            self._sampler,
+            problem.candidates,
+            prior=problem.prior,
+            earlier=self._earlier,
+            cost=problem.cost,
+            memory_bytes=problem.device_memory_bytes,
+            seed=spec.settings.seed,
+            surrogate=problem.surrogate,
+        )
+        recorder = StudyRecorder(
+            name=run.name,
+            storage=storage,
+            sampler=planner,
+            steps=problem.steps,
+            constraints=spec.constraints,
+            driver=spec.driver,
+            identity=str(problem.identity["space"]["digest"]),
+            on_finish=self._finish_trial,
+        )
+        notes = (*writer.notes, *problem.notes, *adopted, *recorder.reconcile(records))
+        with closing(self._make_executor(run, self._say)) as executor:
+            _check_meter(executor, records, run)
+            spent_s = spec.ended.time_s
+            loop = SearchLoop(
+                spec=spec,
+                executor=executor,
+                sampler=planner,
+                recorder=recorder,
+                callbacks=(TraceCallback(writer), StudyCallback(recorder), *self._shown),
+                records=records,
+                first_number=next_probe_number(records, recorder.study, spec.driver),
+                spent_s=sum(r.wall_s for r in records) if spent_s is None else spent_s,
+            )
+            recorder.follow(lambda: loop.records, loop.note)
+            study = OpenStudy(spec, recorder, lambda: (self._result_so_far(loop), loop.records))
+            for callback in self._shown:
+                callback.opened(study)
+            for sentence in (_opening(problem, executor, run, records), *notes):
+                loop.note(sentence)
+            yield loop
+
+    def _search(self, loop: SearchLoop) -> None:
+        """Search and verify; write how it ended, whatever ends it."""
+        stop, no_verdict = StopReason("interrupted"), None
+        try:
+            stop = loop.run()
+            if self._spec.settings.verify:
+                no_verdict = verify(loop, self._spec, settle_on=self._settle_on)
+        except KeyboardInterrupt:
+            raise Interrupted(self._run) from None
+        finally:
+            ended = SessionEnd(stop, loop.elapsed_s, no_verdict, self._spec.ended.chosen)
+            self._spec = replace(self._spec, ended=ended)
+            self._write_study()
+
+    def _settle_on(self, key: str) -> None:
+        """Keep what is being verified, for a session that continues this one."""
+        self._spec = replace(self._spec, ended=replace(self._spec.ended, chosen=key))
+        self._write_study()
+
+    def _write_study(self) -> None:
+        """Write study.toml; an error of that does not replace one that is already raised."""
+        failing = sys.exc_info()[0] is not None
+        try:
+            self._run.write_study(self._spec.to_toml())
+        except InputError:
+            if not failing:
+                raise
+
+    def _result_so_far(self, loop: SearchLoop) -> Result:
+        ended = SessionEnd(StopReason("running"), chosen=self._spec.ended.chosen)
+        spec = replace(self._spec, ended=ended, unverified=NoVerdict("running"))
+        return build_result(spec, loop.records)
+
+    def _answer(self) -> Result:
+        """Return the result; from the trace, since the search kept less of each record."""
+        records = read_trace(self._run.trace).records
+        result = study_result(self._spec, records)
+        for callback in self._shown:
+            result = callback.answered(result, records)
+        return result
+
+    def _say(self, sentence: str) -> None:
+        self._notify(Progress("note", None, sentence))
+
+    def _finish_trial(self, record: ProbeRecord, trial: Trial) -> None:
+        for callback in self._shown:
+            callback.trial_finished(record, trial)
+
+
+def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> list[str]:
+    """Return what differs between two nested tables, as "job.global_batch was 8 and is 16"."""
+    found = []
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        name = f"{where}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _differences(new, old, f"{name}.")
+        elif old != new and (key in before or new):  # an older release lacks what is not used
+            short = [str(value) if value is not None else "not given" for value in (old, new)]
+            same = any(len(text) > 60 for text in short)
+            found.append(f"{name} differs" if same else f"{name} was {short[0]} and is {short[1]}")
+    return found
+
+
+def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
+    """Raise InputError if the run is about another job, cluster or space."""
+    if not before:
+        return
+    names = ("job", "cluster", "recorded", "space")
+    found = _differences(
+        {name: problem.identity[name] for name in names if name in problem.identity},
+        {name: before[name] for name in names if name in before},
+    )
+    if found:
+        raise InputError(
+            f"the run {run.name!r} is about another question ({found[0]}); "
+            "give another name, or ask the same"
+        )
+
+
+def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder) -> None:
+    """Raise InputError if earlier probes had another meter: two meters never share a front."""
+    for record in records:
+        then, now = record.meter, executor.meter
+        if (then.name, then.scope, then.estimated) != (now.name, now.scope, now.estimated):
+            raise InputError(
+                f"the run {run.name!r} was measured by {then.name} ({then.scope} scope) and here "
+                f"the meter is {now.name} ({now.scope} scope); give another name"
+            )
+
+
+def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> tuple[str, ...]:
+    """Record probes that an earlier session ended before recording; return a sentence on it."""
+    known = {record.request.probe_id for record in records}
+    found = [r for r in recover_pending(run.path) if r.request.probe_id not in known]
+    for record in found:
+        writer.append(record)
+        records.append(record)
+    if not found:
+        return ()
+    names = ", ".join(record.request.probe_id for record in found)
+    now = "is" if len(found) == 1 else "are"
+    return (f"an earlier session ended before it recorded {names}, which {now} now in the trace",)
+
+
+def _opening(
+    problem: Problem, executor: Executor, run: RunFolder, records: list[ProbeRecord]
+) -> str:
+    """Return the first sentence: what is searched, where, and by which meter."""
+    candidates = problem.candidates
+    where = f" on {problem.cluster.name} ({problem.cluster.devices} x " if problem.cluster else ""
+    where += f"{problem.cluster.device.name})" if problem.cluster else ""
+    meter = executor.meter
+    how = meter.label
+    energy = f"{meter.scope} scope, {how} ({meter.source})"
+    again = f"; {len(records)} probes are in {run.path}" if records else f"; run {run.path}"
+    return (
+        f"{problem.name}{where}: {len(candidates)} configurations, {len(candidates.launches)} "
+        f"launch settings; energy: {energy}{again}"
+    )

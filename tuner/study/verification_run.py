@@ -1,0 +1,140 @@
+"""Measure the choice and the baseline again before recommending, in turn, from fresh launches.
+
+A phase of its own after the search: one probe at a time on the search's own executor, the baseline
+and the choice in the order A B B A A B, recorded in the trace and the study like any probe, with
+the purpose "verify". Where the choice does not survive (`tuner.results.verification`), the next one
+is tried. It spends what the limits kept for it and what the search left over. Launches in the trace
+count, so that an interrupted verification continues where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tuner.formatting import knobs
+from tuner.problem.settings import FEW_PROBES
+from tuner.problem.stop_reason import NoVerdict
+from tuner.problem.study_spec import StudySpec
+from tuner.results.build import estimated_points
+from tuner.results.verification import (
+    LEAST_PAIRS,
+    MOST_TRIES,
+    ab_pairs,
+    attempts_of,
+    baseline_is_feasible,
+    baseline_of,
+    choose_verified,
+    next_is_baseline,
+)
+from tuner.search_spaces.configuration import Configuration
+from tuner.study.loop import SearchLoop
+from tuner.workload.probe import ProbeRecord
+
+__all__ = ["MOST_PAIRS", "verify"]
+
+#: Pairs of launches where there is room for them.
+MOST_PAIRS = 3
+#: A launch that the node spoiled (no fault of the configuration) is made again so often.
+SPOILED = 2
+
+
+def verify(
+    search: SearchLoop, spec: StudySpec, *, settle_on: Callable[[str], None] = lambda key: None
+) -> NoVerdict | None:
+    """Verify the choice against the baseline; then the next one, until one survives.
+
+    Args:
+        search: the study's, whose search is over.
+        spec: the study.
+        settle_on: called with the key of what is tried: it stays the choice until it falls,
+            although its own new windows may make an unverified neighbour look marginally better.
+
+    Returns:
+        Why there is no verdict; None if there is one, or nothing to verify.
+    """
+    problem, constraints, prefer = spec.problem, spec.constraints, spec.ended.chosen
+    for _ in range(MOST_TRIES):
+        points = estimated_points(
+            problem, search.records, seed=spec.settings.seed, run_dir=spec.run_dir
+        )
+        verified = choose_verified(points, search.records, constraints, prefer=prefer)
+        if verified.to_try is None:
+            return None
+        prefer = verified.to_try.key
+        settle_on(prefer)
+        baseline = baseline_of(search.records)
+        assert baseline is not None  # `choose_verified` found something to try
+        feasible = baseline_is_feasible(points, baseline, constraints)
+        room = _room(search, baseline, verified.to_try)
+        if room < LEAST_PAIRS:
+            return _no_room(search, spec)
+        if reason := _try(search, verified.to_try, baseline, feasible, room):
+            return reason
+    return None
+
+
+def _room(search: SearchLoop, baseline: Configuration, tried: Configuration) -> int:
+    """For how many pairs of launches there is room, with those that were made."""
+    group = _launches(search, baseline, tried)
+    done = sum(record.request.configurations()[0] == tried for record in group)
+    return max((len(group) + search.room_for([baseline, tried])) // 2, done)
+
+
+def _no_room(search: SearchLoop, spec: StudySpec) -> NoVerdict:
+    """Return the reason that the limits leave no room, with what would make room."""
+    figures = {"least_pairs": LEAST_PAIRS}
+    most = spec.settings.max_probes
+    if most is None or most >= FEW_PROBES:
+        return NoVerdict("no_room", figures, run=spec.name)
+    made = sum(r.failure is None or not r.failure.was_cancelled for r in search.records)
+    figures |= {
+        "least_probes": FEW_PROBES,
+        "enough_probes": max(FEW_PROBES, made + 2 * LEAST_PAIRS),
+    }
+    return NoVerdict("few_probes", figures, run=spec.name)
+
+
+def _try(
+    search: SearchLoop, tried: Configuration, baseline: Configuration, feasible: bool, room: int
+) -> NoVerdict | None:
+    """Measure one configuration and the baseline alternately; return why there is no verdict."""
+    group = _launches(search, baseline, tried)
+    pairs = min(MOST_PAIRS, room)
+    if not group:
+        search.note(
+            f"verifying {' '.join(knobs(tried)) or tried.key} against the baseline: {pairs} fresh "
+            "launches of each, in turn"
+        )
+    spoiled = 0
+    while len(group) < 2 * pairs:
+        of_baseline = next_is_baseline(group, baseline)
+        what = baseline if of_baseline else tried
+        record = search.probe_now(
+            what, "verify", "verifying: the baseline" if of_baseline else "verifying: the choice"
+        )
+        if record is None:  # the limits: a probe took more than expected
+            break
+        if record.failure is not None and not record.failure.blames_configuration:
+            spoiled += 1
+            if spoiled > SPOILED:
+                return NoVerdict("spoiled", message=record.failure.message)
+        elif not record.measurements and of_baseline:
+            why = record.failure.message if record.failure else "it measured nothing"
+            return NoVerdict("baseline_failed", message=why)
+        elif not record.measurements:
+            break  # a verdict: it failed
+        group = _launches(search, baseline, tried)
+    attempts = attempts_of(search.records, baseline, feasible=feasible)
+    verdicts = [attempt for attempt in attempts if attempt.configuration == tried]
+    if not verdicts:
+        return NoVerdict("limits_reached")
+    search.note(verdicts[-1].sentence)
+    return None
+
+
+def _launches(
+    search: SearchLoop, baseline: Configuration, tried: Configuration
+) -> list[ProbeRecord]:
+    """Return the launches of one attempt so far, including one without a partner yet."""
+    groups, waiting = ab_pairs(search.records, baseline)
+    return [*groups.get(tried, []), *waiting]

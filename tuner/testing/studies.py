@@ -1,0 +1,245 @@
+"""A made-up table, and runners that model and misbehave, for tests of studies."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import tuner
+from tuner.executors.local import SimulatedExecutor
+from tuner.models.analytic.model import AnalyticModel
+from tuner.problem.constraints import Constraints
+from tuner.problem.settings import SearchSettings
+from tuner.results.result import Result
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.job import load_job
+from tuner.workload.probe import (
+    Failure,
+    Measurement,
+    MeterInfo,
+    ProbeRecord,
+    ProbeRequest,
+    WindowPolicy,
+)
+from tuner.workload.runners import Runner
+
+#: Recorded tables that stand beside the project on some machines.
+TRACES = Path(
+    os.environ.get(
+        "JOULEFRONT_TRACES", Path(__file__).resolve().parents[2].parent / "shared" / "traces"
+    )
+)
+
+METER = MeterInfo("estimated", "node", "a test's envelope", estimated=True)
+TOML = """
+name = "made-up"
+launch_knobs = ["shape"]
+live_knobs = ["speed"]
+unit_of_work = "lap"
+time_s = "t"
+power_W = "p"
+energy_scope = "gpu"
+
+[cost]
+launch_s = 10.0
+launch_power = 0.5
+settle_s = 1.0
+window_s = 4.0
+"""
+
+
+def table_point(shape: int, speed: int) -> tuple[float, float]:
+    """Return (time s, power W): wider shapes pay off up to 4, power rises faster than speed."""
+    time_s = 20.0 / speed**0.8 * (1 + abs(shape - 4) / 4)
+    return time_s, 40.0 + 12.0 * speed**1.6 + 3.0 * shape
+
+
+def write_table(
+    folder: Path, *, toml: str = TOML, shapes: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+) -> Path:
+    """Write a grid of `shapes` x speeds 1 to 5."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = ["shape,speed,t,p"]
+    for shape in shapes:
+        for speed in range(1, 6):
+            time_s, power_W = table_point(shape, speed)
+            rows.append(f"{shape},{speed},{time_s:.6f},{power_W:.4f}")
+    (folder / "table.csv").write_text("\n".join(rows) + "\n")
+    (folder / "table.toml").write_text(toml)
+    return folder
+
+
+def request(name: str = "p0000", *, live: tuple[Settings, ...] = (Settings(),)) -> ProbeRequest:
+    """Return a request for one launch."""
+    return ProbeRequest(name, Settings(data_parallel=2, micro_batch=4), live, WindowPolicy())
+
+
+def measured(
+    live: Settings | None = None, *, time_s: float = 0.5, power_W: float = 20.0
+) -> Measurement:
+    """Return a window of ten steps."""
+    return Measurement(
+        live=live or Settings(),
+        steps=10,
+        window_s=10 * time_s,
+        step_time_s=time_s,
+        step_time_se_s=0.01 * time_s,
+        energy_J=power_W * 10 * time_s,
+        power_W=power_W,
+    )
+
+
+def record(name: str = "p0000", **changes: Any) -> ProbeRecord:
+    """Return a record of one window, with changes."""
+    values: dict[str, Any] = {
+        "request": request(name),
+        "measurements": (measured(),),
+        "meter": METER,
+        "launch_s": 3.0,
+        "wall_s": 9.0,
+        "energy_J": 160.0,
+    }
+    return ProbeRecord(**{**values, **changes})
+
+
+def probe_with(
+    sampler: Any, study: Any, answer: Callable[[Configuration], tuple[float, float]]
+) -> list[Configuration]:
+    """Make one probe as the sampler plans it, add it to the study, and return what it visited.
+
+    Args:
+        answer: a configuration's (step time in s, power in W).
+    """
+    from optuna.trial import create_trial  # some of these tools serve where Optuna is missing
+
+    plan = sampler.plan(study)
+    if plan is None:
+        return []
+    request = ProbeRequest("p0000", plan.launch, plan.live, extendable=plan.extendable)
+    figures: dict[Configuration, tuple[float, float]] = {}
+    more = plan.live
+    while more:
+        figures |= {c: answer(c) for c in request.configurations() if c not in figures}
+        windows = tuple(measured(c.live, time_s=t, power_W=p) for c, (t, p) in figures.items())
+        further = None
+        if request.extendable:
+            further = sampler.plan_continuation(study, ProbeRecord(request, windows, METER))
+        more = further.live if further is not None else ()
+        request = replace(request, live=(*request.live, *more))
+    for configuration, (time_s, power_W) in figures.items():
+        attrs = {"configuration": configuration.key, "step_time_s": time_s, "power_W": power_W}
+        study.add_trial(
+            create_trial(
+                params=sampler.params_of(configuration),
+                distributions=sampler.distributions(),
+                values=[time_s * power_W, time_s],
+                user_attrs=attrs,
+            )
+        )
+    return list(figures)
+
+
+class ModelRunner:
+    """Answers for a real job and cluster with the analytic model, bent a little by configuration.
+
+    Args:
+        job, cluster: names.
+        meter: what it claims to meter with.
+    """
+
+    def __init__(self, job: str = "tiny-gpt", cluster: str = "cpu-2", meter: MeterInfo = METER):
+        self._model = AnalyticModel(load_job(job), load_cluster(cluster))
+        self.meter = meter
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        windows = []
+        for configuration in request.configurations():
+            said = self._model.predict([configuration])
+            bend = 1 + 0.2 * (zlib.crc32(configuration.launch.key.encode()) % 100) / 100
+            time_s, power_W = float(said.step_time_s[0]) * bend, float(said.power_W[0])
+            windows.append(measured(configuration.live, time_s=time_s, power_W=power_W))
+        spent_J = sum(m.energy_J for m in windows) + 5.0 * windows[0].power_W
+        return ProbeRecord(
+            request,
+            tuple(windows),
+            self.meter,
+            launch_s=5.0,
+            wall_s=5.0 + sum(m.window_s for m in windows),
+            energy_J=spent_J,
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords of `optimize` and `replay`, those of the two objects gathered into them."""
+    rest = dict(options)
+    made: dict[str, Any] = {}
+    for name, kind in (("constraints", Constraints), ("search", SearchSettings)):
+        values = {
+            f.name: rest.pop(f.name) for f in fields(kind) if f.name in rest.keys() - {"surrogate"}
+        }
+        if values:
+            made[name] = kind(**values)
+    return {**rest, **made}
+
+
+def run_optimize(*arguments: Any, **options: Any) -> Result:
+    """Call `tuner.optimize` with the fields of its two objects as plain keywords."""
+    return tuner.optimize(*arguments, **grouped(options))
+
+
+def run_replay(*arguments: Any, **options: Any) -> Result:
+    """Call `tuner.replay` with the fields of its two objects as plain keywords."""
+    return tuner.replay(*arguments, **grouped(options))
+
+
+def modelled_study(runs_dir: Path, *, max_probes: int) -> Result:
+    """Run a study of the default job on `ModelRunner`'s probes, in a run named "study"."""
+    return run_optimize(
+        cluster="cpu-2",
+        executor=SimulatedExecutor(ModelRunner()),
+        runs_dir=runs_dir,
+        name="study",
+        report=False,
+        max_probes=max_probes,
+        verify=False,
+    )
+
+
+class TalliedRunner:
+    """Counts what a runner is asked, and spoils what it is told to spoil.
+
+    Args:
+        runner: answers.
+        spoil: returns a failure for the requests that are to fail, else None; or raises.
+    """
+
+    def __init__(
+        self, runner: Runner, spoil: Callable[[ProbeRequest], Failure | None] = lambda request: None
+    ) -> None:
+        self._runner, self._spoil = runner, spoil
+        self.meter = runner.meter
+        self.asked: list[ProbeRequest] = []
+        self.closed = 0
+
+    @property
+    def visits(self) -> list[Configuration]:
+        return [c for request in self.asked for c in request.configurations()]
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        self.asked.append(request)
+        failure = self._spoil(request)
+        if failure is not None:
+            return ProbeRecord(request, (), self.meter, failure, wall_s=20.0, energy_J=500.0)
+        return self._runner.run(request)
+
+    def close(self) -> None:
+        self.closed += 1
+        self._runner.close()

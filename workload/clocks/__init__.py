@@ -1,0 +1,1 @@
+"""GPU clocks and power limits: setting them, reading them back and restoring them."""

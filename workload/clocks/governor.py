@@ -1,0 +1,520 @@
+"""Governors: set clocks and power limits, read back the delivered values, restore the earlier ones.
+
+Permission is found out before the first probe, by setting the present values again. A request is
+snapped to the nearest supported value, with a note; `delivered` is what the device then runs at,
+and models learn from it. Before the first change a guard process is given the earlier settings
+(`tuner.workload.clocks.guard`), so that a killed agent leaves no clock wrong. Without the right to
+lock clocks, application clocks and then Zeus's daemon are tried (`tuner.workload.clocks.zeusd`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.knobs import Value
+from tuner.workload.clocks.guard import Earlier, Guard, GuardError, put_back
+from tuner.workload.clocks.zeusd import SOCKET, ZeusdNvml
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, over_devices, visible_gpus
+
+__all__ = [
+    "Applied",
+    "FixedGovernor",
+    "Governor",
+    "GovernorError",
+    "NvmlGovernor",
+    "open_governor",
+    "why_fixed",
+]
+
+LIVE = ("clock_MHz", "memory_clock_MHz", "power_limit_W")
+
+
+class GovernorError(Exception):
+    """Failure of a device to accept or restore a setting; one sentence names it."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """Result of a request.
+
+    Attributes:
+        requested: the live settings that were asked for.
+        settings: what was set: the request, snapped to what the devices support.
+        notes: what a reader must know, a phrase each ("clock_MHz 1000 snapped to 1005").
+    """
+
+    requested: Settings
+    settings: Settings
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Target values, one per GPU; None restores a knob."""
+
+    clock_MHz: tuple[int, ...] | None = None
+    memory_clock_MHz: tuple[int, ...] | None = None
+    limit_mW: tuple[int, ...] | None = None
+
+
+@runtime_checkable
+class Governor(Protocol):
+    """Control of the live knobs of one node's devices.
+
+    Attributes:
+        can_set: whether live knobs may be set here.
+        why_not: where not, one sentence with what an administrator would run; else empty.
+        supported_clocks_MHz: the clocks that may be asked for, ascending; empty where none may.
+    """
+
+    can_set: bool
+    why_not: str
+    supported_clocks_MHz: tuple[int, ...]
+
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+        """Make `live` the whole live setting: a knob it does not name goes back to what it was.
+
+        Args:
+            live: one value for all devices, or a tuple with one a pipeline stage.
+            ranks: how many devices the job uses, which its stages share; None: all.
+
+        Raises:
+            InputError: the setting is not one that these devices take, or none may be set.
+            GovernorError: a device refused; the earlier settings were put back.
+        """
+        ...
+
+    def delivered(self) -> dict[str, float]:
+        """Return the present state of the devices: "clock_MHz", "throttle_power" (0 or 1), ...
+
+        Means over the devices, the hottest temperature and any throttle; empty where unknown.
+        """
+        ...
+
+    def restore(self) -> None:
+        """Put back what stood before the first `apply`.
+
+        Raises:
+            GovernorError: something could not be put back; the sentence says what.
+        """
+        ...
+
+    def close(self) -> None:
+        """Restore and release the devices. May be called twice."""
+        ...
+
+
+class FixedGovernor:
+    """Governor for a node that cannot control clocks: the live knobs are a fixed dimension."""
+
+    can_set = False
+    supported_clocks_MHz: tuple[int, ...] = ()
+
+    def __init__(self, why_not: str) -> None:
+        self.why_not = why_not
+
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+        if live:
+            raise InputError(f"cannot set {live.key} here: {self.why_not}")
+        return Applied(live, live)
+
+    def delivered(self) -> dict[str, float]:
+        return {}
+
+    def restore(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class NvmlGovernor:
+    """SM clock, memory clock and power limit of the visible GPUs, through NVML.
+
+    Args:
+        devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
+        nvml: what stands in for the pynvml module.
+        environ: where CUDA_VISIBLE_DEVICES stands; the process's environment by default.
+        earlier_clocks_MHz: the (lowest, highest) lock that an administrator has set. NVML cannot be
+            asked for it; without this, putting back releases the lock.
+        guard_nvml: where the guard process finds NVML (`tuner.workload.clocks.guard.Guard`); ""
+            starts none. By default the real NVML is guarded and a stand-in is not.
+
+    Attributes:
+        means: how clocks are set: "locked clocks", "application clocks" or "zeusd".
+
+    Raises:
+        MeterError: NVML does not start, or no GPU is visible.
+        InputError: the devices cannot be used as named (`tuner.workload.meters.gpus`).
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        nvml: Any = None,
+        environ: Mapping[str, str] | None = None,
+        earlier_clocks_MHz: tuple[int, int] | None = None,
+        guard_nvml: str | None = None,
+    ) -> None:
+        self._guard_nvml = ("pynvml" if nvml is None else "") if guard_nvml is None else guard_nvml
+        self._guard: Guard | None = None
+        self._closed = False
+        self._earlier_clocks_MHz = earlier_clocks_MHz
+        self._environ = os.environ if environ is None else environ
+        self._nvml = open_nvml(nvml)
+        try:
+            self.gpus = visible_gpus(self._nvml, devices=devices, environ=environ)
+            if not self.gpus:
+                raise MeterError("NVML runs, but no GPU is visible to this process")
+            self._limits_mW = {gpu.uuid: self._limit_mW(gpu) for gpu in self.gpus}
+            self._limit_known = all(limit is not None for limit in self._limits_mW.values())
+            self.why_not = self._find_means()
+            self.can_set = not self.why_not
+            self.supported_clocks_MHz = self._supported() if self.can_set else ()
+        except BaseException:
+            self._nvml.nvmlShutdown()
+            raise
+        self._touched = {gpu.uuid: Earlier(gpu.uuid) for gpu in self.gpus}
+
+    # ---- what stands, and what is possible
+
+    def _limit_mW(self, gpu: Gpu) -> int | None:
+        nvml = self._nvml
+        return ask(nvml, None, lambda: nvml.nvmlDeviceGetPowerManagementLimit(gpu.handle))
+
+    def _find_means(self) -> str:
+        """Choose `means`; return the reason if nothing can be set, else an empty string."""
+        self.means = "locked clocks"
+        if why_not := self._try_setting():
+            if self._application_clocks(free=True):
+                self.means, why_not = "application clocks", ""
+                self._limit_known = False
+            elif path := self._environ.get(SOCKET):
+                alone = self._nvml
+                self._nvml = ZeusdNvml(alone, path)
+                if refused := self._try_setting():
+                    self._nvml = alone
+                    return f"{why_not}; and zeusd at {path} does not do it either: {refused}"
+                self.means, why_not = "zeusd", ""
+                if self._guard_nvml == "pynvml":
+                    self._guard_nvml = "tuner.workload.clocks.zeusd:from_environment"
+        elif not self._lockable() and self._application_clocks(free=False):
+            self.means = "application clocks"
+        return why_not
+
+    def _lockable(self) -> bool:
+        """Return True if the GPUs can lock clocks: Volta or later (NVML API)."""
+        nvml = self._nvml
+        return all(
+            tuple(ask(nvml, (7, 0), lambda: nvml.nvmlDeviceGetCudaComputeCapability(gpu.handle)))  # noqa: B023
+            >= (7, 0)
+            for gpu in self.gpus
+        )
+
+    def _application_clocks(self, *, free: bool) -> bool:
+        """Return True if every GPU has application clocks and, if `free`, any user may set them."""
+        nvml = self._nvml
+        for gpu in self.gpus:
+            try:
+                self._application_MHz(gpu)
+                restricted = nvml.nvmlDeviceGetAPIRestriction(
+                    gpu.handle, nvml.NVML_RESTRICTED_API_SET_APPLICATION_CLOCKS
+                )
+            except (nvml.NVMLError, AttributeError):
+                return False
+            if free and restricted != nvml.NVML_FEATURE_DISABLED:
+                return False
+        return True
+
+    def _application_MHz(self, gpu: Gpu) -> tuple[int, int]:
+        """Return the present application clocks: (memory, SM)."""
+        nvml = self._nvml
+        memory = nvml.nvmlDeviceGetApplicationsClock(gpu.handle, nvml.NVML_CLOCK_MEM)
+        return memory, nvml.nvmlDeviceGetApplicationsClock(gpu.handle, nvml.NVML_CLOCK_SM)
+
+    def _try_setting(self) -> str:
+        """Set the present values again, which is harmless, to find out if setting is permitted."""
+        nvml = self._nvml
+        for gpu in self.gpus:
+            try:
+                try:
+                    limit_mW = self._limits_mW[gpu.uuid]
+                    if limit_mW is None:
+                        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+                    nvml.nvmlDeviceSetPowerManagementLimit(gpu.handle, limit_mW)
+                except nvml.NVMLError_NotSupported:
+                    # Some cards take no limit, but still lock clocks, under the same permission.
+                    self._limit_known = False
+                    mode = nvml.nvmlDeviceGetPersistenceMode(gpu.handle)
+                    nvml.nvmlDeviceSetPersistenceMode(gpu.handle, mode)
+            except nvml.NVMLError_NoPermission:
+                return (
+                    f"setting clocks and power limits of GPU {gpu.index} needs root; let an "
+                    f"administrator start zeusd and name its socket in {SOCKET}, fix the clock "
+                    f"with: nvidia-smi -i {gpu.index} -lgc MIN,MAX, or permit application clocks "
+                    f"with: nvidia-smi -i {gpu.index} -acp 0; or run tuner as root (training then "
+                    "runs as the user who called sudo) or in a container with --cap-add SYS_ADMIN"
+                )
+            except nvml.NVMLError as error:
+                return f"GPU {gpu.index} ({gpu.name}) takes no settings: {error}"
+        return ""
+
+    def _supported(self) -> tuple[int, ...]:
+        """Return the SM clocks, ascending, MHz, of every GPU at its highest memory clock."""
+        nvml, common = self._nvml, None
+        for gpu in self.gpus:
+            try:
+                memory = max(nvml.nvmlDeviceGetSupportedMemoryClocks(gpu.handle))
+                clocks = nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu.handle, memory)
+            except (nvml.NVMLError, ValueError):
+                return ()
+            common = set(clocks) if common is None else common & set(clocks)
+        return tuple(sorted(common or ()))
+
+    def _snap(self, name: str, clock_MHz: int, offered: Sequence[int], notes: list[str]) -> int:
+        if not offered:
+            raise InputError(f"{name} cannot be set: {self.gpus[0].name} lists no clocks")
+        if not offered[0] <= clock_MHz <= offered[-1]:
+            legal = f"from {offered[0]} to {offered[-1]} on {self.gpus[0].name}"
+            raise InvalidValue(name, clock_MHz, legal)
+        nearest = min(offered, key=lambda clock: (abs(clock - clock_MHz), clock))
+        if (
+            nearest != clock_MHz
+            and (note := f"{name} {clock_MHz} snapped to {nearest}") not in notes
+        ):
+            notes.append(note)
+        return nearest
+
+    def _memory_clocks(self) -> tuple[int, ...]:
+        """Return the memory clocks that every GPU offers, ascending, MHz."""
+        nvml = self._nvml
+        lists = [
+            set(ask(nvml, (), lambda: nvml.nvmlDeviceGetSupportedMemoryClocks(gpu.handle)))  # noqa: B023
+            for gpu in self.gpus
+        ]
+        return tuple(sorted(set.intersection(*lists)))
+
+    def _per_gpu(self, name: str, value: Value, ranks: int) -> tuple[Value, ...]:
+        """Return one value per GPU. A tuple holds one per pipeline stage, a block of ranks.
+
+        GPUs that no rank uses take the last stage's.
+        """
+        stages = value if isinstance(value, tuple) else (value,)
+        if ranks % len(stages):
+            legal = f"one value, or one for each of stages that divide the {ranks} GPUs"
+            raise InvalidValue(name, value, legal)
+        each = ranks // len(stages)
+        values = [part for part in stages for _ in range(each)]
+        return tuple(values + [stages[-1]] * (len(self.gpus) - ranks))
+
+    def _clocks(self, name: str, value: Value, ranks: int, notes: list[str]) -> tuple[int, ...]:
+        """Convert a clock setting to one supported clock per GPU."""
+        offered = self.supported_clocks_MHz if name == "clock_MHz" else self._memory_clocks()
+        values = self._per_gpu(name, value, ranks)
+        if not all(isinstance(clock, int) for clock in values):
+            raise InvalidValue(name, value, "an integer, or one a pipeline stage")
+        return tuple(self._snap(name, int(clock), offered, notes) for clock in values)  # type: ignore[arg-type]
+
+    def _limits(self, value: Value, ranks: int) -> tuple[int, ...]:
+        """Convert a power limit to one per GPU, in milliwatts."""
+        if not self._limit_known:
+            raise InputError(f"power_limit_W cannot be set: {self.gpus[0].name} takes no limit")
+        limits = []
+        values = self._per_gpu("power_limit_W", value, ranks)
+        for gpu, watts in zip(self.gpus, values, strict=True):
+            if not isinstance(watts, int | float):
+                raise InvalidValue("power_limit_W", value, "a number of watts")
+            limit_mW = round(1000 * watts)
+            low, high = self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu.handle)
+            if not low <= limit_mW <= high:
+                legal = f"from {low / 1000:g} to {high / 1000:g} on {gpu.name}"
+                raise InvalidValue("power_limit_W", value, legal)
+            limits.append(limit_mW)
+        return tuple(limits)
+
+    # ---- the protocol
+
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+        for name in live:
+            if name not in LIVE:
+                raise UnknownName("live knob", name, LIVE)
+        if live and not self.can_set:
+            raise InputError(f"cannot set {live.key} here: {self.why_not}")
+        ranks = len(self.gpus) if ranks is None else min(ranks, len(self.gpus))
+        notes: list[str] = []
+        settings = dict(live)
+        wanted = _Wanted()
+        try:
+            for name in ("clock_MHz", "memory_clock_MHz"):
+                if name not in live:
+                    continue
+                value = live[name]
+                clocks = self._clocks(name, value, ranks, notes)
+                if isinstance(value, tuple):
+                    settings[name] = clocks[: ranks : ranks // len(value)]
+                else:
+                    settings[name] = clocks[0]
+                wanted = replace(wanted, **{name: clocks})
+            if "power_limit_W" in live:
+                wanted = replace(wanted, limit_mW=self._limits(live["power_limit_W"], ranks))
+            notes += self._notes(wanted)
+            self._change(wanted)
+        except (self._nvml.NVMLError, GovernorError) as error:
+            sentence = f"the GPUs did not take {live.key}: {error}"
+            try:
+                self.restore()
+            except GovernorError as worse:
+                sentence += f"; and {worse}"
+            raise GovernorError(sentence) from error
+        except GuardError as error:
+            raise GovernorError(f"{live.key} was not set: {error}") from error
+        return Applied(live, Settings(settings), tuple(notes))
+
+    def _notes(self, wanted: _Wanted) -> list[str]:
+        """Return the notes to show when clocks are first changed."""
+        if self.means == "application clocks":  # NVML tells the earlier ones
+            return []
+        first = not any(gpu.clocks_touched or gpu.memory_touched for gpu in self._touched.values())
+        unknown = wanted.memory_clock_MHz is not None or (
+            wanted.clock_MHz is not None and self._earlier_clocks_MHz is None
+        )
+        if not (first and unknown):
+            return []
+        return [
+            "NVML cannot tell whether clocks were locked before; the lock will be released "
+            "afterwards"
+        ]
+
+    def _change(self, wanted: _Wanted) -> None:
+        """Set every GPU; restore a knob that was changed and is no longer wanted."""
+        nvml, by_application = self._nvml, self.means == "application clocks"
+        sets_clock, sets_memory = wanted.clock_MHz is not None, wanted.memory_clock_MHz is not None
+        for gpu in self.gpus:
+            earlier = self._touched[gpu.uuid]
+            if (sets_clock or sets_memory) and by_application:
+                if earlier.application_clocks_MHz is None:
+                    stood = self._application_MHz(gpu)
+                    earlier = replace(earlier, application_clocks_MHz=stood)
+            else:
+                if sets_clock:
+                    earlier = replace(
+                        earlier, clocks_touched=True, locked_clocks_MHz=self._earlier_clocks_MHz
+                    )
+                if sets_memory:
+                    earlier = replace(earlier, memory_touched=True)
+            if wanted.limit_mW is not None:
+                earlier = replace(earlier, power_limit_mW=self._limits_mW[gpu.uuid])
+            self._touched[gpu.uuid] = earlier
+        self._tell_guard()
+        back = [
+            replace(
+                earlier,
+                clocks_touched=earlier.clocks_touched and not sets_clock,
+                memory_touched=earlier.memory_touched and not sets_memory,
+                application_clocks_MHz=None
+                if sets_clock or sets_memory
+                else earlier.application_clocks_MHz,
+                power_limit_mW=None if wanted.limit_mW is not None else earlier.power_limit_mW,
+            )
+            for earlier in self._touched.values()
+        ]
+        if problems := put_back(nvml, [earlier for earlier in back if earlier.touched]):
+            raise GovernorError("; ".join(problems))
+        for number, gpu in enumerate(self.gpus):
+            if by_application and (sets_clock or sets_memory):
+                stood = self._touched[gpu.uuid].application_clocks_MHz or (0, 0)
+                nvml.nvmlDeviceSetApplicationsClocks(
+                    gpu.handle,
+                    wanted.memory_clock_MHz[number] if wanted.memory_clock_MHz else stood[0],
+                    wanted.clock_MHz[number] if wanted.clock_MHz else stood[1],
+                )
+            else:
+                if wanted.memory_clock_MHz is not None:
+                    clock = wanted.memory_clock_MHz[number]
+                    nvml.nvmlDeviceSetMemoryLockedClocks(gpu.handle, clock, clock)
+                if wanted.clock_MHz is not None:
+                    clock = wanted.clock_MHz[number]
+                    nvml.nvmlDeviceSetGpuLockedClocks(gpu.handle, clock, clock)
+            if wanted.limit_mW is not None:
+                limit_mW = wanted.limit_mW[number]
+                nvml.nvmlDeviceSetPowerManagementLimit(gpu.handle, limit_mW)
+                if (now_mW := self._limit_mW(gpu)) != limit_mW:
+                    raise GovernorError(
+                        f"the power limit of GPU {gpu.index} is {now_mW} mW after {limit_mW} mW "
+                        "was set"
+                    )
+
+    def _tell_guard(self) -> None:
+        earlier = list(self._touched.values())
+        if not self._guard_nvml or not any(gpu.touched for gpu in earlier):
+            return
+        if self._guard is None:
+            self._guard = Guard(nvml=self._guard_nvml)
+        try:
+            self._guard.expect(earlier)
+        except GuardError:  # it was killed: a new one gets the same
+            self._guard.take_over()
+            self._guard = Guard(nvml=self._guard_nvml)
+            self._guard.expect(earlier)
+
+    def delivered(self) -> dict[str, float]:
+        return over_devices([clock_state(self._nvml, gpu) for gpu in self.gpus])
+
+    def restore(self) -> None:
+        if problems := put_back(self._nvml, list(self._touched.values())):
+            raise GovernorError("; ".join(problems))
+        self._touched = {gpu.uuid: Earlier(gpu.uuid) for gpu in self.gpus}
+        if self._guard is not None:
+            self._guard.done()
+            self._guard = None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.restore()
+        finally:
+            if self._guard is not None:  # restoring failed: the guard tries once more
+                self._guard.take_over()
+            ask(self._nvml, None, self._nvml.nvmlShutdown)
+
+
+def open_governor(cluster: Cluster, *, nvml: Any = None) -> Governor:
+    """Return the governor of this node: NVML's for GPUs, else a fixed one with its reason.
+
+    Raises:
+        InputError: the GPUs cannot be used as named (`tuner.workload.meters.gpus`).
+    """
+    if cluster.device.type == "cpu":
+        return FixedGovernor(
+            "this cluster has no GPUs, and joulefront sets the clocks of GPUs only; an "
+            "administrator can fix a processor's clock with: cpupower frequency-set"
+        )
+    try:
+        return NvmlGovernor(nvml=nvml)
+    except MeterError as error:
+        return FixedGovernor(f"clocks are set through NVML, and that is not to be had: {error}")
+
+
+def why_fixed(cluster: Cluster, *, nvml: Any = None) -> str:
+    """Return the reason for fixed live knobs, with the command for an administrator; else empty.
+
+    Empty where they can be set. Nothing is left changed.
+
+    Raises:
+        InputError: as `open_governor`.
+    """
+    governor = open_governor(cluster, nvml=nvml)
+    try:
+        return governor.why_not
+    finally:
+        governor.close()

@@ -1,0 +1,1 @@
+"""Windows and what they measure: step times, power, phases and their statistics."""

@@ -1,0 +1,220 @@
+"""Conversion of a window to a measurement: errors, cross-checks and delivered settings.
+
+Whatever a reader must know becomes a flag: a window cut short, a counter that is coarse for it, two
+sources that disagree, a clock that was held back. A setting that the devices did not take is no
+data point: it comes back as `NotApplied`, with what they did instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tuner.search_spaces.configuration import Settings
+from tuner.workload.measure.window import Window
+from tuner.workload.meters.base import PowerSample
+from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
+
+__all__ = ["delivered_of", "drift_of", "kept_steps", "measurement", "not_applied"]
+
+#: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
+#: nvmlDeviceGetPowerUsage), and so is what is integrated from it.
+AGREE = 0.05
+#: A window shorter than this number of updates of the energy counter is flagged.
+UPDATES = 20
+#: A clock this far from the one set was not taken: two percent, and at least a step of 15 MHz.
+CLOCK_SHARE, CLOCK_MHZ = 0.02, 16.0
+#: The number of step times of a window that a record keeps.
+KEPT_STEPS = 512
+#: Power above the limit by more than this share: the limit was not taken.
+LIMIT_SHARE = 0.05
+
+_CLOCKS = ("clock_MHz", "memory_clock_MHz")
+
+
+def kept_steps(times_s: Sequence[float]) -> tuple[float, ...]:
+    """Return the step times to record: of more than `KEPT_STEPS`, means of equal runs.
+
+    What does not fill a run is left out. A driver holds every record of its study, and windows of
+    fast steps have thousands of them.
+    """
+    each = -(-len(times_s) // KEPT_STEPS)
+    if each <= 1:
+        return tuple(times_s)
+    whole = len(times_s) // each * each
+    return tuple(sum(times_s[i : i + each]) / each for i in range(0, whole, each))
+
+
+def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, float]:
+    """Return mean clocks over a window: of all devices, and of each stage if set by stage.
+
+    Args:
+        samples: the window's; those in which the devices were idle throughout are passed over.
+        asked: the setting; a tuple holds one value a stage, and stages are blocks of devices.
+    """
+    busy = [s for s in samples if s.extra.get("utilisation", 1.0) > 0.0] or list(samples)
+    delivered: dict[str, float] = {}
+    for name in _CLOCKS:
+        values = [sample.extra[name] for sample in busy if name in sample.extra]
+        if values:
+            delivered[name] = sum(values) / len(values)
+        stages = asked.get(name)
+        if not isinstance(stages, tuple):
+            continue
+        devices = sorted(
+            {
+                key
+                for s in busy
+                for key in s.extra
+                if key.startswith("gpu")
+                and key.endswith(name)
+                and key[3:].partition("_")[2] == name
+            },
+            key=lambda key: int(key[3:].partition("_")[0]),
+        )
+        each = len(devices) // len(stages)
+        for stage in range(len(stages) if each else 0):
+            mine = devices[stage * each : (stage + 1) * each]
+            ran = [s.extra[key] for s in busy for key in mine if key in s.extra]
+            if ran:
+                delivered[f"{name}.{stage}"] = sum(ran) / len(ran)
+    return delivered
+
+
+def not_applied(
+    settings: Settings, delivered: dict[str, float], samples: Sequence[PowerSample], power_W: float
+) -> str:
+    """Return a sentence if the devices did not run as they were set, else an empty string.
+
+    A clock above the one set was not locked. One below it may be held back by power or heat, which
+    the devices tell as throttling: that is a delivered clock and a data point. Without any such
+    reason it was not taken either.
+    """
+    throttled = any(
+        value for s in samples for name, value in s.extra.items() if name.startswith("throttle")
+    )
+    for name in _CLOCKS:
+        asked = settings.get(name)
+        stages = asked if isinstance(asked, tuple) else (asked,)
+        for stage, clock in enumerate(stages):
+            key = f"{name}.{stage}" if isinstance(asked, tuple) else name
+            ran = delivered.get(key)
+            if not isinstance(clock, int | float) or ran is None:
+                continue
+            off_MHz = ran - clock
+            if abs(off_MHz) <= max(CLOCK_SHARE * clock, CLOCK_MHZ):
+                continue
+            if off_MHz > 0 or not throttled:
+                where = f" of stage {stage}" if isinstance(asked, tuple) else ""
+                return f"{name}{where} was set to {clock} and the devices ran at {ran:.0f} MHz"
+    limit_W = settings.get("power_limit_W")
+    devices = _devices(samples)
+    if isinstance(limit_W, int | float) and devices:
+        most_W = limit_W * devices * (1 + LIMIT_SHARE)
+        if power_W > most_W:
+            return (
+                f"power_limit_W was set to {limit_W} and the {devices} devices drew "
+                f"{power_W / devices:.0f} W each"
+            )
+    return ""
+
+
+def _devices(samples: Sequence[PowerSample]) -> int:
+    """Return the number of devices in the samples; 0 if no sample describes a device."""
+    several = {name for s in samples for name in s.extra if name.endswith("_power_W")}
+    if several:
+        return len(several)
+    return int(any("clock_MHz" in sample.extra for sample in samples))
+
+
+def _flags(
+    window: Window, policy: WindowPolicy, resolution_s: float, independent: bool
+) -> list[str]:
+    flags, length_s, samples = [], window.length_s, window.samples
+    if length_s < policy.min_s:
+        flags.append(f"window shorter than {policy.min_s:g} s")
+    for what, error, mean in (
+        ("step time", window.step_time_se_s, length_s / len(window.step_times_s)),
+        ("power", window.power_se_W, window.power_W),
+    ):
+        # A tenth more, since the last look came a sample or two before the window closed.
+        if error > 1.1 * policy.target_se * mean:
+            flags.append(
+                f"the window's limit came first: {what} is known to {100 * error / mean:.1f} %, "
+                f"not to {100 * policy.target_se:g} %"
+            )
+    if 0 < length_s < UPDATES * resolution_s:
+        flags.append(
+            f"window of {length_s:.2g} s is short for a counter that is updated every "
+            f"{1000 * resolution_s:.0f} ms"
+        )
+    sampled_J = window.sampled_energy_J
+    if independent and abs(sampled_J - window.energy_J) > AGREE * window.energy_J:
+        flags.append(
+            f"energy counter and integrated power differ by "
+            f"{100 * (sampled_J / window.energy_J - 1):+.1f} %"
+        )
+    for cause in sorted({name for s in samples for name in s.extra if name.startswith("throttle")}):
+        hit = sum(1 for s in samples if s.extra.get(cause))
+        if hit:
+            flags.append(f"{cause} in {hit} of {len(samples)} samples")
+    return flags
+
+
+def measurement(
+    live: Settings,
+    window: Window,
+    policy: WindowPolicy,
+    *,
+    settings: Settings | None = None,
+    began_s: float = 0.0,
+    notes: Sequence[str] = (),
+    resolution_s: float = 0.0,
+    independent: bool = False,
+) -> Measurement | NotApplied:
+    """Return the measurement of one live setting from its window.
+
+    Args:
+        live: the requested setting.
+        window: the measurement's window.
+        policy: the window's targets.
+        settings: the applied settings (the request, snapped to supported values); default `live`.
+        began_s: the probe's start on the window's clock, seconds.
+        notes: the governor's, which become flags.
+        resolution_s: the energy counter's update period.
+        independent: sampled power is another source than the energy (`MeterInfo.independent`).
+    """
+    set_to = live if settings is None else settings
+    delivered = delivered_of(window.samples, set_to)
+    if sentence := not_applied(set_to, delivered, window.samples, window.power_W):
+        return NotApplied(live, sentence, delivered)
+    steps = len(window.step_times_s)
+    temperatures = [s.extra["temperature_C"] for s in window.samples if "temperature_C" in s.extra]
+    return Measurement(
+        live=live,
+        steps=steps,
+        window_s=window.length_s,
+        step_time_s=window.length_s / steps,
+        step_time_se_s=window.step_time_se_s,
+        energy_J=window.energy_J,
+        power_W=window.power_W,
+        power_se_W=window.power_se_W,
+        delivered=delivered,
+        temperature_C=max(temperatures) if temperatures else None,
+        flags=(*notes, *_flags(window, policy, resolution_s, independent)),
+        step_times_s=kept_steps(window.step_times_s),
+        started_s=window.opened.time_s - began_s,
+        sampled_energy_J=window.sampled_energy_J if independent else math.nan,
+        beside_J=window.beside_J,
+        power_blocks_W=window.power_blocks_W,
+        phases_s=window.phases_s,
+    )
+
+
+def drift_of(measurements: Sequence[Measurement]) -> Drift | None:
+    """Return the drift between the first and the last visit of a setting visited twice."""
+    for first in measurements:
+        visits = [m for m in measurements if m.live == first.live]
+        if len(visits) > 1:
+            return Drift.between(visits[0], visits[-1])
+    return None

@@ -1,0 +1,48 @@
+"""Time of a step by phase, from the marks of the training program.
+
+A mark says which phase begins, and lasts until the next one. Names are a part of the step, or a
+part and where in the model it runs: `data`, `forward`, `backward`, `optimizer`, `communication` (of
+a pipeline), `forward.encoder`, `forward.language`, `backward.language`, `backward.encoder`. Between
+windows the ranks stand at a `boundary`: the hook marks that itself, and it belongs to no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+__all__ = ["BOUNDARY", "seconds_a_step", "within"]
+
+#: What the hook calls the wait for the agent at a window's boundary.
+BOUNDARY = "boundary"
+
+Mark = tuple[float, str]
+
+
+def within(marks: Sequence[Mark], opened_s: float, closed_s: float) -> tuple[Mark, ...]:
+    """Return a window's marks, beginning with the phase that was current when it opened.
+
+    Args:
+        marks: (time, phase that begins), in any order.
+        opened_s, closed_s: the window, on the marks' clock.
+    """
+    ordered = sorted(marks)
+    before = [name for at_s, name in ordered if at_s <= opened_s]
+    first = ((opened_s, before[-1]),) if before else ()
+    return (*first, *((at_s, name) for at_s, name in ordered if opened_s < at_s <= closed_s))
+
+
+def seconds_a_step(
+    marks: Sequence[Mark], opened_s: float, closed_s: float, steps: int
+) -> dict[str, float]:
+    """Return the mean seconds per step in each phase of a window, longest first.
+
+    The waits at boundaries are left out, so the values sum to a little less than the step time.
+    Empty where the program marks nothing.
+    """
+    seconds: dict[str, float] = {}
+    inside = within(marks, opened_s, closed_s)
+    for (begins_s, name), (ends_s, _) in pairwise([*inside, (closed_s, BOUNDARY)]):
+        if name != BOUNDARY:
+            seconds[name] = seconds.get(name, 0.0) + (ends_s - begins_s) / steps
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))

@@ -1,0 +1,116 @@
+"""Uncertainty of a window's means: errors of correlated series, and energy from sampled power.
+
+Neighbouring steps and neighbouring power samples are alike, so the plain standard error of their
+mean promises too much; every error here is widened by their autocorrelation. Power also follows
+each step's phases, up and down; its blocks are therefore whole steps, over which the phases cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tuner.workload.meters.base import PowerSample
+
+__all__ = [
+    "Z90",
+    "block_edges",
+    "block_powers",
+    "integrate",
+    "log_error",
+    "log_interval",
+    "standard_error",
+]
+
+#: Half the width of a 90 % interval in standard errors (normal distribution).
+Z90 = 1.6448536269514722
+
+#: A block holds at least this much time: five samples of the timeline's 100 ms.
+BLOCK_S = 0.5
+
+
+def log_interval(log: float, se: float, per: float = 1.0) -> tuple[float, float]:
+    """Return the 90 % interval of `per` times a quantity, given mean and error of its logarithm."""
+    return per * math.exp(log - Z90 * se), per * math.exp(log + Z90 * se)
+
+
+def log_error(interval: tuple[float, float]) -> float:
+    """Return the standard error of the logarithm behind a 90 % interval; 0 if undetermined."""
+    low, high = interval
+    return math.log(high / low) / (2 * Z90) if low > 0 and math.isfinite(high) else 0.0
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    """Return the standard error of the mean of a series with correlated neighbours.
+
+    The variance of the mean is widened by (1 + r) / (1 - r), r the lag-1 autocorrelation where it
+    is positive (the effective sample size of an AR(1) series; Zieba 2010, "Effective number of
+    observations and unbiased estimators of variance for autocorrelated data"). NaN below 2 values.
+    """
+    series = np.asarray(values, dtype=float)
+    if series.size < 2:
+        return math.nan
+    centred = series - series.mean()
+    squares = float(centred @ centred)
+    if squares <= 1e-24 * float(series @ series):  # equal but for rounding
+        return 0.0
+    lag1 = min(max(float(centred[1:] @ centred[:-1]) / squares, 0.0), 0.95)
+    variance = squares / (series.size - 1)
+    return math.sqrt(variance / series.size * (1 + lag1) / (1 - lag1))
+
+
+def block_edges(
+    opened_s: float, ends_s: Sequence[float], *, least_s: float = BLOCK_S
+) -> tuple[float, ...]:
+    """Return times that cut a window into blocks of whole steps, each of at least `least_s`.
+
+    Args:
+        opened_s: when the window opened.
+        ends_s: when each step ended.
+
+    Returns:
+        The opening and the end of each block; what is left over belongs to the last block.
+    """
+    edges = [opened_s]
+    for end_s in ends_s:
+        if end_s - edges[-1] >= least_s:
+            edges.append(end_s)
+    if ends_s and edges[-1] < ends_s[-1]:
+        if len(edges) > 1:
+            edges[-1] = ends_s[-1]
+        else:
+            edges.append(ends_s[-1])
+    return tuple(edges)
+
+
+def _energies(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np.ndarray:
+    """Return the joules between edges: power linear between samples, constant beyond the outermost.
+
+    Shape (len(edges_s) - 1,).
+    """
+    times = np.array([sample.time_s for sample in samples])
+    power = np.array([sample.power_W for sample in samples])
+    edges = np.asarray(edges_s, dtype=float)
+    inside = (times > edges[0]) & (times < edges[-1])
+    grid = np.union1d(times[inside], edges)
+    drawn = np.interp(grid, times, power)
+    total = np.concatenate([[0.0], np.cumsum(np.diff(grid) * (drawn[1:] + drawn[:-1]) / 2)])
+    result: np.ndarray = np.diff(total[np.searchsorted(grid, edges)])
+    return result
+
+
+def integrate(samples: Sequence[PowerSample], start_s: float, end_s: float) -> float:
+    """Return the joules of sampled power between two times; NaN with fewer than 3 samples."""
+    if sum(start_s <= sample.time_s <= end_s for sample in samples) < 3:
+        return math.nan
+    return float(_energies(samples, (start_s, end_s))[0])
+
+
+def block_powers(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np.ndarray:
+    """Return the mean power between edges, watts; empty with fewer than 3 samples."""
+    if len(edges_s) < 2 or math.isnan(integrate(samples, edges_s[0], edges_s[-1])):
+        return np.empty(0)
+    powers: np.ndarray = _energies(samples, edges_s) / np.diff(edges_s)
+    return powers

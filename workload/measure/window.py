@@ -1,0 +1,440 @@
+"""One window: from boundary to boundary, whole optimizer steps, time and energy of the same span.
+
+The ranks run freely between two boundaries that the `Conductor` names; at a boundary every rank has
+finished its device's work and waits, so what the counters read belongs to the steps in between and
+to nothing else. A window closes when the standard errors of step time and power are small enough,
+or when its time is up, never before its least length.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tuner.workload.measure.phases import seconds_a_step
+from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
+from tuner.workload.meters.base import Meter, PowerSample, Reading
+from tuner.workload.node.rank_group import Event, Ranks
+from tuner.workload.probe import Failure, WindowPolicy
+
+__all__ = ["Conductor", "ProbeFailed", "WarmUp", "Window"]
+
+#: Warm-up is judged by blocks of whole steps this long (a step where steps are longer), ...
+WARM_BLOCK_S = 0.2
+#: ... of which neighbours must agree so far. Recorded runs lie within 2 % of their mean after two
+#: steps (p95 of 13,303 iterations of the Perseus artifact); see docs/measuring.md.
+WARM_SPREAD = 0.03
+#: It ends here, stable or not: blocks, and seconds.
+WARM_BLOCKS_MAX, WARM_MAX_S = 20, 60.0
+
+
+class ProbeFailed(Exception):
+    """Exception that carries a probe's `Failure` to the code that writes the record."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Steps before the first window.
+
+    Attributes:
+        step_times_s: wall time of each step.
+        step_time_s: mean of the last block: what to expect of the next step.
+        stable: False where it ended by its limit.
+    """
+
+    step_times_s: tuple[float, ...]
+    step_time_s: float
+    stable: bool
+
+
+@dataclass(frozen=True)
+class Window:
+    """Measurements between two boundaries.
+
+    Attributes:
+        opened, closed: the meter's readings at the two boundaries.
+        step_times_s: wall time of each step, as the last rank finished it.
+        ends_s: when each step ended (CLOCK_MONOTONIC).
+        samples: the power samples between the boundaries.
+        beside_J: the same span by the meters of other scopes, joules.
+        phases_s: mean seconds that a step spent in each phase.
+    """
+
+    opened: Reading
+    closed: Reading
+    step_times_s: tuple[float, ...]
+    ends_s: tuple[float, ...] = ()
+    samples: tuple[PowerSample, ...] = ()
+    beside_J: Mapping[str, float] = field(default_factory=dict)
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def length_s(self) -> float:
+        """Length of the window, seconds."""
+        return self.closed.time_s - self.opened.time_s
+
+    @property
+    def energy_J(self) -> float:
+        """Energy of the window by the meter, joules."""
+        return self.closed.energy_J - self.opened.energy_J
+
+    @property
+    def power_W(self) -> float:
+        """Mean power of the window, watts."""
+        return self.energy_J / self.length_s
+
+    @property
+    def step_time_se_s(self) -> float:
+        """Standard error of the mean step time, seconds; NaN with a single step."""
+        return standard_error(self.step_times_s)
+
+    @property
+    def power_blocks_W(self) -> tuple[float, ...]:
+        """Mean power of blocks of whole steps, watts; their mean is `power_W`.
+
+        The samples tell how power was spread over the window, the counter how much it was: where
+        the two sources differ, the blocks are scaled to the counter.
+        """
+        edges = block_edges(self.opened.time_s, self.ends_s)
+        blocks = block_powers(self.samples, edges)
+        if not blocks.size:
+            return ()
+        sampled_W = float(blocks @ np.diff(edges)) / (edges[-1] - edges[0])
+        scale = self.power_W / sampled_W if sampled_W > 0 else 1.0
+        return tuple(float(block) * scale for block in blocks)
+
+    @property
+    def power_se_W(self) -> float:
+        """Standard error of the mean power, watts; NaN with fewer than two blocks."""
+        return standard_error(self.power_blocks_W)
+
+    @property
+    def sampled_energy_J(self) -> float:
+        """Energy of the window by integrated samples, joules; NaN with too few samples."""
+        return integrate(self.samples, self.opened.time_s, self.closed.time_s)
+
+
+class Conductor:
+    """Lead of the ranks of one probe from boundary to boundary.
+
+    Args:
+        group: the ranks.
+        deadline_s: CLOCK_MONOTONIC at which the probe is out of time.
+        step_limit_s: a step that takes longer than this is a hang.
+        explain_exit: turns a rank's exit code into a Failure.
+        cancelled: asked often; True ends the probe.
+        clock: CLOCK_MONOTONIC, seconds.
+    """
+
+    def __init__(
+        self,
+        group: Ranks,
+        *,
+        deadline_s: float,
+        step_limit_s: float,
+        explain_exit: Callable[[int, int], Failure],
+        cancelled: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._group, self._deadline_s = group, deadline_s
+        self._step_limit_s, self._explain_exit = step_limit_s, explain_exit
+        self._cancelled, self._clock = cancelled, clock
+        self.done = 0  # steps all ranks have done
+        self.peaks: list[dict[str, int]] = []
+        self.phases: list[tuple[float, str]] = []
+        self.facts: dict[str, Any] = {}  # of the program, where a launch asks for them
+        self._last_at_s = 0.0
+        self._over = False
+        #: True if every rank has ended without an error before it was stopped.
+        self.ended_by_itself = False
+
+    def first_step(self) -> float:
+        """Wait for the first step of all ranks; return its end on CLOCK_MONOTONIC."""
+        self._wait_boundary(1)
+        return self._last_at_s
+
+    def run(self, steps: int) -> tuple[float, ...]:
+        """Run `steps` more steps on all ranks; return each step's wall time, seconds."""
+        return self._run(steps)[0]
+
+    def _run(self, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Run `steps` more steps; return each step's wall time and each step's end."""
+        target = self.done + steps
+        began = self._clock()
+        self._group.send(f"run {target}")
+        ends = self._wait_boundary(target)
+        return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
+
+    def warm_up(self) -> WarmUp:
+        """Run until the step time is stable.
+
+        Steps are judged in blocks of at least `WARM_BLOCK_S`. It is stable when two neighbouring
+        blocks agree to `WARM_SPREAD`, or when the last four go up and down in turn: what is left is
+        then noise and no trend. The first step after a start is not among them (`first_step`).
+        """
+        times: list[float] = []
+        blocks: list[float] = []
+        began_s = self._clock()
+        while len(blocks) < WARM_BLOCKS_MAX and self._clock() - began_s < WARM_MAX_S:
+            block: list[float] = []
+            while sum(block) < WARM_BLOCK_S:
+                block += self.run(1)
+            times += block
+            blocks.append(sum(block) / len(block))
+            if _stable(blocks):
+                return WarmUp(tuple(times), blocks[-1], True)
+        return WarmUp(tuple(times), blocks[-1], False)
+
+    def settle(self, seconds: float, step_time_s: float) -> None:
+        """Run under a new live setting without measuring."""
+        if seconds > 0:
+            self.run(max(1, math.ceil(seconds / step_time_s)))
+
+    def measure(
+        self,
+        meter: Meter,
+        policy: WindowPolicy,
+        step_time_s: float,
+        *,
+        samples: Callable[[], Sequence[PowerSample]] = tuple,
+        beside: Sequence[Meter] = (),
+    ) -> Window:
+        """Measure one window under the current setting.
+
+        Args:
+            meter: read at both boundaries, while all ranks wait.
+            policy: least and greatest length, and the errors that end it.
+            step_time_s: expected, from the warm-up.
+            samples: the power timeline as far as it has come.
+            beside: meters of other scopes, read at the same boundaries.
+        """
+        times: list[float] = []
+        ends: list[float] = []
+        others = [other.boundary(opens=True) for other in beside]
+        opened = meter.boundary(opens=True)
+        while True:
+            now_s = ends[-1] if ends else opened.time_s
+            window = Window(
+                opened,
+                Reading(now_s, opened.energy_J),
+                tuple(times),
+                tuple(ends),
+                _between(samples(), opened.time_s, now_s),
+            )
+            missing_s = _missing_s(policy, window)
+            if missing_s <= 0:
+                break
+            steps = max(1, math.ceil(missing_s / step_time_s), policy.min_steps - len(times))
+            more, when = self._run(steps)
+            times += more
+            ends += when
+            step_time_s = sum(times) / len(times)
+        closed = meter.boundary(opens=False)
+        return Window(
+            opened,
+            closed,
+            tuple(times),
+            tuple(ends),
+            _between(samples(), opened.time_s, closed.time_s),
+            {
+                other.info.name: other.boundary(opens=False).energy_J - first.energy_J
+                for other, first in zip(beside, others, strict=True)
+            },
+            seconds_a_step(self.phases, opened.time_s, closed.time_s, len(times)),
+        )
+
+    def run_to_end(
+        self,
+        on_step: Callable[[int, float], None],
+        on_wait: Callable[[], None] = lambda: None,
+        wait_s: float = 0.5,
+    ) -> None:
+        """Let the program run until it ends by itself, however long its steps are.
+
+        Args:
+            on_step: called with each step that all ranks have done, and when the last one had.
+            on_wait: called at least every `wait_s` seconds.
+
+        Raises:
+            ProbeFailed: a rank failed, or it was cancelled.
+        """
+        self._group.send("run 1000000000")
+        done: dict[int, list[float]] = {}
+        ended: set[int] = set()
+        while len(ended) < self._group.size:
+            if self._cancelled():
+                raise ProbeFailed(Failure("cancelled", "it was cancelled"))
+            event = self._group.next_event(wait_s)
+            on_wait()
+            if event is None:
+                continue
+            if event.kind == "step":
+                ends = done.setdefault(event.step, [])
+                ends.append(event.time_s)
+                if len(ends) == self._group.size:
+                    self.done = event.step
+                    on_step(event.step, max(done.pop(event.step)))
+            elif event.kind == "phase" and event.detail is not None and event.rank == 0:
+                self.phases.append((event.time_s, str(event.detail["name"])))
+            elif event.kind == "peak" and event.detail is not None:
+                self.peaks.append(dict(event.detail))
+            elif event.kind == "fail" or (
+                event.kind == "exit" and event.detail is not None and event.detail["code"]
+            ):
+                raise ProbeFailed(self._explain(event))
+            elif event.kind == "exit":
+                ended.add(event.rank)
+        self._over = True
+
+    def finish(self) -> None:
+        """Stop the ranks and gather their peaks; a rank that does not stop is killed later."""
+        if self._over:  # they have ended by themselves
+            return
+        self._group.send("quit")
+        ended: set[int] = set()
+        until = min(self._deadline_s, self._clock() + 5.0)
+        while len(ended) < self._group.size and self._clock() < until:
+            event = self._group.next_event(until - self._clock())
+            if event is None:
+                break
+            if event.kind == "peak" and event.detail is not None:
+                self.peaks.append(dict(event.detail))
+            if event.kind in ("end", "exit"):
+                ended.add(event.rank)
+
+    def _wait_boundary(self, target: int) -> list[float]:
+        """Wait until all ranks are at step `target`; return the end of each step until then."""
+        arrived: set[int] = set()
+        ends: dict[int, float] = {}
+        while len(arrived) < self._group.size:
+            now = self._clock()
+            limit = min(self._deadline_s, now + self._step_limit_s)
+            event = self._next(limit)
+            if event.kind in ("step", "at"):
+                ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
+            if event.kind == "at":
+                arrived.add(event.rank)
+        self.done = target
+        self._last_at_s = ends[target]
+        return [ends[step] for step in sorted(ends)]
+
+    def _next(self, limit_s: float) -> Event:
+        """Return the next event; raise a failure with the best explanation."""
+        while True:
+            if self._cancelled():
+                raise ProbeFailed(Failure("cancelled", "the probe was cancelled"))
+            now = self._clock()
+            if now >= limit_s:
+                if now >= self._deadline_s:
+                    raise ProbeFailed(
+                        Failure("time_limit", f"out of time after {self.done} optimizer steps")
+                    )
+                raise ProbeFailed(
+                    Failure(
+                        "hang",
+                        f"no optimizer step within {self._step_limit_s:.0f} s, "
+                        f"after {self.done} steps",
+                    )
+                )
+            event = self._group.next_event(min(0.5, limit_s - now))
+            if event is None:
+                continue
+            if event.kind == "phase" and event.detail is not None:
+                if event.rank == 0:
+                    self.phases.append((event.time_s, str(event.detail["name"])))
+                continue
+            if event.kind == "facts" and event.detail is not None:
+                self.facts = self.facts if event.rank else dict(event.detail)
+                continue
+            if event.kind in ("fail", "end", "exit"):
+                raise ProbeFailed(self._explain(event))
+            return event
+
+    def _explain(self, first: Event) -> Failure:
+        """Return the cause among the reports of failing ranks: peers of a dead rank fail too."""
+        events = [first]
+        began = self._clock()
+        while len({e.rank for e in events if e.kind == "exit"}) < self._group.size:
+            # A rank that told an effect exits after it; only other ranks can bring the cause.
+            told = {e.rank for e in events if e.detail is not None and e.detail.get("effect")}
+            heard = any(e.kind in ("fail", "exit") and e.rank not in told for e in events)
+            wait_s = 1.0 if heard else self._group.patience_s
+            event = self._group.next_event(began + wait_s - self._clock())
+            if event is None:
+                break
+            events.append(event)
+        causes: list[Failure] = []
+        effects: list[Failure] = []
+        spoke = {event.rank for event in events if event.kind == "fail"}
+        for event in events:
+            if event.detail is None:
+                continue
+            if event.kind == "fail":
+                said = Failure(event.detail["kind"], event.detail["message"])
+                (effects if event.detail.get("effect") else causes).append(said)
+            elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
+                causes.append(self._explain_exit(event.rank, int(event.detail["code"])))
+        order = ("node", "out_of_memory", "refused", "crash")
+        # Stable: among causes of one kind the first that was heard is the cause.
+        causes.sort(key=lambda failure: order.index(failure.kind))
+        causes += effects
+        if causes:
+            return causes[0]
+        self.ended_by_itself = self._over = True
+        return Failure(
+            "crash",
+            f"the program ended by itself after {self.done} optimizer steps, before the "
+            "measurement was complete; give it more steps than the probe needs",
+        )
+
+
+def _between(
+    samples: Sequence[PowerSample], start_s: float, end_s: float
+) -> tuple[PowerSample, ...]:
+    return tuple(sample for sample in samples if start_s <= sample.time_s <= end_s)
+
+
+def _excess(policy: WindowPolicy, window: Window) -> float:
+    """Return the ratio of the worse standard error to the target, ignoring unknown errors."""
+    edges = block_edges(window.opened.time_s, window.ends_s)
+    worst = 0.0
+    for values in (np.array(window.step_times_s), block_powers(window.samples, edges)):
+        error = standard_error(values)
+        if not math.isnan(error) and (mean := float(values.mean())) > 0:
+            worst = max(worst, error / (policy.target_se * mean))
+    return worst
+
+
+def _missing_s(policy: WindowPolicy, window: Window) -> float:
+    """Return the seconds that a window still lacks; 0 if it is complete."""
+    length_s = window.length_s
+    if length_s < policy.min_s or len(window.step_times_s) < policy.min_steps:
+        # 2 % more than asked, so that slightly fast steps do not cost another boundary.
+        return max((policy.min_s - length_s) * 1.02, 1e-3)
+    if length_s >= policy.max_s:
+        return 0.0
+    excess = _excess(policy, window)
+    if excess <= 1.0:
+        return 0.0
+    # The error falls with the root of the length: go half of the way that this promises, then look.
+    return min(length_s * (excess**2 - 1) / 2, policy.max_s - length_s, policy.min_s)
+
+
+def _stable(blocks: Sequence[float]) -> bool:
+    """Return True if the step time of the blocks has settled (see `Conductor.warm_up`)."""
+    if len(blocks) < 2:
+        return False
+    if abs(blocks[-1] - blocks[-2]) <= WARM_SPREAD * min(blocks[-2:]):
+        return True
+    steps = [b - a for a, b in pairwise(blocks[-4:])]
+    return len(steps) == 3 and all(a * b < 0 for a, b in pairwise(steps))

@@ -1,0 +1,1 @@
+"""Running a probe on several nodes as one."""

@@ -1,0 +1,243 @@
+"""Fork server: imports the frameworks once, before a device is used, and forks the ranks.
+
+A node agent starts it by path (`fork_server.py FD`) and speaks JSON lines over the socket:
+"prepare" imports modules and loads DeepSpeed ops, "spawn" forks the ranks of a probe, "kill" ends
+them with all that they started, and the end of a rank is reported when it happens. What a rank then
+runs is the package `hook` beside this file, by path too: nothing else of joulefront is imported,
+here or in a rank. The closing socket says that the agent is gone; then nothing of the server is
+left.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any, NoReturn
+
+HOOK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hook")
+#: Processes that outlive SIGKILL for longer, in a driver's call, are left to the kernel, seconds.
+KILL_LIMIT_S = 4.0
+#: The agent waits as long for a build.
+STALE_LOCK_S = 900.0
+hook: Any = runpy.run_path(os.path.join(HOOK, "__main__.py"))["load"]()
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
+    """Leave everything of the server behind, in the forked child."""
+    os.setpgid(0, group)
+    _die_with_parent()
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    # The agent has removed what had this name; O_NOFOLLOW: a link put there since is not followed.
+    log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.closerange(3, 1024)
+    os.environ.clear()
+    os.environ.update(spec["env"])
+    os.chdir(spec["cwd"])
+    if spec.get("cpus"):
+        os.sched_setaffinity(0, spec["cpus"])
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # if memory runs out, the kernel ends a rank rather than the agent
+    except OSError:
+        pass
+    if spec.get("fresh"):
+        os.execve(
+            sys.executable,
+            [sys.executable, "-P", os.path.join(HOOK, "__main__.py"), "rank", _visible(spec)],
+            dict(spec["env"]),
+        )
+    hook.run_rank(spec)
+    raise AssertionError("a rank does not return")
+
+
+def _visible(spec: dict[str, Any]) -> str:
+    """Return a rank's specification without its environment, which may hold secrets.
+
+    A command line is shown to every user of the machine (`ps`), an environment is not.
+    """
+    return json.dumps({name: value for name, value in spec.items() if name != "env"})
+
+
+def _prepare(request: dict[str, Any]) -> dict[str, Any]:
+    """Import modules and load DeepSpeed ops, so that ranks forked later find them done."""
+    began = time.monotonic()
+    for name in request.get("imports", ()):
+        importlib.import_module(name)
+    for name in request.get("optional", ()):
+        # In another release of the framework it may be elsewhere; the rank then imports it itself.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for name in request.get("ops", ()):
+        _load_op(name, own_folder=request["own_folder"])
+    torch = sys.modules.get("torch")
+    used = torch is not None and torch.cuda.is_initialized()
+    return {"prepared_s": time.monotonic() - began, "device_touched": bool(used)}
+
+
+def _load_op(name: str, *, own_folder: bool) -> None:
+    """Build and load one DeepSpeed op, alone on this machine.
+
+    A process killed while it builds leaves a lock behind that every later build waits for without
+    end. In joulefront's own folder and under its own lock no other build is alive, so a lock that
+    is found there is removed. In a folder of the user's it may be of another program's build.
+
+    Raises:
+        RuntimeError: a lock in the user's folder is older than a build takes.
+    """
+    from deepspeed.ops import op_builder
+
+    folder = os.environ["TORCH_EXTENSIONS_DIR"]
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "joulefront.lock"), "w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        for parent, _, files in os.walk(folder):
+            lock = os.path.join(parent, "lock")
+            if "lock" in files and own_folder:
+                os.unlink(lock)
+            elif "lock" in files and time.time() - os.stat(lock).st_mtime > STALE_LOCK_S:
+                raise RuntimeError(
+                    f"{lock} is more than {STALE_LOCK_S / 60:.0f} minutes old, so the build that "
+                    "made it was probably killed; remove it if no other program builds there"
+                )
+        builder = getattr(op_builder, name)()
+        builder.load(verbose=False)
+    # DeepSpeed's CPU Adam asks what processor this is each time it is made, which takes a second of
+    # two processes' time. The answer does not change: forked ranks inherit it.
+    with contextlib.suppress(ImportError):
+        cpuinfo = importlib.import_module("cpuinfo")
+        known = cpuinfo.get_cpu_info()
+        cpuinfo.get_cpu_info = lambda: dict(known)  # type: ignore[attr-defined]
+
+
+class ForkServer:
+    """Server of one agent over one socket until the socket closes; then nothing of it is left."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = b""
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def serve(self) -> None:
+        """Answer the agent's requests until the socket closes."""
+        # Not tied to the parent by PR_SET_PDEATHSIG: that watches the *thread* that started us,
+        # which may be a short-lived one. The closing socket says that the agent is gone.
+        with contextlib.suppress(OSError, AttributeError):
+            # What ranks leave behind becomes this process's child, so that the agent finds it.
+            ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
+        try:
+            while True:
+                watched: list[Any] = [self._connection, wake_read]
+                ready, _, _ = select.select(watched, [], [])
+                if wake_read in ready:
+                    os.read(wake_read, 4096)
+                    self._reap()
+                if self._connection in ready:
+                    chunk = self._connection.recv(65536)
+                    if not chunk:
+                        return
+                    self._buffer += chunk
+                    while b"\n" in self._buffer:
+                        line, self._buffer = self._buffer.split(b"\n", 1)
+                        self._handle(json.loads(line))
+        finally:
+            self._kill_all()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            with contextlib.suppress(OSError):  # the agent may be gone
+                self._send({"exit": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _kill_all(self) -> None:
+        """SIGKILL everything below this process, in whatever process group or session it is.
+
+        Only children are signalled: the pid of a child belongs to it until it is reaped here, so
+        the signal cannot reach a process of someone else that was given the same number. The
+        children of a killed process become children of this one (PR_SET_CHILD_SUBREAPER) and are
+        next.
+        """
+        deadline_s = time.monotonic() + KILL_LIMIT_S
+        while (left := _children()) and time.monotonic() < deadline_s:
+            for pid in left:
+                with contextlib.suppress(PermissionError):  # a program with the setuid bit
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+            self._reap()
+
+    def _handle(self, request: dict[str, Any]) -> None:
+        try:
+            if request["op"] == "prepare":
+                self._send(_prepare(request))
+            elif request["op"] == "spawn":
+                self._send({"spawned": self._spawn(request["ranks"])})
+            elif request["op"] == "kill":
+                self._kill_all()
+                self._send({"killed": not _children()})
+        except Exception as error:
+            self._send(
+                {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+            )
+
+    def _spawn(self, specs: list[dict[str, Any]]) -> dict[str, Any]:
+        group, pids = 0, []
+        for spec in specs:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    _become_rank(spec, group)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(70)
+            group = group or pid
+            with contextlib.suppress(OSError):  # the child did it first, or is gone
+                os.setpgid(pid, group)
+            pids.append(pid)
+        return {"pids": pids}
+
+
+def _children() -> list[int]:
+    """Return the pids of this process's children that have not been reaped."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+            found += [int(word) for word in file.read().split()]
+    return found
+
+
+if __name__ == "__main__":
+    ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()

@@ -1,0 +1,167 @@
+"""Cores and memory of this host that this process may use, from the kernel's files.
+
+A container or a batch system often grants less than the machine has, through the affinity or the
+control group (version 1 or 2). Only the granted part counts here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tuner.search_spaces.errors import InputError
+
+__all__ = ["CpuContention", "busy_ticks", "host_memory", "usable_cores"]
+
+#: Share of the cores that others may use before a window says so. The agent, Ray and the driver are
+#: among them and take 1 or 2 %.
+CONTENTION_SHARE = 0.10
+
+
+def busy_ticks(cpus: Iterable[int], stat: str | Path = "/proc/stat") -> dict[int, int]:
+    """Return busy ticks since boot of these cores; a core that is switched off has none.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is not such a table.
+    """
+    wanted = frozenset(cpus)
+    ticks: dict[int, int] = {}
+    # Ten times a second beside the training: a plain read, and no line more than needed.
+    with open(stat, "rb", buffering=0) as file:
+        data = file.read()
+    for line in data.splitlines():
+        if not line.startswith(b"cpu"):
+            break  # the cores come first, after their sum
+        name, *fields = line.split(maxsplit=8)
+        if name != b"cpu" and int(name[3:]) in wanted:
+            # user nice system idle iowait irq softirq ...; guest time is inside user, and
+            # steal is another machine's work (man 5 proc_stat).
+            user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[:7])
+            ticks[int(name[3:])] = user + nice + system + irq + softirq
+    return ticks
+
+
+class CpuContention:
+    """Use of the cores by processes other than the given ones, from construction on.
+
+    Time and estimated energy of a job on shared cores are not the job's alone; a window that others
+    disturbed must say so.
+
+    Args:
+        pids: the processes that are not others (all their threads count).
+        cpus: the cores.
+        proc: where the kernel's files stand.
+    """
+
+    def __init__(
+        self, pids: Iterable[int], cpus: Iterable[int], *, proc: str | Path = "/proc"
+    ) -> None:
+        self._pids, self._cpus, self._proc = tuple(pids), frozenset(cpus), Path(proc)
+        self._began_s = time.monotonic()
+        self._busy, self._own = self._ticks()
+
+    def _ticks(self) -> tuple[int, int]:
+        busy = sum(busy_ticks(self._cpus, self._proc / "stat").values())
+        own = 0
+        for pid in self._pids:
+            with contextlib.suppress(OSError):  # it has ended: its last share counts as others'
+                # utime and stime, fields 14 and 15 (man 5 proc_pid_stat); the name may hold spaces.
+                fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+                own += int(fields[11]) + int(fields[12])
+        return busy, own
+
+    def share(self, elapsed_s: float | None = None) -> float:
+        """Return the share of the cores' time since construction that others used, 0 to 1."""
+        busy, own = self._ticks()
+        elapsed_s = time.monotonic() - self._began_s if elapsed_s is None else elapsed_s
+        ticks = elapsed_s * os.sysconf("SC_CLK_TCK") * len(self._cpus)
+        others = (busy - self._busy) - (own - self._own)
+        return min(max(others / ticks, 0.0), 1.0) if ticks > 0 else 0.0
+
+    def note(self) -> str:
+        """Return a phrase if others used more than a tenth of the cores, else an empty string."""
+        share = self.share()
+        if share <= CONTENTION_SHARE:
+            return ""
+        return f"other processes used {share:.0%} of the cores meanwhile"
+
+
+def _cgroup_folders(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
+    """Return the folders of this process's control group, leaf to root, version 2 and 1."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        top = cgroup / controller if names else cgroup
+        folder = top / path.lstrip("/")
+        yield folder
+        yield from (parent for parent in folder.parents if parent.is_relative_to(top))
+
+
+def _number(file: Path) -> float | None:
+    """Return the first number of a file; None if there is none or it says "max"."""
+    try:
+        return float(file.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def usable_cores(
+    *,
+    proc: str | Path = "/proc",
+    cgroup: str | Path = "/sys/fs/cgroup",
+    affinity: Iterable[int] | None = None,
+) -> int:
+    """Return the cores this process may use, by affinity and control group quota; at least 1.
+
+    Args:
+        proc, cgroup: where the kernel's files stand.
+        affinity: the cores the kernel lets it run on; None asks.
+    """
+    cores = len(set(os.sched_getaffinity(0) if affinity is None else affinity))
+    for folder in _cgroup_folders(Path(proc), Path(cgroup), "cpu"):
+        quota = _number(folder / "cpu.max")  # version 2: "QUOTA PERIOD" or "max PERIOD"
+        if quota is not None:
+            period = float((folder / "cpu.max").read_text().split()[1])
+        else:
+            quota = _number(folder / "cpu.cfs_quota_us")  # version 1: -1 where there is no limit
+            period = _number(folder / "cpu.cfs_period_us") or 100_000.0
+        if quota is not None and quota > 0:
+            cores = min(cores, math.floor(quota / period))
+    return max(1, cores)
+
+
+def host_memory(
+    *, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgroup"
+) -> tuple[int, int]:
+    """Return the memory this process may use, and the part of it that is free, bytes.
+
+    Raises:
+        InputError: /proc/meminfo cannot be read.
+    """
+    info: dict[str, int] = {}
+    try:
+        for line in (Path(proc) / "meminfo").read_text().splitlines():
+            name, value = line.split(":", 1)
+            info[name] = int(value.split()[0]) * 1024  # it says kB and means KiB
+        total, free = info["MemTotal"], info["MemAvailable"]
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise InputError(f"the memory of this machine cannot be read: {error!r}") from error
+    for folder in _cgroup_folders(Path(proc), Path(cgroup), "memory"):
+        for limit_name, used_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit = _number(folder / limit_name)
+            if limit is not None and limit < total:
+                total = int(limit)
+                free = min(free, max(0, total - int(_number(folder / used_name) or 0)))
+    return total, free

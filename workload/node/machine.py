@@ -1,0 +1,224 @@
+"""Detection of the cluster that this machine is.
+
+GPUs are queried through NVML and completed from the shipped device files; without any, every core
+that this process may use (its affinity, its control group's quota) is one device. Nothing here
+imports torch, deepspeed or ray.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster, Device, device_names, load_device
+from tuner.search_spaces.errors import InputError
+from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.gpus import Gpu, ask, open_nvml, visible_gpus
+from tuner.workload.node.host import host_memory, usable_cores
+
+__all__ = ["detect_cluster", "gpu_memory_bytes"]
+
+#: Dense 16-bit tensor FLOP a CUDA core and clock: times cores and top clock, about the peaks of the
+#: data sheets (V100 125, A100 312, A40 150, L40S 362, H100 989, B200 2250 TFLOP/s).
+TENSOR_FLOP = {(7, 0): 16, (8, 0): 32, (8, 6): 8, (8, 9): 8, (9, 0): 32, (10, 0): 64}
+#: Bytes per second and lane, each way, by PCIe generation (PCI-SIG).
+PCIE_LANE_BPS = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+#: Bytes per second and NVLink, each way: 25 GB/s for NVLink 2 to 4, 50 GB/s for 5 (NVIDIA).
+NVLINK_BPS, NVLINK5_BPS, NVLINKS = 25e9, 50e9, 18
+#: Between two ranks on one host through shared memory: a guess, as in the shipped cluster "cpu-2".
+LOOPBACK_BPS = 5e9
+
+
+def _matching(gpu: Gpu, memory_bytes: int) -> Device | None:
+    """Return the shipped device of this product: same model and form, memory within a tenth."""
+    words = re.split(r"[ -]", gpu.name.upper())
+    for name in sorted(device_names(), key=len):
+        parts = name.upper().split("-")
+        if parts[0] not in words or ("PCIE" in words) != ("PCIE" in parts):
+            continue
+        device = load_device(name)
+        if device.type == "cuda" and abs(device.memory_bytes / memory_bytes - 1) < 0.1:
+            return device
+    return None
+
+
+def _assumed(nvml: Any, gpu: Gpu, max_clock_MHz: int, max_W: float) -> Device:
+    """Describe an unknown device from NVML and stated assumptions."""
+    handle = gpu.handle
+    cores = ask(nvml, 0, lambda: nvml.nvmlDeviceGetNumGpuCores(handle))
+    compute = tuple(ask(nvml, (0, 0), lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+    memory_MHz = ask(nvml, 0, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))
+    bus_bits = ask(nvml, 0, lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle))
+    flop = TENSOR_FLOP.get(compute, 8)
+    peak_flops = cores * max_clock_MHz * 1e6 * flop
+    bandwidth_Bps = 2 * memory_MHz * 1e6 * bus_bits / 8  # double data rate
+    if not peak_flops or not bandwidth_Bps:
+        raise InputError(
+            f"{gpu.name} is not one of the shipped devices and NVML does not tell its cores and "
+            "memory bus; describe it in a device file and name the cluster with --cluster"
+        )
+    return Device(
+        name=gpu.name,
+        type="cuda",
+        memory_bytes=0,
+        peak_flops=peak_flops,
+        memory_bandwidth_Bps=bandwidth_Bps,
+        idle_W=0.15 * max_W,
+        max_W=max_W,
+        sources=(
+            f"peak_flops: {cores} cores x {max_clock_MHz} MHz x {flop} FLOP, assumed",
+            f"memory_bandwidth: 2 x {memory_MHz} MHz x {bus_bits} bits, assumed double data rate",
+            "idle_W: 15 % of the power limit, assumed",
+        ),
+    )
+
+
+def _device(nvml: Any, gpu: Gpu) -> Device:
+    handle = gpu.handle
+    memory_bytes = gpu_memory_bytes(nvml, handle)
+    max_MHz = ask(nvml, 0, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
+    default_mW = ask(nvml, 0, lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
+    limits_mW = ask(nvml, (0, 0), lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle))
+
+    def listed() -> tuple[int, ...]:
+        memory_MHz = max(nvml.nvmlDeviceGetSupportedMemoryClocks(handle))
+        return tuple(sorted(nvml.nvmlDeviceGetSupportedGraphicsClocks(handle, memory_MHz)))
+
+    clocks_MHz = ask(nvml, (), listed)
+    default_MHz = ask(
+        nvml, 0, lambda: nvml.nvmlDeviceGetDefaultApplicationsClock(handle, nvml.NVML_CLOCK_SM)
+    )
+    shipped = _matching(gpu, memory_bytes)
+    base = shipped or _assumed(nvml, gpu, max_MHz, default_mW / 1000)
+    told = ("NVML: memory, power limits and clocks of this machine's " + gpu.name,)
+    return replace(
+        base,
+        memory_bytes=memory_bytes,
+        max_W=default_mW / 1000 or base.max_W,
+        min_limit_W=limits_mW[0] / 1000 or base.min_limit_W,
+        clocks_MHz=clocks_MHz or base.clocks_MHz,
+        default_clock_MHz=default_MHz or max_MHz or base.default_clock_MHz,
+        sources=told + base.sources,
+    )
+
+
+def _host_link_Bps(nvml: Any, gpu: Gpu) -> float:
+    generation = ask(nvml, 3, lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu.handle))
+    width = ask(nvml, 16, lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu.handle))
+    return PCIE_LANE_BPS.get(generation, PCIE_LANE_BPS[3]) * width
+
+
+def _nvlink_up(nvml: Any, handle: Any, link: int) -> int:
+    return nvml.nvmlDeviceGetNvLinkState(handle, link)
+
+
+def gpu_memory_bytes(nvml: Any, handle: Any) -> int:
+    """Return a GPU's memory, bytes."""
+    return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+
+
+def _nvlink_Bps(nvml: Any, gpu: Gpu) -> float:
+    """Return the speed of all active NVLinks of one GPU, each way; 0 without any."""
+    active = sum(
+        ask(nvml, 0, partial(_nvlink_up, nvml, gpu.handle, link)) for link in range(NVLINKS)
+    )
+    compute = ask(nvml, (0, 0), lambda: nvml.nvmlDeviceGetCudaComputeCapability(gpu.handle))
+    return active * (NVLINK5_BPS if compute[0] >= 10 else NVLINK_BPS)
+
+
+def _gpu_cluster(nvml: Any, gpus: tuple[Gpu, ...], memory_bytes: int) -> Cluster:
+    kinds = {gpu.name for gpu in gpus}
+    if len(kinds) > 1:
+        raise InputError(
+            f"this machine has different GPUs ({', '.join(sorted(kinds))}); choose those of one "
+            "kind with CUDA_VISIBLE_DEVICES"
+        )
+    governor = NvmlGovernor([gpu.uuid for gpu in gpus], nvml=nvml)
+    governor.close()
+    host_link_Bps = _host_link_Bps(nvml, gpus[0])
+    return Cluster(
+        name="this-machine",
+        device=_device(nvml, gpus[0]),
+        devices_per_node=len(gpus),
+        link_Bps=_nvlink_Bps(nvml, gpus[0]) or host_link_Bps,
+        host_link_Bps=host_link_Bps,
+        host_memory_bytes=memory_bytes,
+        clock_control=governor.can_set,
+        sources=("detected: NVML, /proc/meminfo; links from their PCIe and NVLink generation",),
+    )
+
+
+def _cpu_cluster(cores: int, memory_bytes: int, core: str) -> Cluster:
+    device = load_device(core)
+    return Cluster(
+        name="this-machine",
+        device=replace(
+            device,
+            memory_bytes=memory_bytes // cores,
+            sources=("memory: this machine's, shared by its usable cores", *device.sources),
+        ),
+        devices_per_node=cores,
+        link_Bps=LOOPBACK_BPS,
+        host_link_Bps=device.memory_bandwidth_Bps,
+        host_memory_bytes=memory_bytes,
+        sources=("detected: affinity, control group, /proc/meminfo; link_Bps: a guess",),
+    )
+
+
+def detect_cluster(
+    *,
+    nvml: Any = None,
+    proc: str | Path = "/proc",
+    cgroup: str | Path = "/sys/fs/cgroup",
+    affinity: Iterable[int] | None = None,
+    environ: Mapping[str, str] | None = None,
+    core: str = "cpu-core",
+) -> Cluster:
+    """Describe this machine as a cluster of its visible GPUs, or of its usable cores without GPUs.
+
+    Args:
+        nvml: what stands in for the pynvml module.
+        proc, cgroup: where the kernel's files stand.
+        affinity: the cores this process may use; None asks the kernel.
+        environ: where CUDA_VISIBLE_DEVICES stands, and JOULEFRONT_NVME_PATH, a folder on this
+            machine's own drive for offload; the process's environment by default.
+        core: the device file whose envelope and speeds a core is given (name or path).
+
+    Raises:
+        InputError: the visible GPUs are of different kinds, or cannot be used as named.
+    """
+    found = _detect(nvml, proc, cgroup, affinity, environ, core)
+    told = (os.environ if environ is None else environ).get("JOULEFRONT_NVME_PATH", "")
+    return replace(found, nvme_path=told) if told else found
+
+
+def _detect(
+    nvml: Any,
+    proc: str | Path,
+    cgroup: str | Path,
+    affinity: Iterable[int] | None,
+    environ: Mapping[str, str] | None,
+    core: str,
+) -> Cluster:
+    total_bytes, _ = host_memory(proc=proc, cgroup=cgroup)
+    try:
+        nvml = open_nvml(nvml)
+    except MeterError:
+        gpus: tuple[Gpu, ...] = ()
+    else:
+        try:
+            gpus = visible_gpus(nvml, environ=environ)
+            if gpus:
+                return _gpu_cluster(nvml, gpus, total_bytes)
+        except (nvml.NVMLError, MeterError) as error:
+            raise InputError(f"the GPUs of this machine cannot be asked: {error}") from error
+        finally:
+            ask(nvml, None, nvml.nvmlShutdown)
+    cores = usable_cores(proc=proc, cgroup=cgroup, affinity=affinity)
+    return _cpu_cluster(cores, total_bytes, core)

@@ -1,0 +1,252 @@
+"""Facts about this machine that `tuner doctor` shows.
+
+Versions come from the records of installed packages, and compiled ops from their folders, so that
+neither torch nor deepspeed nor ray is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.cluster import load_device
+from tuner.search_spaces.errors import InputError
+from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.meters import METERS, open_meter
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
+from tuner.workload.node.host import host_memory, usable_cores
+from tuner.workload.node.machine import gpu_memory_bytes
+from tuner.workload.node.rank_server import extensions_dir
+
+__all__ = ["GpuFacts", "MachineFacts", "MeterFacts", "machine_facts"]
+
+PACKAGES = ("torch", "deepspeed", "transformers", "ray", "optuna", "nvidia-ml-py")
+COMPILERS = ("g++", "ninja", "nvcc")
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One visible GPU."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class MeterFacts:
+    """Availability of a meter here, with its source or the reason against it."""
+
+    name: str
+    available: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """Equipment of this machine.
+
+    Attributes:
+        host: its name.
+        python: the running version.
+        cores: usable ones.
+        memory_bytes: what this process may use; `free_bytes` of it is free now.
+        shm_bytes: size of /dev/shm, through which ranks on one host exchange; 0: there is none.
+        driver: the NVIDIA driver's version, or empty.
+        gpus: those visible; `gpu_note` says why there are none.
+        meters: in the order of preference.
+        clock_control: whether clocks may be set; `clock_note` says why not and what to run.
+        compilers: path of each on PATH, or None.
+        packages: version of each installed, or None.
+        deepspeed_ops: op to where it stands ready: "installed" or a folder of compiled ones; an op
+            that is missing is compiled when first used.
+        notes: what may cost time or fail ("a killed build left a lock").
+    """
+
+    host: str
+    python: str
+    cores: int
+    memory_bytes: int
+    free_bytes: int
+    shm_bytes: int
+    driver: str
+    gpus: tuple[GpuFacts, ...]
+    gpu_note: str
+    meters: tuple[MeterFacts, ...]
+    clock_control: bool
+    clock_note: str
+    compilers: Mapping[str, str | None]
+    packages: Mapping[str, str | None]
+    deepspeed_ops: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the facts as text, one a line."""
+        gib = 2**30
+        lines = [
+            f"machine     {self.host}, Python {self.python}",
+            f"cores       {self.cores} usable",
+            f"memory      {self.memory_bytes / gib:.1f} GiB, {self.free_bytes / gib:.1f} GiB free; "
+            f"/dev/shm {self.shm_bytes / gib:.1f} GiB",
+        ]
+        lines += [
+            f"GPU {gpu.index:<8}{gpu.name}, {gpu.memory_bytes / gib:.1f} GiB, {gpu.uuid}"
+            for gpu in self.gpus
+        ]
+        lines.append(f"driver      {self.driver}" if self.gpus else f"GPUs        {self.gpu_note}")
+        for meter in self.meters:
+            lines.append(
+                f"meter       {meter.name}: {'' if meter.available else 'no: '}{meter.note}"
+            )
+        lines.append(f"clocks      {'may be set' if self.clock_control else self.clock_note}")
+        for name, path in self.compilers.items():
+            lines.append(f"compiler    {name}: {path or 'not on PATH'}")
+        for name, version in self.packages.items():
+            lines.append(f"package     {name} {version or 'not installed'}")
+        for name, where in self.deepspeed_ops.items():
+            lines.append(f"op          {name}: {where}")
+        if self.packages.get("deepspeed") and not self.deepspeed_ops:
+            lines.append("op          none compiled yet; each is compiled when first used")
+        return lines + [f"note        {note}" for note in self.notes]
+
+
+def _gpu_facts(nvml: Any) -> tuple[tuple[GpuFacts, ...], str, str]:
+    """Return the visible GPUs, the driver's version, and the reason if there are none."""
+    try:
+        nvml = open_nvml(nvml)
+    except MeterError as error:
+        return (), "", f"none: {error}"
+    try:
+        driver = str(ask(nvml, "", nvml.nvmlSystemGetDriverVersion))
+        facts = []
+        for gpu in visible_gpus(nvml):
+            total = ask(nvml, 0, partial(gpu_memory_bytes, nvml, gpu.handle))
+            facts.append(GpuFacts(gpu.index, gpu.uuid, gpu.name, total))
+        return tuple(facts), driver, "" if facts else "none is visible to this process"
+    except (InputError, MeterError) as error:
+        return (), "", f"none usable: {error}"
+    finally:
+        ask(nvml, None, nvml.nvmlShutdown)
+
+
+def _meter_facts(
+    nvml: Any, powercap: str | Path, hwmon: str | Path, core: str
+) -> Iterator[MeterFacts]:
+    for name in METERS:
+        try:
+            meter = open_meter(
+                nvml=nvml, prefer=name, powercap=powercap, hwmon=hwmon, envelope=load_device(core)
+            )
+        except InputError as error:
+            yield MeterFacts(name, False, str(error).partition("metered: ")[2] or str(error))
+        else:
+            meter.close()
+            yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: "))
+
+
+def _clock_facts(nvml: Any) -> tuple[bool, str]:
+    try:
+        governor = NvmlGovernor(nvml=nvml, guard_nvml="")
+    except (MeterError, InputError) as error:
+        return False, f"cannot be set: {error}"
+    governor.close()
+    return governor.can_set, governor.why_not
+
+
+def _package(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _deepspeed_ops(extensions: Path) -> tuple[dict[str, str], list[str]]:
+    """Return where each op is ready, and notes, without importing deepspeed."""
+    ops: dict[str, str] = {}
+    notes = []
+    spec = importlib.util.find_spec("deepspeed")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        record = Path(folder) / "git_version_info_installed.py"
+        found = re.search(r"^installed_ops=(\{.*\})$", _read(record), flags=re.MULTILINE)
+        if found:
+            installed: dict[str, bool] = ast.literal_eval(found.group(1))
+            ops |= {op: "installed" for op, there in installed.items() if there}
+    for built in sorted(extensions.glob("**/*.so")):
+        ops.setdefault(built.stem, str(built.parent))
+    for lock in sorted(extensions.glob("**/lock")):
+        notes.append(
+            f"{lock} is there: a build is under way, or one was killed and every later one waits "
+            "for it for ever; if none runs, remove the file"
+        )
+    return dict(sorted(ops.items())), notes
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def machine_facts(
+    *,
+    nvml: Any = None,
+    proc: str | Path = "/proc",
+    cgroup: str | Path = "/sys/fs/cgroup",
+    powercap: str | Path = "/sys/class/powercap",
+    hwmon: str | Path = "/sys/class/hwmon",
+    extensions: str | Path | None = None,
+    core: str = "cpu-core",
+    which: Callable[[str], str | None] = shutil.which,
+) -> MachineFacts:
+    """Collect the facts without changing anything or importing a framework.
+
+    Args:
+        nvml: what stands in for the pynvml module.
+        proc, cgroup, powercap, hwmon: where the kernel's files stand.
+        extensions: where compiled DeepSpeed ops are kept; None takes
+            `tuner.workload.node.rank_server`'s folder.
+        core: the device file of the estimate's envelope.
+        which: finds a command on PATH.
+    """
+    total_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
+    gpus, driver, gpu_note = _gpu_facts(nvml)
+    clock_control, clock_note = _clock_facts(nvml)
+    ops, notes = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
+    compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
+    if compilers["g++"] is None or compilers["ninja"] is None:
+        notes.append("DeepSpeed compiles ops with g++ and ninja: put both on PATH")
+    shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    return MachineFacts(
+        host=platform.node(),
+        python=platform.python_version(),
+        cores=usable_cores(proc=proc, cgroup=cgroup),
+        memory_bytes=total_bytes,
+        free_bytes=free_bytes,
+        shm_bytes=shm_bytes,
+        driver=driver,
+        gpus=gpus,
+        gpu_note=gpu_note,
+        meters=tuple(_meter_facts(nvml, powercap, hwmon, core)),
+        clock_control=clock_control,
+        clock_note=clock_note,
+        compilers=compilers,
+        packages={name: _package(name) for name in PACKAGES},
+        deepspeed_ops=ops,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,236 @@
+"""Check of a node before a study measures on it, run on the node itself.
+
+A cluster is shared: drivers differ, some nodes permit no clocks, other processes hold GPUs. `look`
+gathers the facts of one node in about a second and changes nothing; `NodeFacts.refusals` then gives
+the reasons against the node, one sentence each. Busy GPUs are checked again before every probe
+(`busy_gpus`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import InputError
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
+from tuner.workload.node.host import host_memory
+from tuner.workload.node.machine import detect_cluster
+
+__all__ = ["NodeFacts", "busy_gpus", "look"]
+
+#: Memory of an unused GPU: the driver's own share is under 1 % of the shipped kinds'. A
+#: process in another container is seen by its memory only.
+HELD_SHARE = 0.05
+#: Host memory that must be free: ranks load the frameworks before they load the model.
+FREE_EACH_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Facts about one node.
+
+    Attributes:
+        host: its name.
+        cluster: the node as a cluster of one; None where that cannot be found out.
+        trouble: why not.
+        driver: the NVIDIA driver's version; empty without one.
+        clock_note: why clocks cannot be set; empty where they can.
+        compiler: the C++ compiler's path; empty without one: DeepSpeed's ops cannot be compiled.
+        memory_bytes, free_bytes: of the host.
+        busy: what else is on its GPUs, a phrase each.
+        packages: version of torch, deepspeed and transformers; None where one is not installed.
+        gpus: UUIDs of the visible GPUs, in the order in which CUDA numbers them.
+    """
+
+    host: str
+    cluster: Cluster | None
+    trouble: str = ""
+    driver: str = ""
+    clock_note: str = ""
+    compiler: str = ""
+    memory_bytes: int = 0
+    free_bytes: int = 0
+    busy: tuple[str, ...] = ()
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The kind of device; empty if unknown."""
+        return self.cluster.device.name if self.cluster is not None else ""
+
+    def refusals(self, asked: Cluster | None = None) -> tuple[str, ...]:
+        """Return the reasons against this node for a study, one sentence each; empty if it fits.
+
+        Args:
+            asked: the kind of node that the study wants; None asks for no kind.
+        """
+        here = f"node {self.host}"
+        if self.cluster is None:
+            return (f"{here} is not used: {self.trouble}",)
+        found = []
+        for name, version in self.packages.items():
+            if version is None:
+                found.append(f"{here} is not used: {name} is not installed there")
+        on_gpus = self.cluster.device.type == "cuda"
+        if on_gpus and asked is not None and asked.clock_control and self.clock_note:
+            found.append(f"{here} is not used: its clocks may not be set ({self.clock_note})")
+        need_bytes = FREE_EACH_BYTES * self.cluster.devices_per_node
+        if asked is not None and self.cluster.devices_per_node > asked.devices_per_node:
+            need_bytes = FREE_EACH_BYTES * asked.devices_per_node
+        need_bytes = min(need_bytes, self.memory_bytes // 2)
+        if self.free_bytes < need_bytes:
+            found.append(
+                f"{here} is not used: {self.free_bytes / 2**30:.1f} GiB of its memory are free, "
+                f"and the ranks of a probe need {need_bytes / 2**30:.1f} GiB to start"
+            )
+        if self.busy:
+            found.append(f"{here} is not used: {'; '.join(self.busy)}")
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON."""
+        cluster = self.cluster
+        return {
+            "host": self.host,
+            "kind": self.kind,
+            "devices": cluster.devices_per_node if cluster else 0,
+            "driver": self.driver,
+            "clocks_may_be_set": bool(cluster and cluster.clock_control),
+            "clock_note": self.clock_note,
+            "compiler": self.compiler,
+            "memory_bytes": self.memory_bytes,
+            "free_bytes": self.free_bytes,
+            "busy": list(self.busy),
+            "packages": dict(self.packages),
+        }
+
+
+def busy_gpus(
+    nvml: Any = None, *, environ: Mapping[str, str] | None = None, own: Collection[int] = ()
+) -> tuple[str, ...]:
+    """Describe other processes on this node's visible GPUs, a phrase each; empty without GPUs.
+
+    Args:
+        nvml: what stands in for the pynvml module.
+        environ: where CUDA_VISIBLE_DEVICES stands; the process's environment by default.
+        own: process ids that are not others.
+
+    Raises:
+        InputError: the GPUs cannot be used as named.
+        MeterError: NVML does not answer.
+    """
+    try:
+        nvml = open_nvml(nvml)
+    except MeterError:
+        return ()
+    try:
+        found = []
+        for gpu in visible_gpus(nvml, environ=environ):
+            handle = gpu.handle
+            processes = ask(nvml, [], partial(_processes, nvml, handle))
+            others = sorted({process.pid for process in processes} - set(own))
+            if others:
+                named = ", ".join(str(pid) for pid in others)
+                what = "processes" if len(others) > 1 else "process"
+                found.append(f"GPU {gpu.index} is used by {what} {named}")
+                continue
+            memory = ask(nvml, None, partial(_memory, nvml, handle))
+            used = getattr(memory, "used", None)
+            if processes or used is None or not memory.total:
+                continue
+            if used > HELD_SHARE * memory.total:
+                found.append(
+                    f"{used / 2**30:.1f} GiB of GPU {gpu.index}'s memory are held by a process "
+                    "that cannot be seen from here"
+                )
+        return tuple(found)
+    finally:
+        ask(nvml, None, nvml.nvmlShutdown)
+
+
+def _processes(nvml: Any, handle: Any) -> Any:
+    return nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+
+
+def _memory(nvml: Any, handle: Any) -> Any:
+    return nvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def look(
+    *,
+    nvml: Any = None,
+    proc: str | Path = "/proc",
+    cgroup: str | Path = "/sys/fs/cgroup",
+    environ: Mapping[str, str] | None = None,
+    which: Callable[[str], str | None] = shutil.which,
+) -> NodeFacts:
+    """Collect this node's facts. Never raises: an error becomes their `trouble`.
+
+    Args:
+        nvml: what stands in for the pynvml module.
+        proc, cgroup: where the kernel's files stand.
+        environ: where CUDA_VISIBLE_DEVICES and CXX stand; the process's environment by default.
+        which: finds a command on PATH.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    environ = os.environ if environ is None else environ
+    host = platform.node()
+    packages: dict[str, str | None] = {}
+    for name in ("torch", "deepspeed", "transformers"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    compiler = which(environ.get("CXX", "c++")) or which("g++") or ""
+    try:
+        memory_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
+        cluster = detect_cluster(nvml=nvml, proc=proc, cgroup=cgroup, environ=environ)
+        driver, clock_note = "", ""
+        busy: tuple[str, ...] = ()
+        gpus: tuple[str, ...] = ()
+        if cluster.device.type == "cuda":
+            driver, gpus, clock_note = _gpu_facts(nvml, environ, cluster)
+            busy = busy_gpus(nvml, environ=environ)
+    except (InputError, MeterError) as error:
+        return NodeFacts(host, None, str(error), compiler=compiler, packages=packages)
+    return NodeFacts(
+        host,
+        cluster,
+        driver=driver,
+        clock_note=clock_note,
+        compiler=compiler,
+        memory_bytes=memory_bytes,
+        free_bytes=free_bytes,
+        busy=busy,
+        packages=packages,
+        gpus=gpus,
+    )
+
+
+def _gpu_facts(
+    nvml: Any, environ: Mapping[str, str], cluster: Cluster
+) -> tuple[str, tuple[str, ...], str]:
+    """Return the driver's version, the GPUs' UUIDs and the reason if clocks cannot be set."""
+    from tuner.workload.clocks.governor import NvmlGovernor
+
+    opened = open_nvml(nvml)
+    try:
+        driver = str(ask(opened, "", opened.nvmlSystemGetDriverVersion))
+        gpus = tuple(gpu.uuid for gpu in visible_gpus(opened, environ=environ))
+    finally:
+        ask(opened, None, opened.nvmlShutdown)
+    if cluster.clock_control:
+        return driver, gpus, ""
+    governor = NvmlGovernor(nvml=nvml, environ=environ, guard_nvml="")
+    governor.close()
+    return driver, gpus, governor.why_not

@@ -1,0 +1,348 @@
+"""One probe on this node, from the request to the record.
+
+A probe is one launch: ranks are forked, warmed up, measured under each live setting in random order
+(the first of several once more at the end, so that drift shows), and ended. Whatever went wrong
+becomes a `Failure` in the record, with the last lines of the log as evidence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.workload.clocks.governor import GovernorError
+from tuner.workload.deepspeed_config import ops_needed
+from tuner.workload.measure.measurement import drift_of, measurement
+from tuner.workload.measure.window import Conductor, ProbeFailed
+from tuner.workload.meters import MeterError, Reading
+from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.host import CpuContention
+from tuner.workload.node.logs import bounded_logs
+from tuner.workload.node.rank_group import Ranks, ServerError
+from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch, reserved_port
+from tuner.workload.node.rank_server import control_socket
+from tuner.workload.pending import partial_record, save_partial
+from tuner.workload.power_samples import write_power_samples
+from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Continuation
+
+__all__ = ["Probe", "explain_exit", "oom_kills"]
+
+
+class Probe:
+    """One launch, from the request to the record.
+
+    Args:
+        node: where it runs.
+        request: the request.
+        launch: the start of its ranks; the usual one by default.
+
+    Attributes:
+        nodes: the number of nodes that its ranks use.
+        next_settings: extends an extendable request; None ends it with its own list.
+        meter, governor: of all those nodes.
+        measurements: what was measured so far.
+        environment: what the record says of versions, files and circumstances.
+        ports: reservations that last until rank 0 has met the others.
+    """
+
+    nodes = 1
+    next_settings: Continuation | None = None
+
+    def __init__(
+        self, node: ProbeNode, request: ProbeRequest, launch: RankLaunch | None = None
+    ) -> None:
+        self.node, self.request = node, request
+        self.launch = launch or RankLaunch(node, request)
+        self.meter, self.governor = node.meter, node.governor
+        self.measurements: list[Measurement] = []
+        self.environment = self.launch.environment
+        self.ports = contextlib.ExitStack()  # reserved until rank 0 has met the others
+        self._missed: list[NotApplied] = []
+        self._idle_W: float | None = None
+        self._phases: list[tuple[float, str]] = []
+        self._group: Ranks | None = None
+        self._launch_s = 0.0
+        self._peak_bytes: int | None = None
+        self._began_s = 0.0
+
+    def run(self) -> ProbeRecord:
+        """Run the probe; whatever goes wrong becomes the record's failure."""
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._began_s = time.monotonic()
+        opened = closed = Reading(self._began_s, 0.0)
+        failure: Failure | None = None
+        timeline: Timeline | None = None
+        try:
+            opened = closed = self.meter.read()
+            timeline = self.open_timeline()
+            self._measure_idle()
+            with bounded_logs(self.launch.folder, self.environment):
+                self._launch_and_measure(timeline)
+        except ProbeFailed as failed:
+            failure = replace(failed.failure, log_tail=self.log_tail())
+        except ServerError as error:
+            detail = error.detail or self.log_tail()
+            failure = Failure("crash", f"ranks could not be started: {error}", detail)
+        except InputError as error:
+            failure = Failure("refused", str(error))
+        except (MeterError, GovernorError) as error:
+            failure = Failure("node", f"the node cannot be metered or set: {error}")
+        except OSError as error:
+            failure = Failure("node", f"the node cannot hold the probe's files: {error}")
+        except BaseException:
+            # An interrupt, or a fault of ours: no record, but nothing may stay changed either.
+            if timeline is not None:
+                timeline.stop()
+            with contextlib.suppress(GovernorError):
+                self.governor.restore()
+            raise
+        try:
+            self.governor.restore()
+        except GovernorError as error:
+            failure = failure or Failure("node", f"after the measurement: {error}")
+        try:
+            closed = self.meter.read()
+        except MeterError as error:
+            failure = failure or Failure("node", f"after the measurement: {error}")
+        if timeline is not None:
+            self._keep_timeline(timeline)
+        if failure is None and self._missed and not self.measurements:
+            failure = Failure("not_taken", self._missed[0].message)
+        return ProbeRecord(
+            request=self.request,
+            measurements=tuple(
+                m if self._peak_bytes is None else replace(m, peak_memory_bytes=self._peak_bytes)
+                for m in self.measurements
+            ),
+            meter=self.meter.info,
+            failure=failure,
+            launch_s=self._launch_s,
+            wall_s=time.monotonic() - self._began_s,
+            energy_J=closed.energy_J - opened.energy_J,
+            started_at=started_at,
+            host=socket.gethostname(),
+            environment=self.environment,
+            idle_W=self._idle_W,
+            waiting_devices=self.nodes * self.node.cluster.devices_per_node
+            - self.launch.configuration.world_size,
+            drift=drift_of(self.measurements),
+            missed=tuple(self._missed),
+        )
+
+    def _keep_timeline(self, timeline: Timeline) -> None:
+        try:
+            write_power_samples(
+                self.node.run_dir,
+                self.request.probe_id,
+                timeline.stop(),
+                since_s=self._began_s,
+                phases=self._phases,
+            )
+        except OSError as error:  # only a picture is lost
+            self.environment["power_samples"] = f"not written: {error}"
+        self.environment["power_samples_lost"] = timeline.lost
+
+    def _measure_idle(self) -> None:
+        """Measure the power before the ranks start."""
+        if self.request.window.idle_s <= 0:
+            return
+        opened = self.meter.boundary(opens=True)
+        self.node.cancelled.wait(self.request.window.idle_s)
+        closed = self.meter.boundary(opens=False)
+        if closed.time_s > opened.time_s:
+            self._idle_W = (closed.energy_J - opened.energy_J) / (closed.time_s - opened.time_s)
+
+    def _launch_and_measure(self, timeline: Timeline) -> None:
+        request, server = self.request, self.node.server
+        if not server.alive:
+            self.node.prepare()
+        server.load_ops(ops_needed(request.launch))
+        listener, address, remove = control_socket(server.account)
+        group = None
+        try:
+            oom_before = oom_kills()
+            group = self._group = self.spawn(listener, address)
+            conductor = Conductor(
+                group,
+                deadline_s=self._began_s + request.time_limit_s,
+                step_limit_s=self.step_limit_s,
+                explain_exit=lambda rank, code: self.explain_exit(rank, code, oom_before),
+                cancelled=self.node.cancelled.is_set,
+            )
+            self._phases = conductor.phases
+            conductor.first_step()
+            self.ports.close()
+            self.lead(conductor, timeline)
+            conductor.finish()
+            self._peak_bytes = _peak(conductor.peaks)
+        finally:
+            self.ports.close()
+            if group is not None:
+                group.kill()
+            remove()
+
+    def open_timeline(self) -> Timeline:
+        """Start to sample power."""
+        return Timeline(self.meter, beside=self.node.beside)
+
+    def spawn(self, listener: socket.socket, address: str) -> Ranks:
+        """Start the ranks, which report to the socket at `address`."""
+        ranks = self.launch.configuration.world_size
+        # The ranks of one node talk over loopback, whatever its name resolves to.
+        port = self.ports.enter_context(reserved_port())
+        place = Place(0, ranks, ("127.0.0.1", port), "lo")
+        return self.node.server.spawn(self.launch.specs(address, place), listener)
+
+    def explain_exit(self, rank: int, code: int, oom_kills_before: int) -> Failure:
+        """Explain an exit without an exception."""
+        return explain_exit(rank, code, oom_kills_before)
+
+    @property
+    def step_limit_s(self) -> float:
+        """The limit, seconds, from which a step counts as a hang."""
+        return self.node.step_limit_s
+
+    def lead(self, conductor: Conductor, timeline: Timeline) -> None:
+        """Lead the ranks from the first step to the last: warm up, then measure."""
+        warm = conductor.warm_up()
+        self.environment["warm_up_steps"] = len(warm.step_times_s)
+        unstable = () if warm.stable else ("step time was not stable after the warm-up",)
+        self.measure(conductor, timeline, warm.step_time_s, unstable)
+
+    def measure(
+        self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]
+    ) -> None:
+        """Visit the live settings, and those by which the request is extended."""
+        order = random.Random(self.request.probe_id)
+        left, visits = list(self.request.live), list[Settings]()
+        while left:
+            # In random order, so that drift (temperature) is not mistaken for the clock's effect.
+            order.shuffle(left)
+            for live in left:
+                step_time_s = self._visit(live, conductor, timeline, step_time_s, notes)
+            visits += left
+            left = self._further()
+        if self.request.window.check_drift and len(set(visits)) == len(visits) > 1:
+            # The first once more: what differs now is drift, for the setting is the same.
+            if self._time_for_one_more():
+                self._visit(visits[0], conductor, timeline, step_time_s, notes)
+            self._flag_drift()
+
+    def _further(self) -> list[Settings]:
+        """Extend the request while the ranks wait; return its further settings."""
+        request = self.request
+        if self.next_settings is None or not request.extendable or not self._time_for_one_more():
+            return []
+        more = self.next_settings(request, tuple(self.measurements))
+        if more:
+            longer = replace(request, live=(*request.live, *more))
+            self.node.check(longer, self.nodes)
+            self.request = longer
+        return list(more)
+
+    def _time_for_one_more(self) -> bool:
+        """Return True if the time limit leaves 1.5 times what another visit takes."""
+        window = self.request.window
+        left_s = self._began_s + self.request.time_limit_s - time.monotonic()
+        longest_s = max((m.window_s for m in self.measurements), default=window.max_s)
+        return left_s > 1.5 * (window.settle_s + max(window.min_s, longest_s))
+
+    def _flag_drift(self) -> None:
+        drift = drift_of(self.measurements)
+        if drift is None:
+            sentence = "drift was not checked: no setting was measured twice"
+        elif drift.notable:
+            sentence = f"drift: {drift.sentence}"
+        else:
+            return
+        self.measurements = [replace(m, flags=(*m.flags, sentence)) for m in self.measurements]
+
+    def _visit(
+        self,
+        live: Settings,
+        conductor: Conductor,
+        timeline: Timeline,
+        step_time_s: float,
+        notes: Sequence[str] = (),
+    ) -> float:
+        """Measure one live setting and return its step time, seconds."""
+        policy = self.request.window
+        applied = self.governor.apply(live, ranks=self.launch.configuration.world_size)
+        if live:
+            conductor.settle(policy.settle_s, step_time_s)
+        if not self._launch_s:
+            self._launch_s = time.monotonic() - self._began_s
+        contention = self._contention()
+        window = conductor.measure(
+            self.meter,
+            policy,
+            step_time_s,
+            samples=lambda: timeline.samples,
+            beside=self.node.beside,
+        )
+        disturbed = contention.note() if contention is not None else ""
+        outcome = measurement(
+            live,
+            window,
+            policy,
+            settings=applied.settings,
+            began_s=self._began_s,
+            notes=(*notes, *applied.notes, *([disturbed] if disturbed else [])),
+            resolution_s=self.meter.resolution_s,
+            independent=self.meter.info.independent,
+        )
+        if isinstance(outcome, NotApplied):
+            self._missed.append(outcome)
+        else:
+            self.measurements.append(outcome)
+            if self.node.keep:
+                so_far = partial_record(self.request, self.measurements, self.meter.info)
+                save_partial(self.node.run_dir, so_far)
+        return window.length_s / len(window.step_times_s)
+
+    def _contention(self) -> CpuContention | None:
+        """Watch other processes on the cores, if cores are the devices."""
+        if self.node.cluster.device.type != "cpu" or self._group is None:
+            return None
+        return CpuContention(self._group.pids, os.sched_getaffinity(0))
+
+    def log_tail(self) -> str:
+        """Return the last lines of the ranks' logs."""
+        return self.launch.log_tail()
+
+
+def _peak(peaks: Sequence[Mapping[str, int]]) -> int | None:
+    """Return the fullest rank's peak, of its device if that has memory of its own, in bytes."""
+    values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
+    return max(values) if values else None
+
+
+def oom_kills() -> int:
+    """Return the number of processes that the kernel has killed for want of memory, as it says."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def explain_exit(rank: int, code: int, oom_kills_before: int) -> Failure:
+    """Explain an exit without an exception."""
+    if code == -9 and oom_kills() > oom_kills_before:
+        return Failure(
+            "out_of_memory", f"the kernel killed rank {rank}: the host ran out of memory"
+        )
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return Failure("crash", f"rank {rank} {how}")

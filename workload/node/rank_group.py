@@ -1,0 +1,225 @@
+"""The living ranks of one probe: their events, and the commands that they take."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Event", "RankGroup", "RankProcesses", "Ranks", "ServerError"]
+
+
+class ServerError(RuntimeError):
+    """The fork server could not start, import or build.
+
+    Attributes:
+        detail: what it printed, or its traceback.
+    """
+
+    def __init__(self, sentence: str, detail: str = "") -> None:
+        super().__init__(sentence)
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Event:
+    """A message of a rank, or the end of its process.
+
+    Attributes:
+        kind: "hello", "step", "at", "phase", "facts", "peak", "fail", "end" from the rank itself,
+            or "exit" when its process ended.
+        rank: its number.
+        step: steps done (for "step" and "at").
+        time_s: CLOCK_MONOTONIC at the rank.
+        detail: parsed JSON of "facts", "peak" and "fail", {"code": n} of "exit", {"name": ...} of
+            "phase".
+    """
+
+    kind: str
+    rank: int
+    step: int = 0
+    time_s: float = 0.0
+    detail: Mapping[str, Any] | None = None
+
+
+class Ranks(Protocol):
+    """The ranks of one probe, on one node or several.
+
+    Attributes:
+        size: their number.
+        pids: of those on this node.
+        patience_s: the time, seconds, that a cause may take to arrive after its effect.
+    """
+
+    size: int
+    pids: tuple[int, ...]
+    patience_s: float
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """Return the next event, or None after `timeout_s` seconds of silence."""
+
+    def send(self, line: str) -> None:
+        """Send a command to all ranks: "run N" or "quit"."""
+
+    def kill(self) -> None:
+        """End the ranks and all that they started."""
+
+
+class RankProcesses(Protocol):
+    """The parent of a group's processes, readable when one of them has ended."""
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+
+    def exits(self, timeout_s: float = 0.0) -> list[tuple[int, int]]:
+        """Return pid and exit code of those that ended since the last call."""
+
+    def kill(self) -> None:
+        """SIGKILL all of them and what they started."""
+
+
+class RankGroup:
+    """The ranks of one probe on this node.
+
+    Args:
+        server: their parent.
+        pids: of the ranks, in their order.
+        listener: the socket to which they connect.
+        first_rank: the number of the first.
+    """
+
+    patience_s = 1.0
+
+    def __init__(
+        self,
+        server: RankProcesses,
+        pids: Sequence[int],
+        listener: socket.socket,
+        *,
+        first_rank: int = 0,
+    ) -> None:
+        self.size, self.pids = len(pids), tuple(pids)
+        self._server, self._listener = server, listener
+        self._rank_of = {pid: rank for rank, pid in enumerate(pids, first_rank)}
+        self._running = set(pids)
+        self._links: dict[int, socket.socket] = {}
+        self._buffers: dict[socket.socket, bytes] = {}
+        self._ranks: dict[socket.socket, int] = {}
+        self._pending: deque[Event] = deque()
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(server, selectors.EVENT_READ, self._exited)
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """Return the next event of a rank, or None after `timeout_s` seconds of silence."""
+        deadline = time.monotonic() + timeout_s
+        while not self._pending:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            for key, _ in self._selector.select(left):
+                # Handling an exit reads its rank's link to the end, which may be next in this list.
+                if key.fileobj in self._selector.get_map():
+                    handle: Callable[[Any], None] = key.data
+                    handle(key.fileobj)
+        return self._pending.popleft()
+
+    def hear(self, source: Any, events: Callable[[], Iterable[Event]]) -> None:
+        """Add the events of other nodes' ranks: `events` is called when `source` is readable."""
+        self._selector.register(
+            source, selectors.EVENT_READ, lambda readable: self._pending.extend(events())
+        )
+
+    def send(self, line: str) -> None:
+        """Send a command to all ranks. A rank that is gone is no error here."""
+        for link in self._links.values():
+            with contextlib.suppress(OSError):  # its exit arrives as an event
+                link.sendall(line.encode() + b"\n")
+
+    def kill(self) -> None:
+        """End the ranks and all that they started, and wait until the ranks are gone."""
+        self._server.kill()
+        deadline = time.monotonic() + 5.0
+        while self._running and time.monotonic() < deadline:
+            try:
+                self._exited(self._server, timeout_s=0.2)
+            except ServerError:
+                break
+        for link in self._links.values():
+            link.close()
+        self._selector.close()
+
+    @property
+    def running(self) -> int:
+        """The number of ranks that have not ended."""
+        return len(self._running)
+
+    def _accept(self, listener: socket.socket) -> None:
+        link, _ = listener.accept()
+        self._buffers[link] = b""
+        self._selector.register(link, selectors.EVENT_READ, self._heard)
+
+    def _heard(self, link: socket.socket) -> None:
+        try:
+            chunk = link.recv(65536)
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self._selector.unregister(link)
+            return
+        buffer = self._buffers[link] + chunk
+        *lines, self._buffers[link] = buffer.split(b"\n")
+        for line in lines:
+            # A program may write to the socket itself; what cannot be parsed is ignored.
+            with contextlib.suppress(ValueError, KeyError, RecursionError):
+                event = self._parse(link, line.decode(errors="replace"))
+                if event is not None:
+                    self._pending.append(event)
+
+    def _parse(self, link: socket.socket, line: str) -> Event | None:
+        kind, _, rest = line.partition(" ")
+        if kind == "hello":
+            rank, pid = (int(word) for word in rest.split())
+            self._links[rank], self._ranks[link] = link, rank
+            self._rank_of[pid] = rank
+            return Event("hello", rank)
+        rank = self._ranks.get(link, -1)
+        if kind in ("step", "at"):
+            step, at = rest.split()
+            return Event(kind, rank, int(step), float(at))
+        if kind in ("facts", "peak", "fail"):
+            detail = json.loads(rest)
+            if kind == "fail" and detail["kind"] not in ("out_of_memory", "refused", "crash"):
+                return None
+            return Event(kind, rank, detail=detail)
+        if kind == "phase":
+            name, _, at = rest.rpartition(" ")
+            return Event(kind, rank, time_s=float(at), detail={"name": name})
+        return Event("end", rank) if kind == "end" else None
+
+    def _exited(self, server: RankProcesses, timeout_s: float = 0.0) -> None:
+        for pid, code in server.exits(timeout_s):
+            if pid in self._running:
+                self._running.discard(pid)
+                # Its last messages are still in its socket: read them before its end is reported.
+                rank = self._rank_of[pid]
+                link = self._links.get(rank)
+                if link is not None:
+                    link.setblocking(False)
+                    with contextlib.suppress(OSError, RuntimeError):
+                        while link in self._selector.get_map() and self._readable(link):
+                            self._heard(link)
+                self._pending.append(Event("exit", rank, detail={"code": code}))
+
+    @staticmethod
+    def _readable(link: socket.socket) -> bool:
+        with selectors.DefaultSelector() as probe:
+            probe.register(link, selectors.EVENT_READ)
+            return bool(probe.select(0))

@@ -1,0 +1,215 @@
+"""The start of one node's ranks: their files, environment, processes and logs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.safe_files import make_folder, write_text
+from tuner.workload.clocks.governor import Governor
+from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
+from tuner.workload.meters import Meter
+from tuner.workload.node.rank_server import RankServer, RankSpec
+from tuner.workload.node.rights import private_folder
+from tuner.workload.probe import ProbeRequest
+from tuner.workload.scripts.script_job import ScriptJob, Start
+
+__all__ = ["Place", "ProbeNode", "RankLaunch", "reserved_port"]
+
+LOG_TAIL_LINES = 20
+
+
+@dataclass(frozen=True)
+class ProbeNode:
+    """A node's devices and settings, which its runner lends to a probe.
+
+    Attributes:
+        job: the job that probes train.
+        cluster: the machine.
+        run_dir: the study's folder.
+        server: starts the ranks.
+        meter: its energies are charged; those of `beside` are shown beside them.
+        governor: sets the devices.
+        program: the built-in training program.
+        fresh: start a new interpreter for each rank.
+        keep: save what was measured after every window (`tuner.workload.pending`).
+        step_limit_s: a longer step is a hang.
+        cancelled: set when the probe is to end.
+        prepare: opens the run folder and starts the server.
+        check: raises InvalidConfiguration if a request cannot run on some number of nodes.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    run_dir: Path
+    server: RankServer
+    meter: Meter
+    beside: tuple[Meter, ...]
+    governor: Governor
+    program: Path
+    fresh: bool
+    keep: bool
+    step_limit_s: float
+    cancelled: threading.Event
+    prepare: Callable[[], object]
+    check: Callable[[ProbeRequest, int], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Position of one node's ranks among all ranks of a probe.
+
+    Attributes:
+        first: the first one's number.
+        ranks: their number.
+        master: address and port at which rank 0 gathers them.
+        interface: their network interface; empty leaves it to the framework.
+    """
+
+    first: int
+    ranks: int
+    master: tuple[str, int]
+    interface: str = ""
+
+
+class RankLaunch:
+    """The start of the ranks of one probe on one node.
+
+    Args:
+        node: where they start.
+        request: the probe's.
+        part: the folder below the probe's for the files of one node's share.
+
+    Attributes:
+        folder: where files and logs are.
+        environment: what a record keeps of the start.
+    """
+
+    def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
+        self.node, self.configuration = node, Configuration(request.launch)
+        self.folder = node.run_dir / "probes" / request.probe_id / part
+        self.environment: dict[str, Any] = {}
+
+    def start(self) -> Start:
+        """Write the probe's files and return the command of its ranks."""
+        make_folder(self.folder, inside=self.node.run_dir)
+        if isinstance(self.node.job, ScriptJob):
+            return self.node.job.start(self.configuration, self.folder)
+        job_file, config_file = self.folder / "job.json", self.folder / "ds_config.json"
+        config = render_deepspeed_config(
+            self.configuration, self.node.job, nvme_path=self.node.cluster.nvme_path
+        )
+        job = self.node.job.at(self.configuration)
+        write_text(job_file, json.dumps(job.to_json(), indent=1))
+        write_text(config_file, json.dumps(config, indent=1))
+        argv = (
+            str(self.node.program),
+            "--job",
+            str(job_file),
+            "--deepspeed_config",
+            str(config_file),
+            # More steps than any window needs: the agent ends the program.
+            "--steps",
+            "1000000000",
+            *training_arguments(self.configuration),
+        )
+        return Start(argv, str(self.folder), {}, config, {"HF_HUB_OFFLINE": "1"})
+
+    def specs(self, address: str, place: Place) -> list[RankSpec]:
+        """Write the files and describe this node's ranks, which report to `address`."""
+        private_folder(self.node.run_dir)
+        start = self.start()
+        account = self.node.server.account
+        if account is not None:
+            for path in (*self._folders(), *self.folder.iterdir()):
+                account.admit(path)
+        world = self.configuration.world_size
+        self.environment |= {
+            "deepspeed_config": start.config,
+            "argv": list(start.words),
+            "ranks": world,
+            "fresh_interpreter": self.node.fresh,
+        }
+        cores = sorted(os.sched_getaffinity(0))
+        on_cpu = self.node.cluster.device.type == "cpu"
+        specs = []
+        for rank in range(place.first, place.first + place.ranks):
+            log = self.folder / f"rank{rank}.log"
+            log.unlink(missing_ok=True)
+            if account is not None:
+                account.give_log(log)
+            specs.append(
+                RankSpec(
+                    argv=start.argv(rank, world, rank - place.first),
+                    env={**self._rank_env(rank, world, place), **start.env},
+                    log=str(log),
+                    cwd=start.cwd,
+                    # A device of a CPU cluster is one core: a rank keeps to it.
+                    cpus=(cores[rank % len(cores)],) if on_cpu else (),
+                    address=address,
+                    fresh=self.node.fresh,
+                    options=start.options,
+                )
+            )
+        return specs
+
+    def _folders(self) -> list[Path]:
+        """Return the folders from the run's to the probe's."""
+        run_dir = self.node.run_dir
+        below = [run_dir / path for path in self.folder.relative_to(run_dir).parents]
+        return [*reversed(below), self.folder]
+
+    def _rank_env(self, rank: int, world: int, place: Place) -> Mapping[str, str]:
+        env = self.node.server.env | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank - place.first),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(place.ranks),
+            "LOCAL_SIZE": str(place.ranks),
+            "MASTER_ADDR": place.master[0],
+            "MASTER_PORT": str(place.master[1]),
+            "GLOO_SOCKET_IFNAME": place.interface,
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if not place.interface:
+            del env["GLOO_SOCKET_IFNAME"]
+        env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
+        if self.node.cluster.device.type != "cpu":
+            env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(place.ranks, 1)))
+        return env
+
+    def log_tail(self) -> str:
+        """Return the last lines of a rank's log, of one with an error if there is one."""
+        tails = []
+        for path in sorted(self.folder.glob("rank*.log")):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - 16384))
+                lines = file.read().decode(errors="replace").splitlines()
+            tails.append("\n".join(lines[-LOG_TAIL_LINES:]))
+        tails.sort(key=lambda text: "Traceback" not in text and "Error" not in text)
+        return tails[0] if tails else ""
+
+
+@contextlib.contextmanager
+def reserved_port(address: str = "127.0.0.1") -> Iterator[int]:
+    """Keep a free TCP port of this node for rank 0 until the context ends.
+
+    The socket is bound and does not listen. Linux then gives its port to no other socket by
+    itself, and lets rank 0 bind it, because both set SO_REUSEADDR, as torch's TCPStore does
+    (man 7 socket).
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((address, 0))
+        yield int(holder.getsockname()[1])

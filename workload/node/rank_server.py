@@ -1,0 +1,394 @@
+"""The agent's end of the fork server, which starts and kills the ranks of probes.
+
+One `RankServer` lives as long as its agent. It holds the fork server
+(`tuner.workload.node.fork_server`), which has imported the frameworks once, and gets a `RankGroup`
+from it for each probe: all ranks in one process group, each tied to the fork server's life, so that
+the death of the agent, SIGKILL included, ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError
+from tuner.workload.node.rank_group import RankGroup, ServerError
+from tuner.workload.node.rights import RunAs, run_as
+
+__all__ = [
+    "PRELOAD",
+    "RankServer",
+    "RankSpec",
+    "cannot_build",
+    "control_socket",
+    "extensions_dir",
+]
+
+#: The imports of every DeepSpeed program, made once, in the fork server.
+PRELOAD = ("torch", "deepspeed")
+#: The imports of `deepspeed.initialize` and the first step, 2 s of them, found by listing
+#: sys.modules after a first step. Names differ between releases: a missing one is skipped.
+PRELOAD_OPTIONAL = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.distributed.tensor",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.pipe.engine",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops",
+)
+
+
+#: The fork server has this long to end its ranks, seconds; it gives up a second earlier itself.
+KILL_LIMIT_S = 5.0
+
+
+def extensions_dir() -> str:
+    """Return the folder of DeepSpeed's compiled ops.
+
+    It is the user's TORCH_EXTENSIONS_DIR if set; otherwise a folder of our own, so that a lock
+    found in it under our own file lock is surely a relic of a killed build.
+    """
+    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        return chosen
+    if account := run_as():
+        cache = str(Path(account.home) / ".cache")
+    else:
+        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return str(Path(cache) / "joulefront" / "torch_extensions")
+
+
+def cannot_build(op: str) -> str:
+    """Return the reason why a DeepSpeed op ("cpu_adam") cannot be built here; empty if it can.
+
+    It can if it was compiled before, or if there is a C++ compiler; reading and writing a drive
+    beside the computation ("async_io") needs libaio, too.
+    """
+    if any(Path(extensions_dir(), op).glob(f"{op}*.so")):
+        return ""
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) or shutil.which("g++"):
+        lacks = op == "async_io" and not Path("/usr/include/libaio.h").exists()
+        return "DeepSpeed's async_io needs libaio and its headers (libaio-dev)" if lacks else ""
+    return f"DeepSpeed's {op} must be compiled, and there is no C++ compiler ({compiler} or g++)"
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """One rank to start.
+
+    Attributes:
+        argv: the program and its arguments.
+        env: the whole environment.
+        log: file that takes stdout and stderr.
+        cwd: working folder.
+        cpus: cores it may use; empty leaves them as they are.
+        address: the agent's Unix socket.
+        fresh: start a new interpreter instead of forking one that has imported.
+        options: of the hook (`tuner.workload.scripts.script_job.Start.options`).
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log: str
+    cwd: str
+    address: str
+    cpus: tuple[int, ...] = ()
+    fresh: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RankServer:
+    """The agent's end of the fork server.
+
+    Args:
+        python: the interpreter that runs training.
+        needs: modules without which nothing can be trained, imported before the first fork.
+        optional: further modules to import before the first fork if they exist.
+        env: environment in which they are imported (DS_ACCELERATOR is read at import).
+
+    Attributes:
+        account: the account that it and the ranks run as; None if it is the agent's own.
+
+    Raises:
+        InputError: that account does not exist, or the agent may not become it.
+    """
+
+    def __init__(
+        self,
+        *,
+        python: str = sys.executable,
+        needs: Sequence[str] = PRELOAD,
+        optional: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._python, self._needs = python, tuple(needs)
+        self._optional = (*PRELOAD, *PRELOAD_OPTIONAL, *optional)
+        self.account = run_as()
+        self._env = {
+            **(self.account.environment(os.environ) if self.account else os.environ),
+            **(env or {}),
+        }
+        # Compiling an op needs ninja, which pip puts beside the interpreter.
+        self._env["PATH"] = os.pathsep.join(
+            [str(Path(python).parent), self._env.get("PATH", os.defpath)]
+        )
+        # A forked rank inherits the pools its parent had; keep the parent without any.
+        self._env |= {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": extensions_dir()}
+        # nvmlDeviceGetCount instead of cudaGetDeviceCount: the latter would start the CUDA driver
+        # in the parent, after which no forked child can use it.
+        self._env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+        self._ops: set[str] = set()
+        self._exits: deque[tuple[int, int]] = deque()
+        self._error_log: Any = None
+        self.ready_s = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """True while the fork server runs."""
+        if self._process is None or self._process.returncode is not None:
+            return False
+        # Not reaped here: until `close`, the server's pid must keep naming its session (`kill`).
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, ended) is None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment that ranks start from."""
+        return dict(self._env)
+
+    def start(self) -> None:
+        """Start the fork server and import, unless it already runs.
+
+        Raises:
+            InputError: the interpreter lacks torch or DeepSpeed, or the account cannot run it.
+            ServerError: it could not for another reason.
+        """
+        if self.alive:
+            return
+        self.close()
+        program = Path(__file__).with_name("fork_server.py")
+        if self.account:
+            self.account.require_access(program, python=self._python)
+        began = time.monotonic()
+        ours, theirs = socket.socketpair()
+        self._error_log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
+        try:
+            self._process = subprocess.Popen(
+                # -P: its own folder must not shadow the user's or the standard modules.
+                [self._python, "-P", str(program), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=self._error_log,
+                stderr=self._error_log,
+                start_new_session=True,
+                user=self.account.uid if self.account else None,
+                group=self.account.gid if self.account else None,
+                extra_groups=self.account.groups if self.account else None,
+            )
+        except OSError as error:
+            raise ServerError(f"cannot start {self._python}: {error}") from error
+        finally:
+            theirs.close()
+        self._socket, self._buffer, self._ops = ours, b"", set()
+        try:
+            self._ask(
+                {"op": "prepare", "imports": list(self._needs), "optional": list(self._optional)},
+                timeout_s=300,
+            )
+        except ServerError as error:
+            if str(error).startswith("ModuleNotFoundError"):
+                missing = str(error).partition(": ")[2]
+                raise InputError(
+                    f"{self._python} cannot train ({missing}); install joulefront[train] there"
+                ) from error
+            raise
+        self.ready_s = time.monotonic() - began
+
+    def load_ops(self, ops: Sequence[str]) -> float:
+        """Build (once a machine) and load DeepSpeed ops by builder name; return its seconds.
+
+        Raises:
+            ServerError: the build failed, e.g. for want of a compiler.
+        """
+        self.start()
+        missing = [name for name in ops if name not in self._ops]
+        if not missing:
+            return 0.0
+        own = not os.environ.get("TORCH_EXTENSIONS_DIR")
+        answer = self._ask({"op": "prepare", "ops": missing, "own_folder": own}, timeout_s=900)
+        self._ops.update(missing)
+        return float(answer["prepared_s"])
+
+    def spawn(self, specs: Sequence[RankSpec], listener: socket.socket) -> RankGroup:
+        """Start the ranks of one probe in a process group of their own."""
+        self.start()
+        answer = self._ask({"op": "spawn", "ranks": [vars(spec) for spec in specs]}, timeout_s=60)
+        spawned = answer["spawned"]
+        first = int(specs[0].env["RANK"])  # other nodes hold the ranks before it
+        return RankGroup(self, spawned["pids"], listener, first_rank=first)
+
+    def kill(self) -> None:
+        """SIGKILL the ranks and all that they started, in whatever group or session it is.
+
+        The fork server does it, as the parent (`ForkServer._kill_all`). A server that does not
+        answer is killed itself: its ranks end with it, and what they left is found by its session.
+        """
+        if self._process is None or self._process.returncode is not None:
+            return
+        try:
+            self._ask({"op": "kill"}, timeout_s=KILL_LIMIT_S)
+        except ServerError:
+            # A child that has not been reaped: its pid names nothing else. (`Popen.kill` reaps.)
+            os.kill(self._process.pid, signal.SIGKILL)
+            _kill_session(self._process.pid)
+
+    def exits(self, timeout_s: float = 0.0) -> list[tuple[int, int]]:
+        """Return pid and exit code of the ranks that ended since the last call."""
+        if self._socket is not None:
+            self._pump(timeout_s)
+        found = list(self._exits)
+        self._exits.clear()
+        return found
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a rank has ended."""
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """End the fork server and with it all ranks. May be called twice."""
+        if self._socket is not None:
+            self._socket.close()  # the server kills what is left of its groups, and ends
+            self._socket = None
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._error_log is not None:
+            self._error_log.close()
+            self._error_log = None
+
+    def _pump(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Read the server's messages: keep exits, return answers."""
+        assert self._socket is not None
+        answers: list[dict[str, Any]] = []
+        self._socket.settimeout(max(timeout_s, 0.0) or 1e-6)
+        try:
+            chunk = self._socket.recv(65536)
+        except (TimeoutError, BlockingIOError):
+            return answers
+        except ConnectionError:  # it was killed with words of ours unread
+            chunk = b""
+        if not chunk:
+            raise ServerError("the fork server ended", self._log_text())
+        self._buffer += chunk
+        while b"\n" in self._buffer:
+            line, self._buffer = self._buffer.split(b"\n", 1)
+            message = json.loads(line)
+            if "exit" in message:
+                self._exits.append((message["exit"], message["code"]))
+            else:
+                answers.append(message)
+        return answers
+
+    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        assert self._socket is not None
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise ServerError("the fork server ended", self._log_text()) from error
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for answer in self._pump(deadline - time.monotonic()):
+                if "error" in answer:
+                    raise ServerError(answer["error"], answer.get("traceback", ""))
+                return answer
+        raise ServerError(f"the fork server did not answer {request['op']!r} in {timeout_s:.0f} s")
+
+    def _log_text(self) -> str:
+        if self._error_log is None:
+            return ""
+        self._error_log.seek(0)
+        return self._error_log.read().decode(errors="replace")[-2000:].strip()
+
+
+def _session_of(pid: int) -> int:
+    """Return the session of a process; 0 if it is gone or a zombie."""
+    try:
+        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:4]
+    except OSError:
+        return 0
+    return int(session) if state != "Z" else 0
+
+
+def _kill_session(leader: int) -> None:
+    """SIGKILL what is left of the session of a killed process that has not been reaped.
+
+    Until it is, no other session can bear its number. Each process is held by a descriptor before
+    it is looked at again, so that its pid cannot pass to another process in between; on kernels
+    without such descriptors (before Linux 5.3) nothing is signalled.
+    """
+    for path in Path("/proc").glob("[0-9]*"):
+        pid = int(path.name)
+        if pid == leader or _session_of(pid) != leader:
+            continue
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(pid)
+            try:
+                if _session_of(pid) == leader:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+
+def control_socket(account: RunAs | None = None) -> tuple[socket.socket, str, Callable[[], None]]:
+    """Make a listening Unix socket in a private folder.
+
+    Args:
+        account: the account of the ranks, if it is another one: it alone may connect.
+
+    Returns:
+        The socket, its path, and a function that removes it.
+    """
+    folder = tempfile.mkdtemp(prefix="joulefront-")
+    address = str(Path(folder) / "agent")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    if account is not None:
+        os.chmod(address, 0o600)
+        os.chown(address, account.uid, account.gid)
+        os.chmod(folder, 0o711)
+    listener.listen(128)
+
+    def remove() -> None:
+        listener.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    return listener, address, remove

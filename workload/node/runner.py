@@ -1,0 +1,283 @@
+"""The real `Runner`: measures probes on this node, one at a time.
+
+All metering and clock control is here, outside the training processes: it costs the training
+nothing, needs privileges in one place and outlives a rank that dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InvalidConfiguration
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.workload.clocks.governor import Governor, GovernorError, open_governor
+from tuner.workload.meters import Meter, MeterError, open_beside, open_meter
+from tuner.workload.node.probe_run import Probe
+from tuner.workload.node.rank_launch import ProbeNode
+from tuner.workload.node.rank_server import PRELOAD, RankServer
+from tuner.workload.node.rights import private_folder
+from tuner.workload.probe import (
+    Failure,
+    MeterInfo,
+    ProbeRecord,
+    ProbeRequest,
+)
+from tuner.workload.runners import Continuation
+from tuner.workload.scripts.script_job import ScriptJob, imported_frameworks
+
+__all__ = ["LocalRunner", "refused", "training_program"]
+
+#: A step that takes longer than this is a hang. The first step may compile and allocate.
+STEP_LIMIT_S = 120.0
+
+
+def training_program() -> Path:
+    """Return the file of the built-in training program."""
+    return Path(__file__).parents[1] / "program" / "train.py"
+
+
+class LocalRunner:
+    """Runner of probes on this node, one at a time.
+
+    Args:
+        job: the job that probes train.
+        cluster: this machine, as `tuner.workload.node.machine.detect_cluster` describes it.
+        run_dir: logs go to `run_dir/probes/<id>`, power samples to `run_dir/trace/power`.
+        meter, governor: opened for this cluster if not given; closed with the runner.
+        beside: meters of other scopes, read at the same boundaries; those that this node offers by
+            default, and none beside a meter that was given.
+        say: called with a sentence for each thing that takes long ("importing torch").
+        fresh: start a new interpreter for each rank instead of forking one that has imported.
+        step_limit_s: a step longer than this is a hang.
+        program: the training script; the built-in one by default.
+        keep: save what was measured after every window in the run folder, until the driver has the
+            whole record (`tuner.workload.pending`).
+
+    Attributes:
+        meter: the source of the energy figures.
+        node: the devices and settings that probes use.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        *,
+        run_dir: str | Path,
+        meter: Meter | None = None,
+        governor: Governor | None = None,
+        beside: Sequence[Meter] | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
+        fresh: bool = False,
+        step_limit_s: float = STEP_LIMIT_S,
+        program: Path | None = None,
+        keep: bool = False,
+    ) -> None:
+        # The caller's own meter is not opened again.
+        self._open_meter = None if meter is not None else lambda: open_meter(cluster)
+        if beside is None:
+            beside = () if meter is not None else None
+        meter = meter or open_meter(cluster)
+        accelerator = "cuda" if cluster.device.type == "cuda" else "cpu"
+        self._say = say
+        self._one_at_a_time = threading.Lock()
+        self.meter: MeterInfo = meter.info
+        self.node = ProbeNode(
+            job=job,
+            cluster=cluster,
+            run_dir=Path(run_dir).resolve(),
+            server=RankServer(
+                env={"DS_ACCELERATOR": accelerator},
+                # A user's own script may be plain torch.
+                needs=("torch",) if isinstance(job, ScriptJob) else PRELOAD,
+                optional=[
+                    *_modelling_code(job.model),
+                    *(
+                        imported_frameworks(job.words, job.cwd)
+                        if isinstance(job, ScriptJob)
+                        else ()
+                    ),
+                ],
+            ),
+            meter=meter,
+            beside=tuple(open_beside(meter) if beside is None else beside),
+            governor=governor or open_governor(cluster),
+            program=program or training_program(),
+            fresh=fresh,
+            keep=keep,
+            step_limit_s=step_limit_s,
+            cancelled=threading.Event(),
+            prepare=self.prepare,
+            check=self.check,
+        )
+
+    def prepare(self, ops: Sequence[str] = ()) -> float:
+        """Import the frameworks, and build and load DeepSpeed ops, ahead of the first probe.
+
+        Returns:
+            Seconds it took: near 0 when it was done before.
+
+        Raises:
+            InputError: the interpreter lacks torch or DeepSpeed, or the account that trains cannot
+                reach it or the run folder.
+            ServerError: an op cannot be built, or the fork server fails.
+        """
+        began = time.monotonic()
+        if not self.node.server.alive:
+            self.open_folder()
+            self._say("importing torch, deepspeed and transformers once for all probes")
+            self.node.server.start()
+        if ops:
+            self._say(f"loading {', '.join(ops)} (compiled once a machine, up to a minute)")
+            self.node.server.load_ops(ops)
+        return time.monotonic() - began
+
+    def open_folder(self) -> None:
+        """Make the run folder, closed to other users, and let the account that trains read it.
+
+        Raises:
+            InputError: that account cannot reach it.
+            OSError: it cannot be made.
+        """
+        private_folder(self.node.run_dir)
+        if account := self.node.server.account:
+            account.admit(self.node.run_dir)
+            account.require_access(self.node.run_dir)
+
+    @property
+    def resolution_s(self) -> float:
+        """The energy counter's update period, seconds."""
+        return self.node.meter.resolution_s
+
+    def turn_to(self, job: TrainingJob) -> None:
+        """Probe another job from here on, with ranks of the same server."""
+        self.node = replace(self.node, job=job)
+
+    def cancel(self) -> None:
+        """End the running probe, from another thread; its record says "cancelled"."""
+        self.node.cancelled.set()
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        """Run one probe. Never raises for a probe that fails.
+
+        Raises:
+            InputError: the request names a knob or value that cannot be, here or at all.
+        """
+        return self.run_as(Probe, request)
+
+    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+        """Run one probe as `run` does; keep the launch up while `next_settings` extends it."""
+        return self.run_as(Probe, request, next_settings=next_settings)
+
+    def run_as(
+        self,
+        kind: Callable[[ProbeNode, ProbeRequest], Probe],
+        request: ProbeRequest,
+        *,
+        nodes: int = 1,
+        next_settings: Continuation | None = None,
+    ) -> ProbeRecord:
+        """Run one probe of a kind that does more than visit the live settings.
+
+        Args:
+            kind: makes the probe.
+            request: the request.
+            nodes: the number of nodes that its ranks may take.
+            next_settings: extends an extendable request.
+
+        Raises:
+            InputError: the request names a knob or value that cannot be, here or at all, or the
+                account that trains cannot reach the run folder.
+        """
+        self.check(request, nodes)
+        if self.node.server.account is not None and not self.node.server.alive:
+            with contextlib.suppress(OSError):  # the probe meets it again and records it
+                self.open_folder()
+        with self._one_at_a_time:
+            self.node.cancelled.clear()
+            try:
+                self.renew_meter()
+            except MeterError as error:
+                failure = Failure("node", f"the node cannot be metered: {error}")
+                return ProbeRecord(request, (), self.meter, failure)
+            probe = kind(self.node, request)
+            probe.next_settings = next_settings
+            return probe.run()
+
+    def check(self, request: ProbeRequest, nodes: int = 1) -> None:
+        """Check that the request can be run on this number of nodes.
+
+        Raises:
+            InvalidConfiguration: it cannot, with every reason.
+        """
+        for configuration in request.configurations():
+            reasons = [
+                *broken_rules(configuration, self.node.job, self.node.cluster),
+                *refused(configuration, self.node.job),
+            ]
+            have = nodes * self.node.cluster.devices_per_node
+            if configuration.world_size > have:
+                where = "one node" if nodes == 1 else f"{nodes} nodes"
+                reasons.append(
+                    f"the probe was given {where} with {have} devices, and needs "
+                    f"{configuration.world_size}; probes across nodes run on Ray (--ray)"
+                )
+            if reasons:
+                raise InvalidConfiguration(configuration.key, reasons)
+
+    def renew_meter(self) -> None:
+        """Replace a meter that has lost joules, which stays broken on purpose.
+
+        Raises:
+            MeterError: the new one cannot be opened.
+        """
+        try:
+            self.node.meter.read()
+        except MeterError:
+            if self._open_meter is not None:
+                self.node.meter.close()
+                self.node = replace(self.node, meter=self._open_meter())
+        for other in self.node.beside:
+            try:
+                other.read()
+            except MeterError as error:  # what is only shown beside must not cost a probe
+                self._say(f"no energy by {other.info.name} from here on: {error}")
+                other.close()
+                left = tuple(meter for meter in self.node.beside if meter is not other)
+                self.node = replace(self.node, beside=left)
+
+    def close(self) -> None:
+        """End the ranks and their server, put back the clocks and close the meters."""
+        self.node.cancelled.set()
+        self.node.server.close()
+        try:
+            self.node.governor.close()
+        except GovernorError as error:
+            self._say(f"what was changed on the GPUs could not all be put back: {error}")
+        for meter in (self.node.meter, *self.node.beside):
+            meter.close()
+
+
+def refused(configuration: Configuration, job: TrainingJob) -> list[str]:
+    """Return the reasons why the training program, ours or the user's, cannot be run so."""
+    if isinstance(job, ScriptJob):
+        return job.refused(configuration)
+    return unrunnable(configuration, job)
+
+
+def _modelling_code(model: Mapping[str, Any]) -> list[str]:
+    """Return the modules of transformers that build a model and its parts."""
+    parts = [model, *(part for part in model.values() if isinstance(part, Mapping))]
+    kinds = [str(part.get("model_type")) for part in parts]
+    # A part's type may say which half of a family it is.
+    names = {kind.removesuffix("_text").removesuffix("_vision_model") for kind in kinds}
+    return [f"transformers.models.{name}.modeling_{name}" for name in sorted(names)]

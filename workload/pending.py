@@ -1,0 +1,95 @@
+"""Records that are not in the trace yet, kept beside their probes' files.
+
+A runner saves what it has measured after every window, and the whole record before it hands it
+over, so that a driver that dies in between finds it again (`recover_pending`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from tuner.search_spaces.safe_files import make_folder, write_text
+from tuner.search_spaces.typed import strict_json
+from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+
+__all__ = [
+    "PENDING_NAME",
+    "drop_pending",
+    "partial_record",
+    "recover_pending",
+    "save_partial",
+    "save_pending",
+]
+
+#: The file's name, which no training script writes.
+PENDING_NAME = ".joulefront-record.json"
+
+
+def _pending_path(run_dir: str | Path, probe_id: str) -> Path:
+    return Path(run_dir) / "probes" / probe_id / PENDING_NAME
+
+
+def save_pending(run_dir: str | Path, record: ProbeRecord) -> None:
+    """Save a record beside its probe's files until the driver has it in the trace.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = _pending_path(run_dir, record.request.probe_id)
+    make_folder(path.parent, inside=run_dir)
+    write_text(path, json.dumps(strict_json(record.to_json()), default=str), durable=True)
+
+
+_ENDED_FIRST = Failure("cancelled", "the session ended before the probe did")
+
+
+def partial_record(
+    request: ProbeRequest,
+    measurements: Iterable[Measurement],
+    meter: MeterInfo,
+    failure: Failure = _ENDED_FIRST,
+) -> ProbeRecord:
+    """Make the record of a probe that did not come to its end.
+
+    Its energy is that of the windows: the least that it has cost.
+
+    Args:
+        request: the request.
+        measurements: what was measured.
+        meter: the source of their energies.
+        failure: how it ended; by default because the session did.
+    """
+    windows = tuple(measurements)
+    spent_J = math.fsum(window.energy_J for window in windows)
+    return ProbeRecord(request, windows, meter, failure, energy_J=spent_J)
+
+
+def save_partial(run_dir: str | Path | None, record: ProbeRecord) -> None:
+    """Call `save_pending` if there is a folder; a probe does not fail for want of its copy."""
+    if run_dir is not None:
+        with contextlib.suppress(OSError):
+            save_pending(run_dir, record)
+
+
+def drop_pending(run_dir: str | Path, record: ProbeRecord) -> None:
+    """Remove the file of `save_pending`, for the record is in the trace."""
+    with contextlib.suppress(OSError):
+        _pending_path(run_dir, record.request.probe_id).unlink()
+
+
+def recover_pending(run_dir: str | Path) -> tuple[ProbeRecord, ...]:
+    """Return the records that never reached the trace, by the names of their probes.
+
+    One that cannot be read is passed over, for it was never used.
+    """
+    found = []
+    for path in sorted(Path(run_dir).glob(f"probes/*/{PENDING_NAME}")):
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # InputError is the second
+            record = ProbeRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+            if record.request.probe_id == path.parent.name:
+                found.append(record)
+    return tuple(found)

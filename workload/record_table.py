@@ -1,0 +1,234 @@
+"""The recorder: measures a space, or a random part of it, and writes a recorded table.
+
+Launch settings are probed in random order, so that drift is not mistaken for a knob's effect. Every
+record goes to a trace, so an interrupted recording continues from there. It needs only a runner,
+neither Optuna nor Ray. The replayer reads its output, and any search can be tried on it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.safe_files import write_text
+from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.runners import Runner
+from tuner.workload.trace import TraceWriter, read_trace
+
+__all__ = ["Recording", "record_space", "write_table"]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Result of a recording.
+
+    Attributes:
+        folder: table.csv, table.toml and trace/ are in it.
+        records: all probes, earlier sessions' included.
+        rows: rows of the table.
+    """
+
+    folder: Path
+    records: tuple[ProbeRecord, ...]
+    rows: int
+
+
+def record_space(
+    runner: Runner,
+    candidates: Candidates,
+    folder: str | Path,
+    *,
+    workload: str,
+    hardware: str,
+    sample: int | None = None,
+    seed: int = 0,
+    window: WindowPolicy | None = None,
+    time_limit_s: float = 600.0,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Recording:
+    """Measure the candidates and write them as a recorded table.
+
+    Args:
+        runner: runs the probes, one at a time.
+        candidates: what may be measured.
+        folder: where the table and its trace go; an existing recording is continued.
+        workload, hardware: what the rows are about; the table's grouping columns.
+        sample: launch settings to measure, drawn at random; None is all of them.
+        seed: of the draw and the order.
+        window: how long each live setting is measured.
+        time_limit_s: a probe is killed after this.
+        say: told of each probe, a sentence.
+
+    Raises:
+        InputError: the sample is not positive, or the folder holds a broken trace.
+    """
+    folder = Path(folder)
+    launches = list(candidates.launches)
+    if sample is not None and (isinstance(sample, bool) or sample < 1):
+        raise InvalidValue("sample", sample, f"an integer from 1 to {len(launches)}")
+    random.Random(seed).shuffle(launches)
+    launches = launches[:sample]
+    trace = folder / "trace" / "probes.jsonl"
+    records = list(read_trace(trace).records) if trace.exists() else []
+    done = {record.request.launch for record in records}
+    with TraceWriter(trace) as writer:
+        for note in writer.notes:
+            say(note)
+        for number, launch in enumerate(launches, start=1):
+            if launch in done:
+                continue
+            live = tuple(candidates[i].live for i in candidates.indices_of_launch(launch))
+            request = ProbeRequest(
+                probe_id=f"r{len(records):04d}",
+                launch=launch,
+                live=live,
+                window=window or WindowPolicy(),
+                time_limit_s=time_limit_s,
+                purpose="record",
+            )
+            say(f"{number} of {len(launches)}: {launch.key}")
+            record = runner.run(request)
+            writer.append(record)
+            records.append(record)
+            say(_outcome(record))
+    return Recording(
+        folder, tuple(records), write_table(folder, records, workload=workload, hardware=hardware)
+    )
+
+
+def _outcome(record: ProbeRecord) -> str:
+    if record.failure is not None and not record.measurements:
+        return f"   failed: {record.failure.kind}: {record.failure.message}"
+    label = " (estimated)" if record.meter.estimated else ""
+    steps = ", ".join(
+        f"{m.step_time_s:.4g} s a step at {m.power_W:.4g} W{label}" for m in record.measurements
+    )
+    return f"   {steps}; {record.wall_s:.1f} s, its launch {record.launch_s:.2f} s"
+
+
+def write_table(
+    folder: Path, records: Iterable[ProbeRecord], *, workload: str, hardware: str
+) -> int:
+    """Write the measurements as table.csv and table.toml; return the number of rows.
+
+    A configuration that was measured several times becomes one row with the mean, and with the
+    deviation of its windows where there are two or more. `[cost]` is what these probes really cost.
+
+    Raises:
+        InputError: nothing was measured, or two meters or scopes are mixed.
+    """
+    measured = [record for record in records if record.measurements]
+    if not measured:
+        raise InputError(f"nothing was measured, so {folder} gets no table")
+    meters = {(record.meter.name, record.meter.scope) for record in measured}
+    if len(meters) > 1:
+        raise InputError(
+            f"the records of {folder} come from {len(meters)} meters; two never share a table"
+        )
+    points: dict[Configuration, list[tuple[float, float]]] = {}
+    for record in measured:
+        for m in record.measurements:
+            key = Configuration(record.request.launch, m.live)
+            points.setdefault(key, []).append((m.step_time_s, m.power_W))
+    launch_knobs = _names(configuration.launch for configuration in points)
+    live_knobs = _names(configuration.live for configuration in points)
+    columns = ["workload", "hardware", *launch_knobs, *live_knobs]
+    columns += ["windows", "step_time_s", "time_sd_s", "avg_power_W", "energy_J", "energy_sd_J"]
+    folder.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    for configuration, windows in sorted(points.items(), key=lambda item: item[0].key):
+        knobs = [_cell(configuration.get(name)) for name in (*launch_knobs, *live_knobs)]
+        table.writerow([workload, hardware, *knobs, *_figures(windows)])
+    write_text(folder / "table.csv", text.getvalue())
+    write_text(folder / "table.toml", _toml(measured, launch_knobs, live_knobs, folder.name))
+    return len(points)
+
+
+def _names(halves: Iterable[Settings]) -> list[str]:
+    return sorted({name for half in halves for name in half})
+
+
+def _cell(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _figures(windows: Sequence[tuple[float, float]]) -> list[str]:
+    times = [time_s for time_s, _ in windows]
+    energies = [time_s * power_W for time_s, power_W in windows]
+    several = len(windows) > 1
+    time_s, energy_J = statistics.fmean(times), statistics.fmean(energies)
+    figures = [
+        time_s,
+        statistics.stdev(times) if several else None,
+        energy_J / time_s,
+        energy_J,
+        statistics.stdev(energies) if several else None,
+    ]
+    return [str(len(windows)), *("" if x is None else f"{x:.6g}" for x in figures)]
+
+
+def _toml(
+    measured: Sequence[ProbeRecord],
+    launch_knobs: Sequence[str],
+    live_knobs: Sequence[str],
+    name: str,
+) -> str:
+    """Describe the table, with the cost of its probes and the scatter of its windows."""
+    meter = measured[0].meter
+    launch_s = statistics.median(record.launch_s for record in measured)
+    window_s = statistics.median(m.window_s for r in measured for m in r.measurements)
+    settle_s = measured[0].request.window.settle_s if live_knobs else 0.0
+    shares = []
+    for record in measured:
+        inside = sum(m.energy_J for m in record.measurements)
+        outside_s = record.wall_s - sum(m.window_s for m in record.measurements)
+        power_W = statistics.fmean(m.power_W for m in record.measurements)
+        shares.append(max(0.0, (record.energy_J - inside) / (outside_s * power_W)))
+    time_cv, power_cv = _spread(measured)
+    quoted = ", ".join(f'"{name}"' for name in launch_knobs)
+    live = ", ".join(f'"{name}"' for name in live_knobs)
+    label = "estimated, not metered: " if meter.estimated else ""
+    return f"""name = "{name}"
+source = "recorded by joulefront's own recorder on {measured[0].host}, {measured[0].started_at}"
+what = "energy {label}{meter.source}"
+group_by = ["workload", "hardware"]
+launch_knobs = [{quoted}]
+live_knobs = [{live}]
+unit_of_work = "optimizer step"
+time_s = "step_time_s"
+power_W = "avg_power_W"
+energy_J = "energy_J"
+time_sd_s = "time_sd_s"
+energy_sd_J = "energy_sd_J"
+energy_scope = "{meter.scope}"
+estimated = {str(meter.estimated).lower()}
+
+[noise]                               # median relative standard error of the windows
+time_cv = {time_cv:.4g}
+power_cv = {power_cv:.4g}
+
+[cost]                                # medians of these probes
+launch_s = {launch_s:.4g}
+launch_power = {statistics.median(shares):.4g}
+settle_s = {settle_s:.4g}
+window_s = {window_s:.4g}
+"""
+
+
+def _spread(measured: Sequence[ProbeRecord]) -> tuple[float, float]:
+    """Return the median relative standard errors of time and power; never NaN."""
+    windows = [m for record in measured for m in record.measurements]
+    times = [m.step_time_rse for m in windows if m.step_time_se_s >= 0]
+    powers = [m.power_rse for m in windows if m.power_se_W >= 0]
+    return (statistics.median(times or [0.0]), statistics.median(powers or [0.0]))

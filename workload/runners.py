@@ -1,0 +1,49 @@
+"""Protocols of the runners, which take requests and return records of probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from tuner.search_spaces.configuration import Settings
+from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+
+__all__ = ["Continuation", "InteractiveRunner", "Runner"]
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Measurer of probes: real, replayed or simulated.
+
+    Attributes:
+        meter: the source of its energy figures.
+    """
+
+    meter: MeterInfo
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        """Run one probe. A probe that fails gives a record with `failure` set.
+
+        Raises:
+            InputError: the request names a knob that the runner does not know.
+        """
+
+    def close(self) -> None:
+        """End what the runner holds."""
+
+
+#: Called when all settings of an extendable request are visited, with the request so far and its
+#: measurements; returns further settings to visit in the same launch, none to end it.
+Continuation = Callable[[ProbeRequest, Sequence[Measurement]], Sequence[Settings]]
+
+
+@runtime_checkable
+class InteractiveRunner(Runner, Protocol):
+    """A runner whose launches stay up while it asks for the next settings.
+
+    A runner that computes its results need not be one: it is run again with the longer list, and
+    repeats the results of the settings that it had visited.
+    """
+
+    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+        """Run one probe, which visits the settings that `next_settings` returns besides."""

@@ -1,0 +1,1 @@
+"""A user's own training script as a job."""

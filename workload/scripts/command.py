@@ -1,0 +1,154 @@
+"""A user's command: its words, their placeholders, and the start of its ranks.
+
+`{micro_batch}` and the like may stand where a script owns a flag; `{micro_batch=8}` also says
+today's value. `Script` is what the user names, `Start` what the ranks of one configuration get.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.options import check_options, option
+
+__all__ = ["LAUNCH", "PLACEHOLDER", "Script", "Start", "filled", "imported_frameworks"]
+
+PLACEHOLDER = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
+#: What a command may hold beside the launch knobs. The last three differ from rank to rank.
+_EXTRA = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank")
+#: A script's global batch is the user's: the number of steps at another one is unknown.
+LAUNCH = tuple(n for n, knob in KNOBS.items() if knob.kind == "launch" and n != "global_batch")
+#: Starters that would start the ranks themselves, which is the agent's part.
+_STARTERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun")
+
+
+#: Frameworks that take long to import, and the modules of theirs that training needs.
+_FRAMEWORKS = {
+    "accelerate": ("accelerate",),
+    "datasets": ("datasets",),
+    "lightning": ("lightning", "lightning.pytorch"),
+    "pytorch_lightning": ("pytorch_lightning",),
+    "transformers": ("accelerate", "transformers.trainer"),
+}
+
+
+def imported_frameworks(words: Sequence[str], cwd: str | Path) -> tuple[str, ...]:
+    """Return the frameworks among a script's own import lines, worth importing once for all.
+
+    Nothing is run and nothing of the user's is imported. A script that cannot be read needs none.
+    """
+    if words[0] == "-m":
+        return ()
+    try:
+        text = (Path(cwd) / words[0]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ()
+    named = re.findall(r"^\s*(?:import|from)\s+(\w+)", text, re.M)
+    modules = [module for name in named for module in _FRAMEWORKS.get(name, ())]
+    return tuple(dict.fromkeys(modules))
+
+
+def filled(word: str, values: Mapping[str, str]) -> str:
+    """Return the word with the placeholders in `values` filled in."""
+    return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word)
+
+
+@dataclass(frozen=True)
+class Script:
+    """Script as the user names it.
+
+    Attributes:
+        command: the program and its arguments as one shell line, e.g. "train.py --ds ds.json".
+            `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is today's.
+        cwd: the folder it is started in; relative paths of the command are found from there.
+    """
+
+    command: str
+    cwd: Path = field(default_factory=Path.cwd)
+    steps: int | None = option(None, "optimizer steps that make the solution", least=1)
+    global_batch: int | None = option(
+        None, "samples per optimizer step, if DeepSpeed's configuration does not give it", least=1
+    )
+    sequence_length: int | None = option(
+        None, "tokens per sample, if the first batch does not show it", least=1
+    )
+    model_config: Path | None = option(
+        None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """The command's words, without the interpreter.
+
+        Raises:
+            InputError: there is no script, it starts ranks itself, or a placeholder is unknown.
+        """
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            raise InputError(f"the script's command cannot be read: {error}") from error
+        while words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+            words = words[1:]
+        if not words:
+            raise InputError('a script needs a command, e.g. --script "train.py --data DIR"')
+        if Path(words[0]).name in _STARTERS:
+            raise InputError(
+                f"{Path(words[0]).name} starts ranks itself, which is joulefront's part here; give "
+                'the script and its own arguments alone, e.g. --script "train.py --data DIR"'
+            )
+        if words[0] == "-m":
+            if len(words) == 1:
+                raise InputError("-m must be followed by a module's name")
+        elif not (self.cwd / words[0]).is_file():
+            raise InputError(f"there is no script {words[0]!r} in {self.cwd}")
+        for word in words:
+            for name, value in PLACEHOLDER.findall(word):
+                if name not in (*LAUNCH, *_EXTRA):
+                    raise UnknownName("placeholder", name, (*LAUNCH, *_EXTRA))
+                if value and name in LAUNCH:
+                    KNOBS[name].check(int(value) if value.isdigit() else value)
+        return tuple(words)
+
+    @property
+    def name(self) -> str:
+        """The name of the script's file or module."""
+        return self.words[1] if self.words[0] == "-m" else Path(self.words[0]).stem
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start of the ranks of one configuration.
+
+    Attributes:
+        words: the command with every placeholder but those of a rank filled in.
+        cwd: the folder.
+        options: for the hook: `configuration` (every launch knob), `deepspeed` (laid over what the
+            script passes; null takes a key away), `owned` (what its framework is told of batches),
+            `activation_checkpointing` (set on the model), `micro_batch` (which batches must hold),
+            `quiet` (no checkpoints are written),
+            `inspect` and `alter` (see `tuner.workload.scripts.inspection`).
+        config: the DeepSpeed configuration that results; empty where the script uses none.
+        env: what is added to the environment.
+    """
+
+    words: tuple[str, ...]
+    cwd: str
+    options: Mapping[str, Any]
+    config: Mapping[str, Any]
+    env: Mapping[str, str]
+
+    def argv(self, rank: int, world: int, local_rank: int | None = None) -> tuple[str, ...]:
+        """Return the command of one rank of `world`; `local_rank` is its number on its node."""
+        local = str(rank if local_rank is None else local_rank)
+        mine = {"rank": str(rank), "local_rank": local, "world_size": str(world)}
+        return tuple(filled(word, mine) for word in self.words)

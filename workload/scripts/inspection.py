@@ -1,0 +1,295 @@
+"""Inspection of a user's script: one launch that shows how it trains, before any search.
+
+The script is started as it runs today, on all devices of this node and under the hook, and stopped
+after its first optimizer step. If DeepSpeed's configuration allows it, the micro-batch is halved
+(or doubled) and the accumulation adapted, so that the size of the first batch shows if the script
+follows DeepSpeed or makes its batches itself; a script that does not start this way is started once
+more unchanged. The observations become the `Framework` of a `ScriptJob`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import Precision
+from tuner.search_spaces.model_facts import ModelFacts
+from tuner.search_spaces.safe_files import write_text
+from tuner.workload.hook import merge, micro_batches, split_differently
+from tuner.workload.measure.window import Conductor
+from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.probe_run import Probe
+from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRequest
+from tuner.workload.scripts.script_job import Framework, Script, ScriptJob, Start
+
+__all__ = ["STEPS", "blank_job", "inspect_script"]
+
+#: Taken where the user does not say how many steps the solution takes.
+STEPS = 1000
+
+
+class _Start(RankLaunch):
+    """The start of a script for inspection, with its batch split differently if `alter`."""
+
+    alter = True
+
+    def start(self) -> Start:
+        job = self.node.job
+        assert isinstance(job, ScriptJob)
+        start = super().start()
+        options = {**start.options, "inspect": True, "alter": False}
+        if self.alter and "micro_batch" not in job.placeholders:
+            other = split_differently(start.config, self.configuration.data_parallel)
+            if other:  # in the file too: the script may read it by itself
+                config = merge(start.config, other)
+                write_text(self.folder / "ds_config.json", json.dumps(config))
+                options["deepspeed"] = {**start.options["deepspeed"], **other}
+            options["alter"] = not start.config
+        return replace(start, options=options)
+
+
+class _Inspection(Probe):
+    """Launch that ends after the first step, returns the hook's facts and measures nothing."""
+
+    facts: dict[str, Any]
+
+    @property
+    def step_limit_s(self) -> float:
+        """The limit of the whole launch: the first start may compile a DeepSpeed op."""
+        return self.request.time_limit_s
+
+    def lead(self, conductor: Conductor, timeline: Timeline) -> None:
+        self.facts = conductor.facts
+
+
+def inspect_script(
+    script: Script,
+    runner: LocalRunner,
+    cluster: Cluster,
+    *,
+    time_limit_s: float = 300.0,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> ScriptJob:
+    """Start a script once on this node, and return it as a job with the knobs it supports.
+
+    Args:
+        script: as the user names it.
+        runner: of this node; it is turned to the script's job. The log goes to its folder's
+            `probes/inspection`.
+        cluster: this machine.
+        time_limit_s: the longest that its first step may take.
+        say: called with each progress sentence.
+
+    Raises:
+        InputError: the command is wrong, the script fails before its first step (the sentence
+            holds the cause and where the log is), or what it trains contradicts what was told.
+    """
+    blank = blank_job(script, cluster)
+    runner.turn_to(blank)
+    request = ProbeRequest(
+        "inspection", blank.baseline.launch, time_limit_s=time_limit_s, purpose="inspection"
+    )
+    seen: list[_Inspection] = []
+
+    def inspection(node: ProbeNode, request: ProbeRequest) -> Probe:
+        launch = _Start(node, request)
+        launch.alter = not seen
+        seen.append(_Inspection(node, request, launch))
+        return seen[-1]
+
+    runner.prepare()
+    say(f"starting {script.name!r} once, to see how it trains")
+    record = runner.run_as(inspection, request)
+    failure = record.failure
+    if failure is not None and failure.kind in ("crash", "refused", "out_of_memory"):
+        record = runner.run_as(inspection, request)
+        if record.ok:
+            say(f"in other micro-batches it does not start: {failure.message}")
+    if record.failure is not None:
+        raise InputError(
+            f"the script {script.name!r} did not reach its first optimizer step "
+            f"({record.failure.message}); its log is {seen[-1].launch.folder / 'rank0.log'}"
+        )
+    how = " (estimated)" if record.meter.estimated else ""
+    say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
+    job = _job_of(script, blank, seen[-1].facts)
+    runner.turn_to(job)
+    return job
+
+
+def blank_job(script: Script, cluster: Cluster) -> ScriptJob:
+    """Return the job that the command alone describes; a batch it does not name is a guess."""
+    blank = ScriptJob(
+        name=script.name,
+        model={},
+        sequence_length=0,
+        global_batch=1,
+        steps=script.steps or STEPS,
+        precision="fp32",
+        words=script.words,
+        cwd=str(Path(script.cwd).resolve()),
+        devices=cluster.devices_per_node,
+    )
+    replicas = blank.baseline.data_parallel
+    micro, times = micro_batches(blank.file_config, replicas)
+    told = blank.placeholders
+    micro = int(told.get("micro_batch") or micro)
+    times = int(told.get("gradient_accumulation") or times)
+    whole = script.global_batch
+    if whole and not micro:
+        micro = whole // (replicas * (times or 1))
+    micro = micro or 1
+    if whole and not times:
+        times = whole // (micro * replicas)
+    times = times or 1
+    if whole and micro * times * replicas != whole:
+        raise InputError(
+            f"micro-batch {micro} x accumulation {times} x {replicas} replicas are not the global "
+            f"batch {whole}; say today's values as {{micro_batch=N}} and "
+            "{gradient_accumulation=N}"
+        )
+    frame = Framework(micro_batch=micro, accumulation=times)
+    return replace(blank, global_batch=micro * times * replicas, frame=frame)
+
+
+def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> ScriptJob:
+    """Return the job that the facts of a launch describe."""
+    engine, batch = "micro_batch" in facts, facts.get("batch") or []
+    placed = "deepspeed_config" in blank.placeholders
+    config = blank.file_config or ({} if placed else facts.get("config", {}))
+    assumed = []
+    kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
+    if engine:
+        kind = "pipeline" if facts.get("pipeline") else "deepspeed"
+    stages = int(facts.get("stages", 1))
+    micro, times = blank.frame.micro_batch, blank.frame.accumulation
+    whole, follows, measured = script.global_batch or blank.global_batch, False, False
+    if engine:
+        today = micro_batches(config, blank.devices // stages)
+        if not today[0]:
+            today = facts["micro_batch"], facts["accumulation"]
+        micro, times = today
+        whole = int(facts["global_batch"])
+        measured = bool(batch) and batch[0] == facts["micro_batch"]
+        altered = facts["micro_batch"] != micro
+        follows = (altered and measured) or bool(facts.get("training_data"))
+        follows = follows and not facts.get("owner")
+        if script.global_batch not in (None, whole):
+            raise InputError(
+                f"--global-batch is {script.global_batch}, but DeepSpeed runs the script "
+                f"{script.name!r} at {whole}"
+            )
+    else:
+        micro, times, measured = _seen_batches(script, blank, facts)
+        replicas = blank.baseline.data_parallel
+        whole = script.global_batch or micro * times * replicas
+        if not facts.get("owned") and script.global_batch is None:
+            assumed.append(
+                f"the global batch is taken to be {whole}, {replicas} ranks x {micro} samples x "
+                f"{times} micro-batches, as the first step showed (--global-batch corrects it)"
+                if batch
+                else "the global batch is not known (--global-batch tells it); it stays what the "
+                "script makes it"
+            )
+    if script.steps is None:
+        assumed.append(
+            f"--steps is not given: times and energies are those of {blank.steps:,} optimizer steps"
+        )
+    frame = Framework(
+        kind=kind,
+        owner=str(facts.get("owner", "")),
+        config=config,
+        micro_batch=micro,
+        accumulation=times,
+        follows=follows,
+        measured=measured,
+        client_optimizer=str(facts.get("client_optimizer", "")),
+        can_checkpoint=bool(facts.get("can_checkpoint")),
+        checkpoints=bool(facts.get("checkpoints")),
+        stages=stages,
+        reads=tuple(facts.get("reads", ())),
+        turns=tuple(facts.get("owned", ())),
+    )
+    length = script.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
+    job = replace(
+        blank,
+        global_batch=whole,
+        precision=_precision(config),
+        sequence_length=length,
+        model=_model(script, facts),
+        frame=frame,
+    )
+    return replace(job, assumed=(*assumed, *_without_prediction(job)))
+
+
+def _seen_batches(
+    script: Script, blank: ScriptJob, facts: Mapping[str, Any]
+) -> tuple[int, int, bool]:
+    """Return (micro-batch, accumulation, first batch is as large) of a script outside DeepSpeed.
+
+    What the command says goes before what the framework was told, and that before what the first
+    step showed: the size of its first batch, and how many there were.
+    """
+    told, owned, batch = blank.placeholders, facts.get("owned", {}), facts.get("batch") or []
+    said = blank.frame  # what the command says, or a guess
+    known = "micro_batch" in told or (script.global_batch is not None and not batch)
+    micro = said.micro_batch if known else int(owned.get("micro_batch") or (batch or [1])[0])
+    times = int(owned.get("gradient_accumulation") or facts.get("forwards") or 1)
+    if "gradient_accumulation" in told:
+        times = said.accumulation
+    replicas = blank.baseline.data_parallel
+    if script.global_batch is not None and micro * times * replicas != script.global_batch:
+        if "micro_batch" not in told and owned:
+            raise InputError(
+                f"--global-batch is {script.global_batch}, but the script {script.name!r} trains "
+                f"{replicas} x {micro} x {times} = {replicas * micro * times} samples a step"
+            )
+        micro, times = said.micro_batch, said.accumulation
+    return micro, times, bool(batch) and batch[0] == micro
+
+
+def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model's Hugging Face configuration, if given or found and readable."""
+    if script.model_config is not None:
+        try:
+            model = json.loads(Path(script.model_config).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"cannot read the model config: {error}") from error
+        if not isinstance(model, dict):
+            raise InputError(f"{script.model_config} holds no JSON object")
+        return model
+    carried = dict(facts.get("model", {}))
+    try:
+        ModelFacts.from_config(carried)
+    except InputError:
+        return {}  # of a kind that is not a language model, or of none at all
+    return carried
+
+
+def _without_prediction(job: ScriptJob) -> tuple[str, ...]:
+    """Return a sentence on what the analytic model lacks; none if it lacks nothing."""
+    missing = []
+    if not job.model:
+        missing.append("the model (its sizes: --model-config)")
+    if not job.sequence_length:
+        missing.append("the sequence length (--sequence-length)")
+    if not missing:
+        return ()
+    return (
+        f"nothing is predicted before it is measured: {' and '.join(missing)} "
+        f"{'is' if len(missing) == 1 else 'are'} not known",
+    )
+
+
+def _precision(config: Mapping[str, Any]) -> Precision:
+    for name in ("bf16", "fp16"):
+        if (config.get(name) or {}).get("enabled") is True:
+            return name
+    return "fp32"

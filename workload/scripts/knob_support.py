@@ -1,0 +1,252 @@
+"""Launch knobs that can be set on a user's script, and the reasons against the others.
+
+The *frame* that a script trains in (DeepSpeed, transformers' Trainer, Accelerate, Lightning, a
+plain torch loop) decides: it may own the batches, the accumulation, the optimizer and the model.
+One inspected launch shows it (`tuner.workload.scripts.inspection`). A knob without evidence is not
+offered, and the user gets the reason for each knob that is not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.space import Auto, SearchSpace
+from tuner.workload.scripts.command import LAUNCH
+
+if TYPE_CHECKING:
+    from tuner.workload.scripts.script_job import ScriptJob
+
+__all__ = [
+    "OFFLOADS",
+    "OLD_OFFLOADS",
+    "SWITCH",
+    "Framework",
+    "KnobSupport",
+    "narrowed",
+    "offers",
+    "refused",
+    "sentences",
+]
+
+#: Knobs that say where a part of the training state lives, and their sections in DeepSpeed's JSON.
+OFFLOADS = {"optimizer_offload": "offload_optimizer", "parameter_offload": "offload_param"}
+#: The same in DeepSpeed's older spelling: a truth value for "cpu", and what belongs to it.
+OLD_OFFLOADS = {
+    "offload_optimizer": ("cpu_offload", "cpu_offload_use_pin_memory"),
+    "offload_param": ("cpu_offload_param", "cpu_offload_use_pin_memory"),
+}
+_BUILT = ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "expert_parallel")
+#: Why activation checkpointing is in play where the hook turns it on the model.
+SWITCH = "the model's own switch"
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Facts about a script's training from one inspected launch.
+
+    Attributes:
+        kind: who takes the optimizer step: "deepspeed", "pipeline" (DeepSpeed's pipeline engine),
+            "torch" (a torch optimizer), "program" (it told by `step()`), or "" before inspection.
+        owner: the framework that calls DeepSpeed or the optimizer ("transformers", "accelerate",
+            "lightning"), which then owns batches and accumulation; "" where the script does.
+        config: what the script passes to `deepspeed.initialize`.
+        micro_batch, accumulation: today's; 0 where unknown.
+        follows: its batches take their size from DeepSpeed's micro-batch.
+        measured: the first batch's leading dimension is the micro-batch, so probes can check it.
+        client_optimizer: the class of the optimizer that the script builds, or "".
+        can_checkpoint: the model has transformers' switch for activation checkpointing.
+        checkpoints: and it is on today.
+        stages: pipeline stages today.
+        reads: what the script reads from `joulefront_hook.configuration()`.
+        turns: what its framework takes by itself, so that the hook can tell it another:
+            "micro_batch", "gradient_accumulation".
+    """
+
+    kind: str = ""
+    owner: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    micro_batch: int = 0
+    accumulation: int = 0
+    follows: bool = False
+    measured: bool = False
+    client_optimizer: str = ""
+    can_checkpoint: bool = False
+    checkpoints: bool = False
+    stages: int = 1
+    reads: tuple[str, ...] = ()
+    turns: tuple[str, ...] = ()
+
+    @property
+    def on_deepspeed(self) -> bool:
+        """True if the script trains with DeepSpeed, in a pipeline or not."""
+        return self.kind in ("deepspeed", "pipeline")
+
+    @property
+    def zero(self) -> Mapping[str, Any]:
+        """The settings of ZeRO; a bare `true`, as in older files, means stage 1."""
+        zero = self.config.get("zero_optimization") or {}
+        return zero if isinstance(zero, Mapping) else {"stage": 1}
+
+    def device(self, section: str) -> str:
+        """Return today's place of "offload_optimizer" or "offload_param": none, cpu or nvme."""
+        if self.zero.get(OLD_OFFLOADS[section][0]):
+            return "cpu"
+        return str((self.zero.get(section) or {}).get("device", "none"))
+
+
+@dataclass(frozen=True)
+class KnobSupport:
+    """Support of one launch knob by a script.
+
+    Attributes:
+        turned: it is.
+        why: by what it is turned, or why it is not, as a phrase.
+        values: those that can be had; empty for all.
+    """
+
+    turned: bool
+    why: str
+    values: tuple[Value, ...] = ()
+
+
+def offers(job: ScriptJob) -> dict[str, KnobSupport]:
+    """Return the support of each launch knob, with the reason."""
+    found = {}
+    for name in LAUNCH:
+        if name in _BUILT and job.asks(name) and not job.model:
+            found[name] = KnobSupport(False, "the model's sizes are not known; give --model-config")
+        elif name == "data_parallel":
+            found[name] = _data_parallel(job)
+        elif name == "micro_batch":
+            found[name] = _micro_batch(job)
+        elif job.asks(name):
+            found[name] = KnobSupport(True, "the script takes it")
+        else:
+            found[name] = _deepspeed(job, name)
+    return found
+
+
+def _data_parallel(job: ScriptJob) -> KnobSupport:
+    if job.accumulates:
+        return KnobSupport(True, "the accumulation keeps the global batch")
+    by = job.frame.owner or "the script"
+    return KnobSupport(
+        False,
+        f"on fewer ranks the global batch would shrink, for {by} sets the accumulation "
+        "({gradient_accumulation} in the command would)",
+    )
+
+
+def _micro_batch(job: ScriptJob) -> KnobSupport:
+    if job.frame.follows:
+        return KnobSupport(True, "the batches follow DeepSpeed's micro-batch")
+    if "micro_batch" in job.frame.turns and job.accumulates:
+        return KnobSupport(True, f"{job.frame.owner or 'its framework'}'s own argument")
+    if job.asks("micro_batch") and job.accumulates:
+        return KnobSupport(True, "the script takes it")
+    if job.asks("micro_batch"):
+        return KnobSupport(
+            False,
+            "the accumulation cannot follow it ({gradient_accumulation} in the command would)",
+        )
+    by = "the script" if job.frame.owner in ("", "accelerate", "lightning") else job.frame.owner
+    return KnobSupport(
+        False, f"{by} makes its batches itself ({{micro_batch}} in the command would set it)"
+    )
+
+
+def _deepspeed(job: ScriptJob, name: str) -> KnobSupport:
+    """Return the support of a knob of DeepSpeed's configuration or the model's own switch."""
+    frame = job.frame
+    under = frame.on_deepspeed or "deepspeed_config" in job.placeholders
+    if name == "zero_stage" and under:
+        return KnobSupport(True, "DeepSpeed's configuration")
+    if name in OFFLOADS and under:
+        if (device := frame.device(OFFLOADS[name])) not in ("none", "cpu"):
+            return KnobSupport(False, f"today's offload to {device} is kept")
+        own = frame.client_optimizer
+        if own and name == "optimizer_offload":
+            # SuperOffload replaces the optimizer, which is the user's to keep.
+            return KnobSupport(True, f"DeepSpeed's configuration, with its {own}", ("none", "cpu"))
+        # A script's own folder on a drive is not known.
+        values = tuple(value for value in KNOBS[name].choices if value != "nvme")
+        return KnobSupport(True, "DeepSpeed's configuration", values)
+    if name == "activation_checkpointing" and frame.can_checkpoint:
+        return KnobSupport(True, SWITCH, ("none", "full"))
+    if name == "zero_stage" or name in OFFLOADS:
+        return KnobSupport(False, "the script does not train under DeepSpeed")
+    return KnobSupport(
+        False,
+        "the script must build it: it may read joulefront_hook.configuration() or take "
+        "{KNOB} in its command",
+    )
+
+
+def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
+    """Describe the knobs in play and the reasons against the rest, one sentence each.
+
+    Args:
+        job: the script.
+        searched: the knobs that the search space names.
+    """
+    able = [name for name in LAUNCH if job.offers[name].turned]
+    turned = [name for name in able if name in searched]
+    left = [name for name in able if name not in searched]
+    reasons: dict[str, list[str]] = {}
+    for name in LAUNCH:
+        if not job.offers[name].turned:
+            reasons.setdefault(job.offers[name].why, []).append(name)
+    frame = job.frame
+    counted = {"torch": "a torch optimizer", "program": "steps of its own"}
+    by = f"{frame.owner} over " * bool(frame.owner) + counted.get(frame.kind, "DeepSpeed")
+    return (
+        f"the script {job.name!r} trains by {by}; in play: {', '.join(turned) or 'no launch knob'}"
+        ", and live settings where the machine lets them be set",
+        *([f"not in this search space: {', '.join(left)}"] if left else []),
+        *(f"not in play: {', '.join(names)}: {why}" for why, names in reasons.items()),
+        *job.assumed,
+    )
+
+
+def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:
+    """Return the space with the knobs that this script cannot set fixed at their present values."""
+    choices: dict[str, tuple[Value, ...] | Auto] = {}
+    for name in KNOBS:
+        choice, offer = space.choices.get(name), job.offers.get(name)
+        if name == "global_batch":
+            continue
+        if offer is None:
+            if choice is not None:
+                choices[name] = choice
+            continue
+        today = job.baseline.get(name)
+        assert today is not None  # every launch knob has a default
+        if choice is None or not offer.turned or choice == Auto(kind="baseline"):
+            default = KNOBS[name].default
+            if today != default and default is not None:
+                # A knob that the space does not name stands at its default, or as today.
+                choices[name] = (default, today) if choice is None and offer.turned else (today,)
+        elif isinstance(choice, tuple):
+            kept = [v for v in choice if not offer.values or v in offer.values]
+            choices[name] = (*kept, today)
+        else:
+            choices[name] = (*offer.values, today) if offer.values else choice
+    return replace(space, choices=choices)
+
+
+def refused(job: ScriptJob, configuration: Configuration) -> list[str]:
+    """Return a phrase for each knob value that this script cannot take; empty if none."""
+    phrases = []
+    for name, value in configuration.launch.items():
+        offer, today = job.offers.get(name), job.baseline.get(name)
+        if offer is None:
+            phrases.append(f"{name} is no knob of a script")
+        elif value != today and not offer.turned:
+            phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
+        elif value != today and offer.values and value not in offer.values:
+            phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
+    return phrases

@@ -1,0 +1,329 @@
+"""A user's own training script as a job: its present state, and its start under a configuration.
+
+`tuner.workload.scripts.command` holds the command, `tuner.workload.scripts.knob_support` the knobs
+that can be set and the reasons against the others. `ScriptJob` keeps both with the facts of one
+inspected launch, writes the merged DeepSpeed configuration of a probe and the options of the hook.
+The user's choices (optimizer, scheduler, precision, global batch) are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.safe_files import write_text
+from tuner.search_spaces.space import SearchSpace
+from tuner.workload.deepspeed_config import render_deepspeed_config
+from tuner.workload.hook import merge
+from tuner.workload.scripts.command import (
+    LAUNCH,
+    PLACEHOLDER,
+    Script,
+    Start,
+    filled,
+    imported_frameworks,
+)
+from tuner.workload.scripts.knob_support import (
+    OFFLOADS,
+    OLD_OFFLOADS,
+    SWITCH,
+    Framework,
+    KnobSupport,
+    narrowed,
+    offers,
+    refused,
+    sentences,
+)
+
+__all__ = ["Framework", "KnobSupport", "Script", "ScriptJob", "Start", "imported_frameworks"]
+
+#: A JSON object with one of these is taken for a DeepSpeed configuration.
+_DEEPSPEED_KEYS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+)
+#: Nothing of a probe is logged: a run of twenty steps is no experiment.
+_QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
+_QUIET_ENV = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+}
+
+
+@dataclass(frozen=True)
+class ScriptJob(TrainingJob):
+    """Job that a user's script trains.
+
+    `model` may be empty and `sequence_length` 0 if unknown; what needs them (the
+    analytic prediction, parallelism inside the model) is then left out.
+
+    Attributes:
+        words: the command, placeholders included.
+        cwd: the folder it is started in.
+        devices: ranks that it starts on today.
+        frame: what the inspection showed.
+        assumed: what was not told and is taken, one sentence each.
+    """
+
+    words: tuple[str, ...] = ()
+    cwd: str = "."
+    devices: int = 1
+    frame: Framework = field(default_factory=Framework, hash=False)
+    assumed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch", "steps", "devices"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InvalidValue(f"{name} of script {self.name!r}", value, "an integer above 0")
+
+    # ---- what is written down
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON."""
+        frame = json.dumps(asdict(self.frame), sort_keys=True)
+        listed = {"words": list(self.words), "assumed": list(self.assumed)}
+        return {**super().to_json(), **listed, "frame": frame}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ScriptJob:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: it is no such job.
+        """
+        try:
+            told = json.loads(data["frame"])
+            frame = Framework(
+                **{**told, "reads": tuple(told["reads"]), "turns": tuple(told.get("turns", ()))}
+            )
+            listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
+            names = {item.name for item in fields(cls)} & set(data)
+            return cls(**{**{name: data[name] for name in names}, **listed, "frame": frame})
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"this is not the job of a script: {error}") from error
+
+    # ---- what can be turned
+
+    @cached_property
+    def placeholders(self) -> Mapping[str, str]:
+        """The names of the command's placeholders, each with today's value or ""."""
+        return {name: value for word in self.words for name, value in PLACEHOLDER.findall(word)}
+
+    @cached_property
+    def config_word(self) -> tuple[int, Path] | None:
+        """Index of the word that names a DeepSpeed configuration, and the file, or None."""
+        for position, word in enumerate(self.words):
+            path = Path(self.cwd) / word.rpartition("=")[2]
+            if path.suffix == ".json" and path.is_file() and _is_deepspeed(path):
+                return position, path
+        return None
+
+    @property
+    def file_config(self) -> Mapping[str, Any]:
+        """The DeepSpeed configuration that the command names; empty if it names none."""
+        named = self.placeholders.get("deepspeed_config")
+        path = Path(self.cwd) / named if named else self.config_word and self.config_word[1]
+        return _read_json(path) if path else {}
+
+    def asks(self, *names: str) -> bool:
+        """Return True if the script takes one of these itself, in its command or by reading it."""
+        return any(name in self.placeholders or name in self.frame.reads for name in names)
+
+    @property
+    def accumulates(self) -> bool:
+        """True if the accumulation can be chosen to keep the global batch."""
+        frame = self.frame
+        given = not frame.kind and "deepspeed_config" in self.placeholders  # not inspected yet
+        by_deepspeed = (frame.on_deepspeed or given) and not frame.owner
+        return by_deepspeed or self._can_set("gradient_accumulation")
+
+    @property
+    def sets_micro_batch(self) -> bool:
+        """True if the script's micro-batch can be set."""
+        return self.frame.follows or self._can_set("micro_batch")
+
+    def _can_set(self, name: str) -> bool:
+        return name in self.frame.turns or self.asks(name)
+
+    @cached_property
+    def baseline(self) -> Configuration:
+        """The user's present configuration."""
+        config, frame = self.frame.config, self.frame
+        parallel = config.get("tensor_parallel") or {}
+        degrees = {
+            "tensor_parallel": parallel.get("autotp_size") or parallel.get("tp_size") or 1,
+            "pipeline_parallel": frame.stages,
+            "sequence_parallel": config.get("sequence_parallel_size") or 1,
+        }
+        inside = 1
+        for name, degree in degrees.items():
+            degrees[name] = degree = int(self.placeholders.get(name) or degree)
+            inside *= degree
+        values: dict[str, Any] = {
+            **degrees,
+            "data_parallel": max(1, self.devices // inside),
+            "micro_batch": frame.micro_batch or 1,
+            "zero_stage": int(frame.zero.get("stage", 0)),
+            "optimizer_offload": "cpu" if frame.device("offload_optimizer") == "cpu" else "none",
+            "parameter_offload": "cpu" if frame.device("offload_param") == "cpu" else "none",
+            "activation_checkpointing": "full" if frame.checkpoints else "none",
+        }
+        for name, text in self.placeholders.items():
+            if name in LAUNCH and text:
+                values[name] = int(text) if text.isdigit() else text
+        # Of the others only what is not at its default: a configuration's name stays short.
+        always = ("data_parallel", "micro_batch", "zero_stage")
+        for name in set(values) - set(always):
+            if name not in KNOBS or values[name] == KNOBS[name].default:
+                del values[name]
+        return Configuration.of(values)
+
+    @cached_property
+    def offers(self) -> Mapping[str, KnobSupport]:
+        """The support of each launch knob, with the reason."""
+        return offers(self)
+
+    def sentences(self, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
+        """Describe the knobs of `searched` in play and the reasons against the rest."""
+        return sentences(self, searched)
+
+    def narrowed(self, space: SearchSpace) -> SearchSpace:
+        """Return the space with the knobs that this script cannot set fixed at present values."""
+        return narrowed(self, space)
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each knob value that this script cannot take; empty if none."""
+        return refused(self, configuration)
+
+    # ---- how it starts
+
+    def overlay(self, configuration: Configuration) -> dict[str, Any]:
+        """Return a configuration's changes to the DeepSpeed settings; None removes a key.
+
+        Keys are DeepSpeed 0.19's (deepspeed.ai/docs/config-json). Only knobs in play are said.
+
+        Raises:
+            InvalidValue: micro-batch x data parallelism does not divide the global batch.
+        """
+        said: dict[str, Any] = {}
+        if self.accumulates and (self.sets_micro_batch or self.frame.micro_batch):
+            said |= {
+                "train_batch_size": self.global_batch,
+                "train_micro_batch_size_per_gpu": configuration.micro_batch,
+                "gradient_accumulation_steps": configuration.accumulation(self.global_batch),
+            }
+        if self.offers["zero_stage"].turned:
+            stage = configuration.zero_stage
+            said["zero_optimization"] = zero = {"stage": stage}
+            if stage != 3:  # nowhere else does DeepSpeed take it
+                zero["offload_param"] = None
+            if stage and (self.frame.client_optimizer or "deepspeed_config" in self.placeholders):
+                # The user's own optimizer is as exact under ZeRO as without it.
+                said["zero_allow_untested_optimizer"] = True
+        rendered = render_deepspeed_config(configuration, self)["zero_optimization"]
+        for knob, section in OFFLOADS.items():
+            if knob in self.offers and self.offers[knob].turned:
+                zero = said.setdefault("zero_optimization", {})
+                zero[section] = rendered.get(section)
+                # DeepSpeed refuses the old spelling beside the new one.
+                zero |= {name: None for name in OLD_OFFLOADS[section] if name in self.frame.zero}
+        if (said.get("zero_optimization") or {}).get("offload_optimizer"):
+            said |= self._optimizer_on_host()
+        return said
+
+    def _optimizer_on_host(self) -> dict[str, Any]:
+        """Return the changes that keep the user's optimizer with its states on the host."""
+        optimizer = self.frame.config.get("optimizer") or {}
+        if self.frame.client_optimizer or not optimizer:
+            return {"zero_force_ds_cpu_optimizer": False}
+        if (optimizer.get("params") or {}).get("torch_adam"):
+            # The same update by DeepSpeed's kernel for the host, which it insists on.
+            return {"optimizer": {"params": {"torch_adam": False}}}
+        return {}
+
+    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
+        """Write the files of this configuration to `folder`, and return the start of its ranks.
+
+        Args:
+            configuration: launch settings.
+            folder: takes ds_config.json.
+            probe: leave loggers and checkpoints out, and check the batches' size.
+
+        Raises:
+            InvalidValue: micro-batch x data parallelism does not divide the global batch.
+            OSError: the file cannot be written.
+        """
+        overlay = self.overlay(configuration)
+        base = self.frame.config or self.file_config
+        # "auto" is filled in by transformers from its own arguments, which the command sets.
+        overlay = {name: value for name, value in overlay.items() if base.get(name) != "auto"}
+        if probe and (base or self.frame.on_deepspeed):
+            overlay = {**_QUIET, "autotuning": None, **overlay}
+        config = merge(base, overlay) if base or overlay else {}
+        values = {name: str(configuration.get(name)) for name in LAUNCH}
+        values["gradient_accumulation"] = str(configuration.accumulation(self.global_batch))
+        path = folder.resolve() / "ds_config.json"
+        if config:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(config, indent=2) + "\n")
+        values["deepspeed_config"] = str(path)
+        words = [filled(word, values) for word in self.words]
+        if self.config_word and config:
+            position = self.config_word[0]
+            before, equals, _ = words[position].rpartition("=")
+            words[position] = f"{before}{equals}{path}"
+        asked = {name: configuration.get(name) for name in LAUNCH}
+        asked["gradient_accumulation"] = configuration.accumulation(self.global_batch)
+        options: dict[str, Any] = {"configuration": asked, "deepspeed": overlay, "quiet": probe}
+        if self.frame.turns:
+            asked_of = ("micro_batch", "gradient_accumulation")
+            options["owned"] = {n: asked[n] for n in asked_of if n in self.frame.turns}
+        if self.offers["activation_checkpointing"].why == SWITCH:
+            mode = configuration.get("activation_checkpointing")
+            options["activation_checkpointing"] = mode
+        if probe and self.frame.measured and self.sets_micro_batch:
+            options["micro_batch"] = configuration.micro_batch
+        return Start(tuple(words), self.cwd, options, config, _QUIET_ENV if probe else {})
+
+    @property
+    def needs_hook(self) -> bool:
+        """True if the script needs the hook outside a probe too.
+
+        It does where it reads its configuration there, takes its rank in its command, or builds
+        what is set (DeepSpeed's settings, the model's switch, its framework's batches) itself.
+        """
+        given = self.config_word is not None or "deepspeed_config" in self.placeholders
+        switched = self.offers["activation_checkpointing"].why == SWITCH or self.frame.turns
+        asks = bool(self.frame.reads) or self.asks("rank", "local_rank")
+        asks = asks or self.frame.owner == "lightning"  # which is told the ranks that were started
+        return bool(asks or switched) or (self.frame.on_deepspeed and not given)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read the DeepSpeed configuration {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path} holds no JSON object, so it is no DeepSpeed configuration")
+    return data
+
+
+def _is_deepspeed(path: Path) -> bool:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and any(key in data for key in _DEEPSPEED_KEYS)
