@@ -10,7 +10,7 @@ from benchmarks.figures import Figure
 from benchmarks.search.own_stop import OwnStop
 from benchmarks.search.problems import Problem, load_problem, split_of
 from benchmarks.search.runner import Run
-from benchmarks.search.samplers import STOCK
+from benchmarks.search.samplers import STOCK, SWEEPING
 from benchmarks.search.statistics import figure_name, geometric_mean, quantile
 from benchmarks.search.truth import Truth, lower_bound, truth_of
 from tuner.search.optuna_samplers import OURS
@@ -120,15 +120,21 @@ def jackknife_figures(made: Jackknife) -> list[Figure]:
             figures.append(Figure(f"jackknife_{end}", value, "ratio"))
             if name == OURS:
                 figures.append(Figure(f"jackknife_matched_over_oracle_{split}", matched, "ratio"))
-        figures += _peer_figures(made, split)
+        figures += _peer_figures(made, split, over)
         figures += _bound_figures(groups, split)
         figures += _own_stop_figures(made, groups, split)
     return figures
 
 
-def _peer_figures(made: Jackknife, split: str) -> list[Figure]:
-    """Compare ours with the best stock sampler, group by group."""
+def _peer_figures(made: Jackknife, split: str, over: Mapping[str, float]) -> list[Figure]:
+    """Compare ours with the best peer that sweeps, and group by group with the best stock."""
     figures = []
+    peers = {name: over[name] for name in made.samplers if name in SWEEPING}
+    if peers:
+        best = min(peers, key=peers.__getitem__)
+        ratio = over[OURS] / peers[best]
+        print(f"  the best peer that sweeps is {best}; {OURS} needs {ratio:.2f} of its joules")
+        figures.append(Figure(f"jackknife_over_best_peer_{split}", ratio, "ratio"))
     stock = [name for name in made.samplers if name in STOCK]
     if stock:
         ratios = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from benchmarks.search import peers  # noqa: F401 (enters its samplers in PEERS)
+from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from tuner.models.analytic.model import AnalyticModel, Prior
 from tuner.models.surrogate.surrogate_choice import OURS as OUR_SURROGATE
 from tuner.models.surrogate.surrogate_choice import SURROGATES, regressor_of
@@ -21,6 +23,7 @@ __all__ = [
     "DEFAULT_SAMPLERS",
     "NAMES",
     "STOCK",
+    "SWEEPING",
     "WITH_MODELS",
     "WITH_SURROGATE",
     "sampler_named",
@@ -28,7 +31,18 @@ __all__ = [
 
 #: Samplers that know neither launches nor joules: every point is a launch of its own.
 STOCK = tuple(name for name in SAMPLERS if name != OURS)
-DEFAULT_SAMPLERS = (OURS, "tpe", "nsgaii", "random")
+#: Samplers that may sweep the live settings of a launch.
+SWEEPING = tuple(name for name, entry in PEERS.items() if entry.sweeps)
+DEFAULT_SAMPLERS = (
+    OURS,
+    "tpe",
+    "nsgaii",
+    "random",
+    "tpe-sweep",
+    "nsgaii-sweep",
+    "random-sweep",
+    "hill-climb",
+)
 #: Ours with the analytic models of what a table recorded.
 WITH_MODELS = f"{OURS}+models"
 #: Ours with another surrogate.
@@ -47,7 +61,7 @@ ABLATIONS = {
     "start-of-4-launches": SamplerDesign(start_launches=4),
 }
 #: Every sampler that can be named.
-NAMES = (*SAMPLERS, WITH_MODELS, *WITH_SURROGATE, *ABLATIONS)
+NAMES = (*SAMPLERS, *PEERS, WITH_MODELS, *WITH_SURROGATE, *ABLATIONS)
 
 
 def sampler_named(
@@ -78,4 +92,7 @@ def sampler_named(
         return CandidateSampler(candidates, cost=cost, seed=seed, surrogate=surrogate)
     if name in ABLATIONS:
         return CandidateSampler(candidates, cost=cost, seed=seed, design=ABLATIONS[name])
+    if name in PEERS:
+        entered = PEERS[name].make(candidates, cost, seed)
+        return AskTellPlanner(candidates, entered, cost=cost, seed=seed)
     return make_sampler(name, candidates, cost=cost, seed=seed, earlier=earlier)
