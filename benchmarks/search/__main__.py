@@ -27,11 +27,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
+from benchmarks.search.ask_tell import PEERS
 from benchmarks.search.jackknife import Jackknife, jackknife_figures, own_stop_lines
 from benchmarks.search.own_stop import own_stops
 from benchmarks.search.plot import anytime_figure
 from benchmarks.search.problems import Problem, load_problem, never_binds
 from benchmarks.search.recorded import in_flight_figures, recorded_figures, transfer_figures
+from benchmarks.search.results import write_results
 from benchmarks.search.runner import RunOptions, all_runs
 from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, WITH_MODELS
 from benchmarks.search.statistics import figure_name
@@ -88,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
         "does; what it then misses is printed (default 400)",
     )
     add("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
+    add(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="rewrite the table of jackknifed results in this Markdown file",
+    )
     add("--plot", type=Path, metavar="FILE", help="write the anytime curves here, as HTML")
     return parser
 
@@ -100,6 +108,8 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--in-flight, --jobs and --most must be at least 1")
     if min(options.seeds, options.jackknife) < 0 or not options.seeds + options.jackknife:
         parser.error("--seeds and --jackknife must be at least 0, and one of them at least 1")
+    if options.results is not None and not options.jackknife:
+        parser.error("--results needs jackknifed tables; --jackknife must be at least 1")
     extra = list(ABLATIONS) if options.ablations else []
     # Ours is what the others are compared with.
     options.samplers = list(dict.fromkeys([OURS, *options.samplers, *extra]))
@@ -114,6 +124,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     unsaid = [table.name for table in tables.values() if table.predicted_by is None]
     if WITH_MODELS in options.samplers and unsaid:
         raise SystemExit(f"{WITH_MODELS} needs [predicted_by], which {unsaid[0]!r} does not have")
+    for name in [name for name in options.samplers if name in PEERS and PEERS[name].missing()]:
+        print(f"{name} is skipped: {PEERS[name].missing()}")
+        options.samplers.remove(name)
     problems = [
         Problem(folder, group.name)
         for folder, table in tables.items()
@@ -144,6 +157,8 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
     )
     made = Jackknife(runs, stops, unbound)
     made.print_groups()
+    if options.results is not None:
+        write_results(made, options.results)
     return jackknife_figures(made)
 
 

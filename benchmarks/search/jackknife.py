@@ -15,7 +15,7 @@ from benchmarks.search.statistics import figure_name, geometric_mean, quantile
 from benchmarks.search.truth import Truth, lower_bound, truth_of
 from tuner.search.optuna_samplers import OURS
 
-__all__ = ["SPLITS", "Jackknife", "jackknife_figures", "own_stop_lines"]
+__all__ = ["SPLITS", "Jackknife", "jackknife_figures", "matched_kJ", "own_stop_lines"]
 
 #: Tuned and held-out groups are never averaged.
 SPLITS = ("tuned", "held_out")
@@ -25,7 +25,8 @@ def _hypervolume_kJ(run: Run) -> float:
     return run.kJ
 
 
-def _matched_kJ(run: Run) -> float:
+def matched_kJ(run: Run) -> float:
+    """Return the joules until each point of the front was matched."""
     return run.matched_kJ
 
 
@@ -90,7 +91,7 @@ class Jackknife:
             print(f"  {'sampler':{width}} {'/oracle':>8} {'least':>6} {'most':>6} {'matched':>8}")
             for name in self.samplers:
                 each = [self.over_oracle([problem], name) for problem in problems]
-                matched = self.over_oracle(problems, name, _matched_kJ)
+                matched = self.over_oracle(problems, name, matched_kJ)
                 print(
                     f"  {name:{width}} {geometric_mean(each):8.2f} {min(each):6.2f} "
                     f"{max(each):6.2f} {matched:8.2f}",
@@ -114,7 +115,7 @@ def jackknife_figures(made: Jackknife) -> list[Figure]:
         print(f"\n{split} groups ({len(groups)}), jackknifed (geometric means over the oracle):")
         over = {name: made.mean_over_oracle(split, name) for name in made.samplers}
         for name, value in over.items():
-            matched = made.mean_over_oracle(split, name, _matched_kJ)
+            matched = made.mean_over_oracle(split, name, matched_kJ)
             print(f"  {name:18} {value:6.2f}; each point within 2 %: {matched:6.2f}")
             end = f"{'' if name == OURS else figure_name(name) + '_'}over_oracle_{split}"
             figures.append(Figure(f"jackknife_{end}", value, "ratio"))
