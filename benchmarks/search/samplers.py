@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmarks.search import peers  # noqa: F401 (enters its samplers in PEERS)
+# Each enters its samplers in PEERS.
+from benchmarks.search import external, peers, peers_botorch  # noqa: F401
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from tuner.models.analytic.model import AnalyticModel, Prior
 from tuner.models.surrogate.surrogate_choice import OURS as OUR_SURROGATE
