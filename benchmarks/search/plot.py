@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.search.runner import WITHIN, Run
+from benchmarks.search.runner import Run
+from benchmarks.search.truth import WITHIN
 
 
 def anytime_figure(runs: Sequence[Run], oracles: dict[str, float]) -> Any:
@@ -30,7 +31,7 @@ def anytime_figure(runs: Sequence[Run], oracles: dict[str, float]) -> Any:
     for place, group in enumerate(groups):
         row, column = place // columns + 1, place % columns + 1
         for colour, sampler in zip(qualitative.D3 * 3, samplers, strict=False):
-            mine = [run for run in runs if run.group == group and run.sampler == sampler]
+            mine = [run for run in runs if run.problem.group == group and run.sampler == sampler]
             end = max(run.curve[-1][0] for run in mine) / oracles[group]
             grid = np.geomspace(0.05, max(end, 0.06), 120)
             steps = np.array([_curve_at(run.curve, grid * oracles[group]) for run in mine])

@@ -1,8 +1,7 @@
-"""One run of one sampler on one group of a table, and all runs of a benchmark."""
+"""One run of one sampler on one problem, and all runs of a benchmark."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -12,147 +11,50 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import optuna
 
+from benchmarks.search.problems import Problem, load_problem
+from benchmarks.search.samplers import sampler_named
+from benchmarks.search.truth import WITHIN, truth_of
 from tuner.executors.local import SimulatedExecutor
-from tuner.models.analytic.model import AnalyticModel, Prior
-from tuner.models.surrogate.surrogate_choice import OURS as OUR_SURROGATE
-from tuner.models.surrogate.surrogate_choice import SURROGATES, regressor_of
-from tuner.pareto import hypervolume, nondominated, reference_point
 from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.settings import SamplerDesign
-from tuner.search.optuna_samplers import OURS, make_sampler
-from tuner.search.planner import ProbePlanner
-from tuner.search.sampler import CandidateSampler
 from tuner.search.transfer import EarlierPrior, earlier_of_group
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.study.recorder import StudyRecorder
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.replay import TableRunner
-from tuner.workload.table import PredictedBy, RecordedTable, load_table
+from tuner.workload.table import RecordedTable, load_table
 
-#: The front is found when this share of its hypervolume at most is missing.
-WITHIN = 0.01
-DEFAULT_SAMPLERS = (OURS, "tpe", "nsgaii", "random")
-#: Ours with the analytic models of what a table recorded.
-WITH_MODELS = f"{OURS}+models"
-#: Ours with another surrogate.
-WITH_SURROGATE = {f"{OURS}/{name}": name for name in SURROGATES if name != OUR_SURROGATE}
-#: Our sampler with one design choice left out or made otherwise.
-ABLATIONS = {
-    "no-sweep": SamplerDesign(max_live=1, extend_launches=False),
-    "a-setting-at-a-time": SamplerDesign(max_live=1),
-    "fill-every-slot": SamplerDesign(in_flight_share=math.inf),
-    "sweep-chosen-at-launch": SamplerDesign(extend_launches=False),
-    "no-cost": SamplerDesign(cost_weight=0.0),
-    "no-split-kernel": SamplerDesign(split_kernel=False),
-    "no-own-level": SamplerDesign(own_level=False),
-    "start-of-3-settings": SamplerDesign(start_live=3),
-    "start-of-2-launches": SamplerDesign(start_launches=2),
-    "start-of-4-launches": SamplerDesign(start_launches=4),
-}
-
-
-@dataclass(frozen=True)
-class Truth:
-    """One group's noise-free means and what they bound.
-
-    Attributes:
-        logs: configuration -> (log energy, log time).
-        reference: where hypervolume is counted from.
-        whole: the true front's hypervolume.
-        whole_kJ: kilojoules of launching every point by itself.
-        oracle_kJ, oracle_launches, oracle_measurements: what the oracle pays.
-    """
-
-    logs: dict[Any, tuple[float, float]]
-    reference: np.ndarray
-    whole: float
-    whole_kJ: float
-    oracle_kJ: float
-    oracle_launches: int
-    oracle_measurements: int
-
-
-def truth_of(table: RecordedTable, group: str) -> Truth:
-    """Return the noise-free means of a group and its oracle's costs."""
-    points = table.group(group).points
-    logs = {p.configuration: (math.log(p.energy_J), math.log(p.time_s)) for p in points}
-    array = np.array(list(logs.values()))
-    reference = reference_point(array)
-    on_front = nondominated(array[:, 0], array[:, 1])
-    visits: dict[Any, list[float]] = {}
-    for point, front in zip(points, on_front, strict=True):
-        if front:
-            visits.setdefault(point.configuration.launch, []).append(point.power_W)
-    return Truth(
-        logs=logs,
-        reference=reference,
-        whole=hypervolume(array, reference),
-        whole_kJ=sum(table.cost.energy_J([p.power_W]) for p in points) / 1000,
-        oracle_kJ=sum(table.cost.energy_J(powers) for powers in visits.values()) / 1000,
-        oracle_launches=len(visits),
-        oracle_measurements=sum(map(len, visits.values())),
-    )
+__all__ = ["Run", "RunOptions", "all_runs", "earlier_prior", "neighbour", "run"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one sampler on one group.
+    """One run of one sampler on one problem.
 
     Attributes:
         kJ, launches, measurements: until the front was found, or the whole table's.
         found: whether it was.
+        matched_kJ: until each point of the front was matched, or the whole table's; NaN if the run
+            ended before.
         curve: (kJ, share of the hypervolume missing) after each probe.
         ask_s: the driver's median seconds a plan.
         search_s: how long the search would have taken, seconds on the table's clock.
     """
 
     sampler: str
-    group: str
+    problem: Problem
     seed: int
     kJ: float
     launches: int
     measurements: int
     found: bool
+    matched_kJ: float
     curve: tuple[tuple[float, float], ...]
     ask_s: float
     search_s: float
-
-
-def sampler_named(
-    name: str,
-    candidates: Candidates,
-    cost: ProbeCost,
-    seed: int,
-    earlier: Sequence[Prior] = (),
-    recorded: PredictedBy | None = None,
-) -> ProbePlanner:
-    """Return a sampler of the benchmark.
-
-    Args:
-        recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
-    """
-    if name == WITH_MODELS:
-        assert recorded is not None
-        return CandidateSampler(
-            candidates,
-            prior=AnalyticModel(recorded.job, recorded.cluster),
-            cost=cost,
-            seed=seed,
-            earlier=earlier,
-            memory_bytes=float(recorded.cluster.device.memory_bytes),
-        )
-    if name in WITH_SURROGATE:
-        surrogate = regressor_of(WITH_SURROGATE[name])
-        return CandidateSampler(candidates, cost=cost, seed=seed, surrogate=surrogate)
-    if name in ABLATIONS:
-        return CandidateSampler(candidates, cost=cost, seed=seed, design=ABLATIONS[name])
-    return make_sampler(name, candidates, cost=cost, seed=seed, earlier=earlier)
 
 
 @lru_cache(maxsize=64)
@@ -174,106 +76,193 @@ def neighbour(table: RecordedTable, group: str, column: str) -> str | None:
     return None
 
 
+class _Search:
+    """A search of one problem that ends when the truth says so.
+
+    Args:
+        problem: what is searched.
+        sampler_name: as of `sampler_named`.
+        seed: of the sampler and of the noise.
+        in_flight: number of probes in flight.
+        until_matched: continue after the front is found until each of its points is matched.
+        source: the group of the same table that is known before.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        sampler_name: str,
+        seed: int,
+        in_flight: int,
+        until_matched: bool,
+        source: str | None,
+    ) -> None:
+        self.table, self.truth = load_problem(problem), truth_of(problem)
+        self.in_flight, self.until_matched = in_flight, until_matched
+        runner = TableRunner(self.table, problem.group, seed=seed)
+        self.executor = SimulatedExecutor(runner, capacity=in_flight)
+        self.executor.next_settings = self._next_settings
+        earlier = ()
+        if source is not None:
+            earlier = earlier_prior(problem.folder, source, problem.group).means
+        self.sampler = sampler_named(
+            sampler_name,
+            Candidates.from_configurations(self.truth.logs),
+            ProbeCost(**asdict(self.table.cost)),
+            seed,
+            earlier,
+            self.table.predicted_by,
+        )
+        self.book = StudyRecorder.in_memory(self.sampler)
+        self.measured: list[Configuration] = []
+        self.curve: list[tuple[float, float]] = []
+        self.ask_s: list[float] = []
+        self.kJ, self.submitted = 0.0, 0
+        #: (kJ, launches, measurements) when the front was found, and when it was matched.
+        self.found: tuple[float, int, int] | None = None
+        self.matched: tuple[float, int, int] | None = None
+
+    def run(self, most: int) -> None:
+        """Search until the end, until `most` points are measured, or until none is left."""
+        while True:
+            while (
+                self.executor.in_flight < self.in_flight
+                and not self._ended
+                and len(self.measured) < most
+            ):
+                if self.executor.in_flight and self.sampler.better_to_wait(self.book.study):
+                    break
+                if not self._submit():
+                    break
+            # What is in flight when the front is found was started, and is paid for.
+            record = self.executor.wait()
+            if record is None:
+                return
+            self.book.finish(record)
+            self.kJ += record.energy_J / 1000
+            self.measured += record.request.configurations()
+            self._look(self.measured, self.kJ)
+            self.curve.append((self.kJ, self.truth.missing(self.measured)))
+
+    @property
+    def _ended(self) -> bool:
+        return self.found is not None and (not self.until_matched or self.matched is not None)
+
+    def _submit(self) -> bool:
+        began = time.perf_counter()
+        plan = self.sampler.plan(self.book.study)
+        self.ask_s.append(time.perf_counter() - began)
+        if plan is None:
+            return False
+        name = f"p{self.submitted:04d}"
+        request = ProbeRequest(name, plan.launch, plan.live, extendable=plan.extendable)
+        self.submitted += 1
+        self.book.start(request)
+        self.executor.submit(request)
+        return True
+
+    def _look(self, measured: Sequence[Configuration], kJ: float) -> None:
+        """Note which ends are reached with these measurements, paid with `kJ`."""
+        state = (kJ, self.submitted, len(measured))
+        if self.found is None and self.truth.missing(measured) <= WITHIN:
+            self.found = state
+        if self.until_matched and self.matched is None and self.truth.matched(measured):
+            self.matched = state
+
+    def _next_settings(
+        self, request: ProbeRequest, windows: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        so_far = [Configuration(request.launch, m.live) for m in windows]
+        powers = {p.configuration: p.power_W for p in self.truth.points}
+        launch_kJ = self.table.cost.energy_J(powers[c] for c in so_far) / 1000
+        self._look([*self.measured, *so_far], self.kJ + launch_kJ)
+        if self._ended:
+            return ()
+        began = time.perf_counter()
+        record = ProbeRecord(request, tuple(windows), self.executor.meter)
+        more = self.book.next_settings(record)
+        self.ask_s.append(time.perf_counter() - began)
+        return more
+
+
 def run(
-    folder: Path,
-    group: str,
+    problem: Problem,
     sampler_name: str,
     seed: int,
     in_flight: int = 1,
     most: int = 10**9,
     source: str | None = None,
+    until_matched: bool = False,
 ) -> Run:
-    """Search one group until the front is found, `most` points are measured, or none is left.
+    """Search one problem until the front is found, `most` points are measured, or none is left.
 
     Args:
+        problem: what is searched.
+        sampler_name: one of the benchmark's samplers.
+        seed: of the sampler and of the noise.
+        in_flight: number of probes in flight.
+        most: number of measurements after which a run counts as one that never finds the front.
         source: the group of the same table that is known before.
+        until_matched: also search until each point of the front is matched (`Run.matched_kJ`); of
+            one probe in flight only, whose cost at either end is known.
     """
+    assert not until_matched or in_flight == 1
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    table = load_table(folder)
-    truth = truth_of(table, group)
-    executor = SimulatedExecutor(TableRunner(table, group, seed=seed), capacity=in_flight)
-    candidates = Candidates.from_configurations(truth.logs)
-    earlier = earlier_prior(folder, source, group).means if source is not None else ()
-    cost = ProbeCost(**asdict(table.cost))
-    sampler = sampler_named(sampler_name, candidates, cost, seed, earlier, table.predicted_by)
-    book = StudyRecorder.in_memory(sampler)
-    measured: list[tuple[float, float]] = []
-    curve: list[tuple[float, float]] = []
-    ask_s: list[float] = []
-    kJ, submitted, missing = 0.0, 0, 1.0
-
-    def points_of(
-        request: ProbeRequest, windows: Sequence[Measurement]
-    ) -> list[tuple[float, float]]:
-        return [truth.logs[Configuration(request.launch, m.live)] for m in windows]
-
-    def missing_of(points: list[tuple[float, float]]) -> float:
-        return max(1 - hypervolume(np.array(points), truth.reference) / truth.whole, 0.0)
-
-    def next_settings(
-        request: ProbeRequest, windows: Sequence[Measurement]
-    ) -> tuple[Settings, ...]:
-        if missing_of(measured + points_of(request, windows)) <= WITHIN:
-            return ()
-        began = time.perf_counter()
-        more = book.next_settings(ProbeRecord(request, tuple(windows), executor.meter))
-        ask_s.append(time.perf_counter() - began)
-        return more
-
-    executor.next_settings = next_settings
-    while True:
-        while executor.in_flight < in_flight and missing > WITHIN and len(measured) < most:
-            if executor.in_flight and sampler.better_to_wait(book.study):
-                break
-            began = time.perf_counter()
-            plan = sampler.plan(book.study)
-            ask_s.append(time.perf_counter() - began)
-            if plan is None:
-                break
-            request = ProbeRequest(
-                f"p{submitted:04d}", plan.launch, plan.live, extendable=plan.extendable
-            )
-            submitted += 1
-            book.start(request)
-            executor.submit(request)
-        # What is in flight when the front is found was started, and is paid for.
-        record = executor.wait()
-        if record is None:
-            break
-        book.finish(record)
-        kJ += record.energy_J / 1000
-        measured += points_of(record.request, record.measurements)
-        missing = missing_of(measured)
-        curve.append((kJ, missing))
-    found = missing <= WITHIN
+    search = _Search(problem, sampler_name, seed, in_flight, until_matched, source)
+    search.run(most)
+    truth = search.truth
+    whole = truth.whole_kJ, len(truth.logs), len(truth.logs)
+    kJ, launches, measurements = search.found or whole
+    if search.found and not until_matched:  # with what was in flight
+        kJ, launches, measurements = search.kJ, search.submitted, len(search.measured)
     return Run(
         sampler=sampler_name,
-        group=group,
+        problem=problem,
         seed=seed,
-        kJ=kJ if found else truth.whole_kJ,
-        launches=submitted if found else len(truth.logs),
-        measurements=len(measured) if found else len(truth.logs),
-        found=found,
-        curve=tuple(curve),
-        ask_s=statistics.median(ask_s),
-        search_s=executor.now_s(),
+        kJ=kJ,
+        launches=launches,
+        measurements=measurements,
+        found=search.found is not None,
+        matched_kJ=(search.matched or whole)[0] if until_matched else math.nan,
+        curve=tuple(search.curve),
+        ask_s=statistics.median(search.ask_s),
+        search_s=search.executor.now_s(),
     )
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of the runs of a benchmark.
+
+    Attributes:
+        samplers: names of the samplers.
+        seeds: of each sampler on each problem.
+        most, until_matched: as of `run`.
+        jobs: number of processes.
+    """
+
+    samplers: tuple[str, ...]
+    seeds: tuple[int, ...]
+    most: int
+    until_matched: bool = False
+    jobs: int = 1
+
+
 def all_runs(
-    options: argparse.Namespace, problems: Sequence[tuple[Path, str]], in_flight: int
-) -> dict[tuple[Path, str, str], list[Run]]:
-    """Return every run by table, group and sampler; with `--jobs` they run in other processes."""
-    keys = [(folder, group, name) for folder, group in problems for name in options.samplers]
+    options: RunOptions, problems: Sequence[Problem], in_flight: int = 1
+) -> dict[tuple[Problem, str], list[Run]]:
+    """Return the runs of each problem and sampler; with several jobs in other processes."""
+    keys = [(problem, name) for problem in problems for name in options.samplers]
     work = [
-        (folder, group, name, seed, in_flight, options.most)
-        for folder, group, name in keys
-        for seed in range(options.seeds)
+        (problem, name, seed, in_flight, options.most, None, options.until_matched)
+        for problem, name in keys
+        for seed in options.seeds
     ]
+    each = len(options.seeds)
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs) as pool:
-            done = list(pool.map(run, *zip(*work, strict=True), chunksize=options.seeds))
+            done = list(pool.map(run, *zip(*work, strict=True), chunksize=each))
     else:
         done = [run(*arguments_of_one) for arguments_of_one in work]
-    return {key: done[i * options.seeds : (i + 1) * options.seeds] for i, key in enumerate(keys)}
+    return {key: done[i * each : (i + 1) * each] for i, key in enumerate(keys)}

@@ -9,8 +9,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.search.runner import WITH_MODELS
+from benchmarks.search.samplers import WITH_MODELS
 from tuner.search.optuna_samplers import OURS, SAMPLERS
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """Return the value below which this share of the values lies."""
+    return float(np.quantile(list(values), share))
 
 
 def quartiles(values: Iterable[float]) -> tuple[float, float, float]:

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.search.__main__ import main
-from benchmarks.search.runner import ABLATIONS, WITHIN, run, truth_of
+from benchmarks.search.problems import Problem
+from benchmarks.search.runner import run
+from benchmarks.search.samplers import ABLATIONS
 from benchmarks.search.statistics import holm, last_figures
+from benchmarks.search.truth import WITHIN, truth_of
 from tuner.search.optuna_samplers import OURS
 from tuner.testing.studies import TOML, table_point, write_table
-from tuner.workload.table import load_table
 
 NOISY = TOML + "[noise]\ntime_cv = 0.002\npower_cv = 0.01\n"
 GROUP = "made-up"
@@ -33,7 +35,7 @@ def launch_kJ(shape: int, speed: int) -> float:
 
 
 def test_the_oracle_launches_the_fronts_launches_and_visits_its_settings(folder: Path) -> None:
-    truth = truth_of(load_table(folder), GROUP)
+    truth = truth_of(Problem(folder, GROUP))
     # Shape 4 is the fastest at every speed; a narrower one never uses less energy.
     every = {(s, v): table_point(s, v) for s in (1, 2, 3, 4, 6, 8) for v in range(1, 6)}
     figures = {k: (t * p, t) for k, (t, p) in every.items()}
@@ -54,7 +56,7 @@ def test_the_oracle_launches_the_fronts_launches_and_visits_its_settings(folder:
 
 @pytest.mark.parametrize("name", [OURS, "random", "tpe", "no-sweep", f"{OURS}/extra-trees"])
 def test_a_run_ends_at_the_front_and_pays_for_what_it_probed(folder: Path, name: str) -> None:
-    made = run(folder, GROUP, name, seed=1)
+    made = run(Problem(folder, GROUP), name, seed=1)
     assert made.found
     assert made.curve[-1] == (pytest.approx(made.kJ), pytest.approx(made.curve[-1][1]))
     assert made.curve[-1][1] <= WITHIN < made.curve[-2][1]
@@ -67,15 +69,15 @@ def test_a_run_ends_at_the_front_and_pays_for_what_it_probed(folder: Path, name:
 
 
 def test_a_run_that_never_gets_there_is_charged_the_whole_table(folder: Path) -> None:
-    truth = truth_of(load_table(folder), GROUP)
-    made = run(folder, GROUP, "random", seed=0, most=2)
+    truth = truth_of(Problem(folder, GROUP))
+    made = run(Problem(folder, GROUP), "random", seed=0, most=2)
     assert not made.found
     assert made.kJ == truth.whole_kJ
     assert made.measurements == made.launches == 30
 
 
 def test_what_is_in_flight_at_the_end_is_paid_for(folder: Path) -> None:
-    alone, together = (run(folder, GROUP, OURS, seed=0, in_flight=n) for n in (1, 4))
+    alone, together = (run(Problem(folder, GROUP), OURS, seed=0, in_flight=n) for n in (1, 4))
     assert together.found
     assert together.launches >= alone.launches
     assert len(together.curve) == together.launches
@@ -83,7 +85,7 @@ def test_what_is_in_flight_at_the_end_is_paid_for(folder: Path) -> None:
 
 
 def test_the_same_seed_runs_the_same_and_another_does_not(folder: Path) -> None:
-    first, again, other = (run(folder, GROUP, "random", seed=s) for s in (3, 3, 4))
+    first, again, other = (run(Problem(folder, GROUP), "random", seed=s) for s in (3, 3, 4))
     assert first.curve == again.curve
     assert first.curve != other.curve
 
@@ -115,15 +117,25 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
     (two / "table.toml").write_text('group_by = ["where"]\n' + NOISY)
     plot, figures = tmp_path / "curves.html", tmp_path / "figures.json"
     options = ["--samplers", "random", "no-sweep", "--seeds", "2"]
-    options += ["--in-flight", "1,2", "--transfer"]
+    options += ["--in-flight", "1,2", "--transfer", "--jackknife", "1"]
     main([str(two), *options, "--plot", str(plot), "--json", str(figures)])
     out = capsys.readouterr().out.splitlines()
     assert sum("the oracle pays" in line for line in out) == 2
     for name in (OURS, "random", "no-sweep"):
-        assert sum(line.split()[:1] == [name] for line in out) == 3
+        # A line for each group and each summary, jackknifed (held out only) and as recorded.
+        assert sum(line.split()[:1] == [name] for line in out) >= 6
     assert [line.split()[1] for line in out[-2:]] == ["ratio_best_stock", "ratio_oracle"]
     told = {f["name"] for f in json.loads(figures.read_text())}
-    assert told >= {"random_over_oracle", "transfer_where_joules_ratio"}
+    assert told >= {
+        "random_over_oracle",
+        "transfer_where_joules_ratio",
+        "own_stop_over_oracle",
+        "own_stop_missing_p90",
+        "jackknife_over_oracle_held_out",
+        "jackknife_bound_over_oracle_held_out",
+        "jackknife_own_stop_missing_p90_held_out",
+    }
+    assert not any(name.endswith("_tuned") for name in told)
     assert sum("given there:" in line or "given here:" in line for line in out) == 2
     assert "plotly" in plot.read_text()[:20000].lower()
 

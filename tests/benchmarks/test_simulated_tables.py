@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks.search.__main__ import main
-from benchmarks.search.runner import WITH_MODELS, run
+from benchmarks.search.problems import Problem
+from benchmarks.search.runner import run
+from benchmarks.search.samplers import WITH_MODELS
 from benchmarks.simulated_tables import (
     OF_MEMORY,
     DepartedTruth,
@@ -114,10 +116,10 @@ def test_ours_runs_with_the_models_of_what_was_recorded(
 ) -> None:
     folder, _ = table
     group = load_table(folder).groups[0].name
-    made = run(folder, group, WITH_MODELS, seed=0)
+    made = run(Problem(folder, group), WITH_MODELS, seed=0)
     assert made.found
-    assert made.curve != run(folder, group, "joulefront", seed=0).curve
-    main([str(folder), "--samplers", WITH_MODELS, "random", "--seeds", "1"])
+    assert made.curve != run(Problem(folder, group), "joulefront", seed=0).curve
+    main([str(folder), "--samplers", WITH_MODELS, "random", "--seeds", "1", "--jackknife", "0"])
     told = [line.split()[1] for line in capsys.readouterr().out.splitlines() if "figure " in line]
     assert {"joulefront_with_models_over_oracle", "with_models_ratio_best_stock"} <= {*told}
     other = tmp_path / "other"
@@ -127,7 +129,7 @@ def test_ours_runs_with_the_models_of_what_was_recorded(
     (other / "table.toml").write_text(toml[:begin] + toml[end:])
     (other / "table.csv").write_text((folder / "table.csv").read_text())
     with pytest.raises(SystemExit, match=r"needs \[predicted_by\]"):
-        main([str(other), "--samplers", WITH_MODELS, "--seeds", "1"])
+        main([str(other), "--samplers", WITH_MODELS, "--seeds", "1", "--jackknife", "0"])
 
 
 def test_the_drawn_cluster_is_valid() -> None:

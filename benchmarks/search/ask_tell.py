@@ -1,0 +1,135 @@
+"""The interface of a sampler of this benchmark, and its adapter to a study.
+
+A sampler is told each measurement and asked for the configuration to measure next. If that belongs
+to the launch that is running, it costs a window; else the launch ends and another is paid for. So a
+sampler sweeps a launch by asking for its settings one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from tuner.problem.probe_cost import ProbeCost
+from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.probe import ProbeRecord
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+
+    from tuner.search.observations import Observations
+
+__all__ = ["PEERS", "AskTell", "AskTellPlanner", "Peer", "peer"]
+
+
+class AskTell(Protocol):
+    """A sampler of the benchmark."""
+
+    def tell(self, configuration: Configuration, time_s: float, power_W: float) -> None:
+        """Receive a measurement."""
+
+    def ask(self, still_open: Sequence[Configuration]) -> Configuration:
+        """Return the configuration to measure next, one of those not measured yet.
+
+        Args:
+            still_open: at least one, in the order of the candidates.
+        """
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An entry of the benchmark.
+
+    Attributes:
+        make: called with the candidates, the cost of probing them and the seed.
+        sweeps: True if it makes use of launches; the headline's ratio is to the best of these.
+        missing: returns what has to be installed or set first; "" if nothing.
+    """
+
+    make: Callable[[Candidates, ProbeCost, int], AskTell]
+    sweeps: bool
+    missing: Callable[[], str]
+
+
+#: Entries by name; a module that holds some is imported by `benchmarks.search.samplers`.
+PEERS: dict[str, Peer] = {}
+
+
+def peer(
+    name: str, *, sweeps: bool = True, missing: Callable[[], str] = lambda: ""
+) -> Callable[[Callable[..., AskTell]], Callable[..., AskTell]]:
+    """Return a decorator that enters a class or a function in `PEERS`."""
+
+    def enter(make: Callable[..., AskTell]) -> Callable[..., AskTell]:
+        PEERS[name] = Peer(make, sweeps, missing)
+        return make
+
+    return enter
+
+
+class AskTellPlanner(ProbePlanner):
+    """Planner that follows an `AskTell` sampler, a window at a time.
+
+    Args:
+        candidates: the valid configurations.
+        sampler: is asked and told.
+        cost: predicted joules of a probe.
+        seed: of the draws of `ProbePlanner`.
+    """
+
+    def __init__(
+        self, candidates: Candidates, sampler: AskTell, *, cost: ProbeCost, seed: int = 0
+    ) -> None:
+        super().__init__(candidates, cost=cost, seed=seed)
+        self._sampler = sampler
+        self._told: set[int] = set()
+        self._next: int | None = None  # asked for when it ended a launch
+
+    def plan(self, study: Study) -> ProbePlan | None:
+        """Plan a launch with the sampler's next configuration; None if none is open."""
+        with self._lock:
+            observations = self._observe(study)
+            closed = self._closed(observations)
+            if closed.all():
+                return self._enqueue(None)
+            candidate, self._next = self._next, None
+            if candidate is None or closed[candidate]:
+                candidate = self._ask(observations, closed)
+            return self._enqueue(self._window(candidate, closed))
+
+    def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
+        """Plan the sampler's next configuration if it belongs to the running launch."""
+        with self._lock:
+            observations = self._observe(study).with_partial(so_far)
+            closed = self._closed(observations)
+            if closed.all():
+                return None
+            candidate = self._ask(observations, closed)
+            if self._configurations[candidate].launch == so_far.request.launch:
+                return self._window(candidate, closed)
+            self._next = candidate
+            return None
+
+    def _ask(self, observations: Observations, closed: np.ndarray) -> int:
+        for measured in observations.measured:
+            if measured.candidate not in self._told:
+                self._told.add(measured.candidate)
+                configuration = self._configurations[measured.candidate]
+                self._sampler.tell(configuration, measured.step_time_s, measured.power_W)
+        chosen = self._sampler.ask([self._configurations[i] for i in np.flatnonzero(~closed)])
+        candidate = self._encoding.index_of_key(chosen.key)
+        if candidate is None or closed[candidate]:
+            name = type(self._sampler).__name__
+            raise ValueError(f"{name} asks for {chosen.key!r}, which is not open")
+        return candidate
+
+    def _window(self, candidate: int, closed: np.ndarray) -> ProbePlan:
+        rows = self._members[self._launch_of[candidate]]
+        others = rows[~closed[rows] & (rows != candidate)]
+        reason = f"proposed by {type(self._sampler).__name__}"
+        return self._plan_of([candidate], reason, extendable=bool(len(others)))

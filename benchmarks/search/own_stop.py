@@ -1,0 +1,104 @@
+"""Searches that end by the product's own rule: what they pay, and what they miss.
+
+The study's own loop runs on the problem with the default settings and without a limit, as a replay
+does: there is no job, so the rule of a recording ends it (`tuner.study.rules`). Neither a baseline
+nor a verification is measured, so that the joules are those of the search alone.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+
+import optuna
+
+from benchmarks.search.problems import Problem, load_problem
+from benchmarks.search.samplers import sampler_named
+from benchmarks.search.truth import truth_of
+from tuner.executors.local import SimulatedExecutor
+from tuner.problem import problem as studies
+from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.settings import SearchSettings
+from tuner.problem.study_spec import StudySpec
+from tuner.search.optuna_samplers import OURS
+from tuner.search_spaces.candidates import Candidates
+from tuner.study.callbacks import StudyCallback
+from tuner.study.loop import SearchLoop
+from tuner.study.recorder import StudyRecorder
+from tuner.workload.replay import TableRunner
+
+__all__ = ["OwnStop", "own_stops", "search_to_own_stop"]
+
+
+@dataclass(frozen=True)
+class OwnStop:
+    """One search that ended by its own rule.
+
+    Attributes:
+        problem: what was searched.
+        seed: of the sampler and of the noise.
+        kJ, launches, measurements: of the search.
+        missing: share of the true front's hypervolume that is missing at the end.
+        reason: kind of the `StopReason`.
+    """
+
+    problem: Problem
+    seed: int
+    kJ: float
+    launches: int
+    measurements: int
+    missing: float
+    reason: str
+
+
+def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) -> OwnStop:
+    """Search one problem until the product's own rule ends it."""
+    warnings.simplefilter("ignore")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    table, truth = load_problem(problem), truth_of(problem)
+    cost = ProbeCost(**asdict(table.cost))
+    candidates = Candidates.from_configurations(truth.logs)
+    settings = SearchSettings(verify=False, remeasure_share=0.0, seed=seed)
+    asked = studies.Problem(table.name, candidates, 1, baseline=None, cost=cost, identity={})
+    sampler = sampler_named(sampler_name, candidates, cost, seed, (), table.predicted_by)
+    recorder = StudyRecorder.in_memory(sampler)
+    loop = SearchLoop(
+        spec=StudySpec(table.name, None, asked, settings=settings),
+        executor=SimulatedExecutor(TableRunner(table, problem.group, seed=seed)),
+        sampler=sampler,
+        recorder=recorder,
+        callbacks=(StudyCallback(recorder),),
+        records=(),
+    )
+    stop = loop.run()
+    # What is measured again after the stop costs no search, and adds no configuration.
+    records = [record for record in loop.records if record.request.purpose == "search"]
+    measured = [c for record in records for c in record.request.configurations()]
+    return OwnStop(
+        problem=problem,
+        seed=seed,
+        kJ=math.fsum(record.energy_J for record in records) / 1000,
+        launches=len(records),
+        measurements=len(measured),
+        missing=truth.missing(measured),
+        reason=stop.kind,
+    )
+
+
+def own_stops(
+    problems: Sequence[Problem], seeds: Sequence[int], jobs: int = 1
+) -> dict[Problem, list[OwnStop]]:
+    """Return the searches of each problem, one a seed; with several jobs in other processes."""
+    work = [(problem, seed) for problem in problems for seed in seeds]
+    if jobs > 1:
+        with ProcessPoolExecutor(jobs) as pool:
+            done = list(pool.map(search_to_own_stop, *zip(*work, strict=True), chunksize=4))
+    else:
+        done = [search_to_own_stop(problem, seed) for problem, seed in work]
+    found: dict[Problem, list[OwnStop]] = {problem: [] for problem in problems}
+    for one in done:
+        found[one.problem].append(one)
+    return found

@@ -1,0 +1,99 @@
+"""Samplers of the benchmark, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+# Each enters its samplers in PEERS.
+from benchmarks.search import external, peers, peers_botorch  # noqa: F401
+from benchmarks.search.ask_tell import PEERS, AskTellPlanner
+from tuner.models.analytic.model import AnalyticModel, Prior
+from tuner.models.surrogate.surrogate_choice import OURS as OUR_SURROGATE
+from tuner.models.surrogate.surrogate_choice import SURROGATES, regressor_of
+from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.settings import SamplerDesign
+from tuner.search.optuna_samplers import OURS, SAMPLERS, make_sampler
+from tuner.search.planner import ProbePlanner
+from tuner.search.sampler import CandidateSampler
+from tuner.search_spaces.candidates import Candidates
+from tuner.workload.table import PredictedBy
+
+__all__ = [
+    "ABLATIONS",
+    "DEFAULT_SAMPLERS",
+    "NAMES",
+    "STOCK",
+    "SWEEPING",
+    "WITH_MODELS",
+    "WITH_SURROGATE",
+    "sampler_named",
+]
+
+#: Samplers that know neither launches nor joules: every point is a launch of its own.
+STOCK = tuple(name for name in SAMPLERS if name != OURS)
+#: Samplers that may sweep the live settings of a launch.
+SWEEPING = tuple(name for name, entry in PEERS.items() if entry.sweeps)
+DEFAULT_SAMPLERS = (
+    OURS,
+    "tpe",
+    "nsgaii",
+    "random",
+    "tpe-sweep",
+    "nsgaii-sweep",
+    "random-sweep",
+    "hill-climb",
+)
+#: Ours with the analytic models of what a table recorded.
+WITH_MODELS = f"{OURS}+models"
+#: Ours with another surrogate.
+WITH_SURROGATE = {f"{OURS}/{name}": name for name in SURROGATES if name != OUR_SURROGATE}
+#: Our sampler with one design choice left out or made otherwise.
+ABLATIONS = {
+    "no-sweep": SamplerDesign(max_live=1, extend_launches=False),
+    "a-setting-at-a-time": SamplerDesign(max_live=1),
+    "fill-every-slot": SamplerDesign(in_flight_share=math.inf),
+    "sweep-chosen-at-launch": SamplerDesign(extend_launches=False),
+    "no-cost": SamplerDesign(cost_weight=0.0),
+    "no-split-kernel": SamplerDesign(split_kernel=False),
+    "no-own-level": SamplerDesign(own_level=False),
+    "start-of-3-settings": SamplerDesign(start_live=3),
+    "start-of-2-launches": SamplerDesign(start_launches=2),
+    "start-of-4-launches": SamplerDesign(start_launches=4),
+}
+#: Every sampler that can be named.
+NAMES = (*SAMPLERS, *PEERS, WITH_MODELS, *WITH_SURROGATE, *ABLATIONS)
+
+
+def sampler_named(
+    name: str,
+    candidates: Candidates,
+    cost: ProbeCost,
+    seed: int,
+    earlier: Sequence[Prior] = (),
+    recorded: PredictedBy | None = None,
+) -> ProbePlanner:
+    """Return a sampler of the benchmark.
+
+    Args:
+        recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
+    """
+    if name == WITH_MODELS:
+        assert recorded is not None
+        return CandidateSampler(
+            candidates,
+            prior=AnalyticModel(recorded.job, recorded.cluster),
+            cost=cost,
+            seed=seed,
+            earlier=earlier,
+            memory_bytes=float(recorded.cluster.device.memory_bytes),
+        )
+    if name in WITH_SURROGATE:
+        surrogate = regressor_of(WITH_SURROGATE[name])
+        return CandidateSampler(candidates, cost=cost, seed=seed, surrogate=surrogate)
+    if name in ABLATIONS:
+        return CandidateSampler(candidates, cost=cost, seed=seed, design=ABLATIONS[name])
+    if name in PEERS:
+        entered = PEERS[name].make(candidates, cost, seed)
+        return AskTellPlanner(candidates, entered, cost=cost, seed=seed)
+    return make_sampler(name, candidates, cost=cost, seed=seed, earlier=earlier)

@@ -1,0 +1,180 @@
+"""Jackknifed problems, their noise, their truth and its lower bound, and searches' own stop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.search.own_stop import own_stops, search_to_own_stop
+from benchmarks.search.problems import (
+    Problem,
+    load_problem,
+    never_binds,
+    repeat_noise,
+    repeat_sets,
+    split_of,
+)
+from benchmarks.search.runner import run
+from benchmarks.search.truth import MATCHED, WITHIN, lower_bound, truth_of
+from tuner.testing.studies import write_table
+from tuner.workload.table import load_table
+
+LIMITS = (100, 150, 200, 250, 300)
+TOML = """
+name = "limits"
+launch_knobs = ["batch_size"]
+live_knobs = ["power_limit_W"]
+group_by = ["where"]
+time_s = "t"
+power_W = "p"
+
+[noise]
+time_cv = 0.001
+power_cv = 0.001
+
+[cost]
+launch_s = 10.0
+launch_power = 0.5
+settle_s = 1.0
+window_s = 4.0
+"""
+
+
+def capped(batch: int, limit_W: int, draw: np.random.Generator | None) -> tuple[float, float]:
+    """A launch draws 40 W a doubling of the batch; a limit below that slows it down."""
+    free_W = 40.0 * math.log2(batch)
+    power_W = min(free_W, limit_W)
+    time_s = 100 / math.sqrt(batch) * (free_W / power_W) ** 0.5
+    if draw is not None and limit_W > free_W:
+        return time_s * math.exp(0.02 * draw.standard_normal()), power_W
+    return time_s, power_W
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Group "mixed" has launches of 40 to 240 W, "idle" only launches that no limit binds."""
+    draw = np.random.default_rng(0)
+    rows = ["where,batch_size,power_limit_W,t,p"]
+    for where, batches in (("mixed", (2, 4, 8, 16, 32, 64)), ("idle", (2, 3))):
+        for batch, limit_W in itertools.product(batches, LIMITS):
+            time_s, power_W = capped(batch, limit_W, draw)
+            rows.append(f"{where},{batch},{limit_W},{time_s:.5f},{power_W:.4f}")
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "table.toml").write_text(TOML)
+    return tmp_path
+
+
+def test_limits_that_cannot_bind_are_repeats(folder: Path) -> None:
+    table = load_table(folder)
+    found = {
+        points[0].configuration.launch["batch_size"]: len(points)
+        for points in repeat_sets(table.group("mixed"))
+    }
+    # Limits above 1.3 times the power of a launch: 40, 80, 120, 160, 200 and 240 W.
+    assert found == {2: 5, 4: 4, 8: 3, 16: 2, 32: 1}
+    assert never_binds(table.group("idle"))
+    assert not never_binds(table.group("mixed"))
+
+
+def test_the_noise_is_the_spread_of_the_repeats(folder: Path) -> None:
+    table = load_table(folder)
+    noise = repeat_noise(table, table.group("mixed"))
+    assert noise.time_cv == pytest.approx(0.02, rel=0.6)
+    assert noise.power_cv < 1e-6
+
+
+def test_a_table_without_power_limits_keeps_its_noise(tmp_path: Path) -> None:
+    table = load_table(write_table(tmp_path / "table"))
+    assert repeat_sets(table.groups[0]) == []
+    assert repeat_noise(table, table.groups[0]) == table.noise
+    assert not never_binds(table.groups[0])
+
+
+def test_a_jackknifed_table_drops_a_quarter_of_the_launches_by_its_seed(folder: Path) -> None:
+    def kept(seed: int) -> set[int]:
+        points = load_problem(Problem(folder, "mixed", seed)).groups[0].points
+        return {point.configuration.launch["batch_size"] for point in points}
+
+    assert {len(kept(seed)) for seed in range(8)} == {4}
+    assert kept(1) == kept(1)
+    assert len({frozenset(kept(seed)) for seed in range(8)}) > 3
+    assert len(load_problem(Problem(folder, "idle", 0)).groups[0].points) == 10
+
+
+def test_repeats_have_one_truth_and_the_oracle_visits_one_of_them(folder: Path) -> None:
+    truth = truth_of(Problem(folder, "idle", 0))
+    assert len(set(truth.logs.values())) == 2
+    assert (truth.oracle_launches, truth.oracle_measurements) == (2, 2)
+
+
+def test_the_split_is_by_table_and_group() -> None:
+    assert split_of("zeus-nsdi23", "squad, V100 (1 GPU)") == "tuned"
+    assert split_of("zeus-nsdi23", "squad, Quadro RTX6000 (1 GPU)") == "held_out"
+    assert split_of("kareus-attention-a100", "any") == "tuned"
+    assert split_of("mine", "V100") == "held_out"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_lower_bound_is_the_cheapest_of_all_sets(tmp_path: Path, seed: int) -> None:
+    shapes = tuple(np.random.default_rng(seed).permutation([1, 2, 3, 4, 6, 8])[:2])
+    folder = write_table(tmp_path / "table", shapes=tuple(int(s) for s in shapes))
+    truth = truth_of(Problem(folder, "made-up"))
+    cheapest = math.inf
+    for count in range(1, len(truth.points) + 1):
+        for chosen in itertools.combinations(truth.points, count):
+            if truth.missing(p.configuration for p in chosen) > WITHIN:
+                continue
+            launches: dict[object, list[float]] = {}
+            for point in chosen:
+                launches.setdefault(point.configuration.launch, []).append(point.power_W)
+            cost_J = sum(truth.cost.energy_J(sorted(powers)) for powers in launches.values())
+            cheapest = min(cheapest, cost_J / 1000)
+    bound = lower_bound(truth)
+    assert bound.exact
+    assert bound.kJ == pytest.approx(cheapest, rel=1e-6)
+    assert bound.kJ <= truth.oracle_kJ + 1e-9
+
+
+def test_the_bound_of_equal_points_is_found(folder: Path) -> None:
+    bound = lower_bound(truth_of(Problem(folder, "idle", 0)))
+    assert bound.exact
+    assert bound.kJ > 0
+
+
+def test_a_front_is_matched_when_each_point_is_within_the_share_on_both_axes(folder: Path) -> None:
+    truth = truth_of(Problem(folder, "mixed"))
+    array = np.array(list(truth.logs.values()))
+    worst = truth.front[:, None, :] + math.log1p(MATCHED)
+    useful = [c for c, log in truth.logs.items() if (np.array(log) <= worst).all(axis=2).any()]
+    assert truth.matched(useful)
+    assert not truth.matched([])
+    fastest = list(truth.logs)[int(np.argmin(array[:, 1]))]
+    assert not truth.matched([fastest])
+
+
+def test_a_run_until_matched_pays_the_same_for_the_hypervolume(folder: Path) -> None:
+    problem = Problem(folder, "mixed", 0)
+    short = run(problem, "tpe", 0)
+    long = run(problem, "tpe", 0, until_matched=True)
+    assert (short.kJ, short.launches, short.measurements) == (
+        pytest.approx(long.kJ),
+        long.launches,
+        long.measurements,
+    )
+    assert math.isnan(short.matched_kJ)
+    assert long.matched_kJ > 0
+
+
+def test_a_search_ends_by_its_own_rule_and_pays_for_what_it_probed(folder: Path) -> None:
+    problem = Problem(folder, "mixed", 0)
+    truth = truth_of(problem)
+    (stop,) = own_stops([problem], [0])[problem]
+    assert stop == search_to_own_stop(problem, 0)
+    assert stop.reason in {"not_worth_it", "exhausted"}
+    assert 0 <= stop.missing < 1
+    assert 0 < stop.launches <= 4
+    assert 0 < stop.kJ <= truth.whole_kJ
