@@ -2,9 +2,9 @@
 
 Five comparisons, a table and a plot each: Sailor's measured plans on GH200, the study of multimodal
 training on JUPITER, the study of parallelism and clock on A100, and recorded tables over power
-limits and over plans. Each prints its shortcomings and their causes. Data that is not on this
-machine (`../shared`) is skipped and named; the table of the JUPITER study comes with the
-repository.
+limits and over plans. Each prints its shortcomings and their causes, and a summary says at the end
+what each result is worth. Data that is not on this machine (`../shared`) is skipped and named; the
+table of the JUPITER study comes with the repository.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def comparisons(
             published / "sailor" / "plans.csv",
             lambda: compare_sailor(shared, refit=fit),
         ),
-        ("jupiter", None, lambda: compare_jupiter(GH200_TABLE)),
+        ("jupiter", None, lambda: compare_jupiter(GH200_TABLE, refit=fit)),
         ("clock_study", None, compare_clock_study),
         ("zeus", traces / "zeus-nsdi23" / "table.csv", lambda: compare_zeus(shared)),
         ("perseus", traces / "perseus-a100" / "table.csv", lambda: compare_perseus(shared)),
@@ -46,12 +46,12 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared")
     parser.add_argument("--only", metavar="NAME", help="one comparison")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write a page for each plot here")
-    parser.add_argument("--fit", action="store_true", help="print what Sailor's plans fit to")
+    parser.add_argument("--fit", action="store_true", help="print the fitted constants")
     options = parser.parse_args()
     known = comparisons(options.shared, fit=options.fit)
     if options.only and options.only not in [name for name, _, _ in known]:
         parser.error(f"--only takes one of {', '.join(name for name, _, _ in known)}")
-    figures = []
+    figures, summaries = [], []
     for name, needed, compare in known:
         if options.only not in (None, name):
             continue
@@ -62,11 +62,14 @@ def main() -> None:
         print(f"\n== {comparison.title}\n", flush=True)
         print("\n".join(comparison.lines), flush=True)
         figures += comparison.figures
+        summaries.append(f"{name}: {comparison.summary}")
         if options.plots is not None and comparison.plot is not None:
             options.plots.mkdir(parents=True, exist_ok=True)
             page = options.plots / f"{comparison.name}.html"
             comparison.plot.write_html(page, include_plotlyjs=True)
             print(f"plot: {page}", flush=True)
+    if summaries:
+        print("\n== summary\n\n" + "\n".join(summaries), flush=True)
     publish(figures, options.json)
 
 

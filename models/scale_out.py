@@ -41,6 +41,7 @@ UNCERTAIN = {
     "compute_W": 0.2,
     "memory_W": 0.4,
     "awake_W": 0.4,
+    "wait_W": 0.7,
     "lowest_voltage": 0.07,
     "voltage_knee": 0.07,
 }

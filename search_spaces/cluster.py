@@ -49,6 +49,7 @@ class Device:
         type: "cuda" or "cpu".
         memory_bytes: memory of one device.
         peak_flops: dense bf16 peak, FLOP/s.
+        fp32_flops: fp32 peak without tensor cores, FLOP/s; 0 if unknown.
         memory_bandwidth_Bps: HBM (or DRAM share) bytes per second.
         idle_W: power without a running program.
         max_W: the default power limit (or, for a core, its share of the stated envelope).
@@ -70,13 +71,15 @@ class Device:
     clocks_MHz: tuple[int, ...] = ()
     default_clock_MHz: int | None = None
     memory_clock_MHz: int | None = None
+    fp32_flops: float = 0.0
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"of device {self.name!r}"
         if self.type not in ("cuda", "cpu"):
             raise InvalidValue(f"type {where}", self.type, "cuda or cpu")
-        for name in ("memory_bytes", "peak_flops", "memory_bandwidth_Bps", "idle_W", "max_W"):
+        amounts = ("memory_bytes", "peak_flops", "memory_bandwidth_Bps", "idle_W", "max_W")
+        for name in (*amounts, "fp32_flops"):
             _check_amount(f"{name} {where}", getattr(self, name))
         for name in ("min_limit_W", "default_clock_MHz", "memory_clock_MHz"):
             if getattr(self, name) is not None:

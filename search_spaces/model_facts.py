@@ -121,7 +121,9 @@ class ModelFacts:
         arXiv 2001.08361, section 2.1; Megatron-LM, arXiv 2104.04473, appendix) plus attention's own
         two products, 4 s (heads x head_dim) a token and layer forward, three times that in all. For
         a GPT whose MLP is 4 h wide that is Megatron's and NeMo's
-        (24 B s h^2 + 4 B s^2 h) 3 L + 6 B s h V. The causal mask is not discounted, as there.
+        (24 B s h^2 + 4 B s^2 h) 3 L + 6 B s h V. The causal mask is not discounted, as there: these
+        are the FLOPs of the formula, which TFLOP/s are stated in. A fused attention kernel executes
+        half of the attention's (tuner.models.analytic.compute.CAUSAL_SHARE).
         Full recomputation adds one forward pass of the blocks: see `forward_flops`. The arithmetic
         between the products (norms, activations, softmax) is left out, as it is there.
 
@@ -135,9 +137,14 @@ class ModelFacts:
     def forward_flops(self, sequences: int, sequence_length: int, frames: int = 0) -> float:
         """Return the FLOPs of the forward pass alone, including the output projection."""
         tokens = float(sequences) * sequence_length
-        attention = 4.0 * sequence_length * self.heads * self.head_dim * self.layers
         encoder = self.vision.forward_flops(sequences * frames) if self.vision else 0.0
-        return encoder + tokens * (2.0 * self.matmul_parameters + attention)
+        attention = self.attention_flops(sequences, sequence_length)
+        return encoder + tokens * 2.0 * self.matmul_parameters + attention
+
+    def attention_flops(self, sequences: int, sequence_length: int) -> float:
+        """Return the FLOPs of the language model's scores and values in a forward pass."""
+        tokens = float(sequences) * sequence_length
+        return tokens * 4.0 * sequence_length * self.heads * self.head_dim * self.layers
 
 
 def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:

@@ -154,7 +154,8 @@ def compare() -> Comparison:
         "parallelism and clock on A100, nothing fitted",
         lines,
         figures,
-        _plot(one, sweeps, staged, free_saving),
+        summary=f"{sum(checks.values())} of {len(checks)} findings, nothing fitted",
+        plot=_plot(one, sweeps, staged, free_saving),
     )
 
 

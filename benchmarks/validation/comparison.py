@@ -22,6 +22,7 @@ class Comparison:
         title: what was compared.
         lines: its table and its sentences.
         figures: its figures, for scripts.
+        summary: its result and what that is worth, one sentence.
         plot: a Plotly figure; None where there is nothing to draw.
     """
 
@@ -29,6 +30,7 @@ class Comparison:
     title: str
     lines: Sequence[str]
     figures: Sequence[Figure] = field(default_factory=list)
+    summary: str = ""
     plot: Any = None
 
 

@@ -8,27 +8,31 @@ runs) are compared for every pair of one study and one model that both state a f
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.figures import Figure
 from benchmarks.validation.comparison import Comparison, error_plot, quantiles, table
+from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.model_facts import facts_of
 
-__all__ = ["compare"]
+__all__ = ["compare", "fit"]
 
 ASSUMED = (
     "assumed: ZeRO-3 (or the stage named), sequences of 12,288 tokens, all blocks recomputed, the "
     "language backbone alone (no vision encoder), micro-batch = local batch of 4, 2, 1 sequences",
     "assumed: offloading doubles the local batch, sequence parallelism multiplies it by its degree",
     "assumed: the published TFLOP/s count recomputation (without it 503 TFLOP/s at 469 W would be "
-    "670 TFLOP/s of arithmetic: above what the die reaches at that power)",
+    "670 TFLOP/s of arithmetic: above what the die reaches at that power), and the whole square of "
+    "attention's scores, of which the fused kernel executes half",
     "assumed: a run's work is its baseline's TFLOP/s x time x GPUs; power is per superchip",
     "calibrated on three rows of this table (A1, A5 and A9's TFLOP/s and GPU power) and on A12 "
     "over A9 (how far ZeRO-3's traffic hides): those are no test",
@@ -58,6 +62,7 @@ class Run:
     label: str
     published: dict[str, float]
     predicted: dict[str, float]
+    sequence_on_fixed: bool = False  # sequence parallelism on as many GPUs as its baseline
 
     @property
     def name(self) -> str:
@@ -77,7 +82,7 @@ def _published(row: dict[str, str]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _predict(row: dict[str, str]) -> dict[str, float]:
+def _predict(row: dict[str, str], constants: Constants | None = None) -> dict[str, float]:
     """TFLOP/s and watts a superchip."""
     n, u, stage = int(row["n_gpus"]), int(row["sp"]), int(row["zero_stage"] or 3)
     offloads = row["technique"].endswith("_offload")
@@ -99,8 +104,8 @@ def _predict(row: dict[str, str]) -> dict[str, float]:
     )
     cluster = replace(load_cluster("jupiter-32"), nodes=max(1, n // 4))
     bare = replace(cluster, host_W=0.0, supply_loss=0.0)
-    said = AnalyticModel(job, cluster).predict([configuration])
-    gpu = AnalyticModel(job, bare).predict([configuration])
+    said = AnalyticModel(job, cluster, constants=constants).predict([configuration])
+    gpu = AnalyticModel(job, bare, constants=constants).predict([configuration])
     facts = facts_of(job)
     forward = facts.forward_flops(job.global_batch, job.sequence_length)
     head = 2.0 * facts.head_parameters * job.global_batch * job.sequence_length
@@ -136,8 +141,40 @@ def _runs(path: Path) -> list[Run]:
                 seconds = work[key] / (predicted["tflops_per_gpu"] * n)
                 predicted["wall_time_min"] = seconds / 60
                 predicted["energy_kJ"] = predicted["module_power_W"] * n * seconds / 1e3
-            runs.append(Run(row["study"], row["model"], row["label"], published, predicted))
+            fixed = int(row["sp"]) > 1 and row["gpus_kind"] == "fixed"
+            runs.append(Run(row["study"], row["model"], row["label"], published, predicted, fixed))
     return runs
+
+
+def fit(path: Path) -> Constants:
+    """The constants of JUPITER's GH200 by the four rows that `ASSUMED` names, and no other.
+
+    The median of the baselines' TFLOP/s sets `matrix_efficiency`, their mean power `compute_W`, and
+    the gain of A12 over A9 `reduce_efficiency`: three figures for three constants.
+    """
+    from scipy.optimize import least_squares
+
+    with path.open(newline="") as file:
+        rows = {r["label"]: r for r in csv.DictReader(file) if r["study"] == "optimizer_offload"}
+    names = ("matrix_efficiency", "compute_W", "reduce_efficiency")
+    base = constants_of(load_cluster("jupiter-32").device)
+
+    def constants(x: np.ndarray) -> Constants:
+        return replace(base, **dict(zip(names, np.exp(x).tolist(), strict=True)))
+
+    def residual(x: np.ndarray) -> list[float]:
+        off = {}
+        for label in ("A1", "A5", "A9", "A12"):
+            predicted, published = _predict(rows[label], constants(x)), _published(rows[label])
+            off[label] = [
+                float(np.log(predicted[column] / published[column])) for column in COLUMNS[:2]
+            ]
+        baselines = np.array([off[label] for label in ("A1", "A5", "A9")])
+        gain = off["A12"][0] - off["A9"][0]
+        return [float(np.median(baselines[:, 0])), float(baselines[:, 1].mean()), gain]
+
+    start = np.log([getattr(base, name) for name in names])
+    return constants(least_squares(residual, start, diff_step=1e-3).x)
 
 
 def _directions(runs: list[Run]) -> Iterator[tuple[str, Run, Run, bool]]:
@@ -171,6 +208,81 @@ def _energy_against_efficiency(runs: list[Run]) -> tuple[int, set[tuple[str, str
             if (energy > 0) == (efficiency > 0):
                 against.add((a.name, b.name))
     return pairs, against
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Directions of pairs of runs that the models get right: (column, right) of each pair.
+
+    Attributes:
+        contradictory: pairs whose published energy and efficiency cannot both be right.
+        unidentifiable: of the others, those with sequence parallelism on as many GPUs as its
+            baseline, because the study does not state what these runs hold equal.
+        identifiable: the rest.
+    """
+
+    contradictory: Sequence[tuple[str, bool]]
+    unidentifiable: Sequence[tuple[str, bool]]
+    identifiable: Sequence[tuple[str, bool]]
+
+    @classmethod
+    def of(cls, runs: list[Run]) -> Directions:
+        """Compare every pair of runs."""
+        _, against = _energy_against_efficiency(runs)
+        groups: tuple[list[tuple[str, bool]], ...] = ([], [], [])
+        for column, a, b, right in _directions(runs):
+            if column in ("energy_kJ", COLUMNS[-1]) and (a.name, b.name) in against:
+                group = 0
+            else:
+                group = 1 if a.sequence_on_fixed or b.sequence_on_fixed else 2
+            groups[group].append((column, right))
+        return cls(*groups)
+
+    @property
+    def all(self) -> list[tuple[str, bool]]:
+        return [*self.contradictory, *self.unidentifiable, *self.identifiable]
+
+    @property
+    def lines(self) -> list[str]:
+        """How many directions are right, in all and apart."""
+        rows = []
+        for column in (*COLUMNS, "all"):
+            row = [column]
+            for group in (self.all, self.identifiable, self.unidentifiable, self.contradictory):
+                judged = [right for name, right in group if column in (name, "all")]
+                row.append(f"{sum(judged)} of {len(judged)}" if judged else "")
+            rows.append(row)
+        heads = ("directions right", "all", "identifiable", "not identifiable", "contradictory")
+        return [
+            *table(heads, rows),
+            "not identifiable: pairs with sequence parallelism on as many GPUs as its baseline, "
+            "because what these runs hold equal is not stated; contradictory: pairs whose "
+            "published energy and efficiency cannot both be right; a coin gets half",
+        ]
+
+    @property
+    def figures(self) -> list[Figure]:
+        figures = []
+        for column in COLUMNS:
+            judged = [right for name, right in self.all if name == column]
+            if judged:
+                figures.append(Figure(f"jupiter_{column}_directions", _share(judged), "ratio"))
+        for name, group in (
+            ("directions", self.all),
+            ("sound_directions", [*self.unidentifiable, *self.identifiable]),
+            ("identifiable_directions", self.identifiable),
+            ("unidentifiable_directions", self.unidentifiable),
+            ("contradictory_directions", self.contradictory),
+        ):
+            figures += [
+                Figure(f"jupiter_{name}", _share([right for _, right in group]), "ratio"),
+                Figure(f"jupiter_{name}_pairs", len(group), "count"),
+            ]
+        return figures
+
+
+def _share(judged: Sequence[bool]) -> float:
+    return sum(judged) / len(judged)
 
 
 def _contradictions(runs: list[Run]) -> list[str]:
@@ -210,7 +322,8 @@ def _contradictions(runs: list[Run]) -> list[str]:
     return lines
 
 
-def compare(csv_file: Path) -> Comparison:
+def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
+    """The comparison; `refit` prints the constants that the rows of `ASSUMED` give."""
     runs = _runs(csv_file)
     heads = ["run"]
     for column in COLUMNS:
@@ -228,42 +341,39 @@ def compare(csv_file: Path) -> Comparison:
             if published and said:
                 errors[column].append(said / published - 1)
         rows.append(row)
-    found = list(_directions(runs))
-    lines = [*ASSUMED, "", *table(heads, rows), ""]
+    directions = Directions.of(runs)
+    lines = [*ASSUMED, "", *table(heads, rows), "", *directions.lines]
     figures = []
     for column in COLUMNS:
-        judged = [right for name, _, _, right in found if name == column]
         if errors[column]:
             median, _, worst = quantiles(errors[column])
             figures += [
                 Figure(f"jupiter_{column}_median_error", 100 * median, "%"),
                 Figure(f"jupiter_{column}_worst_error", 100 * worst, "%"),
             ]
-        if judged:
-            lines.append(f"directions of {column}: {sum(judged)} of {len(judged)} pairs right")
-            figures.append(
-                Figure(f"jupiter_{column}_directions", sum(judged) / len(judged), "ratio")
-            )
-    right = sum(r for *_, r in found)
-    figures.append(Figure("jupiter_directions", right / len(found), "ratio"))
-    _, against = _energy_against_efficiency(runs)
-    two = ("energy_kJ", COLUMNS[-1])
-    sound = [r for c, a, b, r in found if c not in two or (a.name, b.name) not in against]
-    figures.append(Figure("jupiter_sound_directions", sum(sound) / len(sound), "ratio"))
-    lines.append(
-        f"directions in all: {right} of {len(found)}; without the pairs whose published energy and "
-        f"efficiency contradict each other: {sum(sound)} of {len(sound)}"
-    )
-    wrong = [f"{a.name} to {b.label} ({column})" for column, a, b, r in found if not r]
+    figures += directions.figures
+    wrong = [f"{a.name} to {b.label} ({c})" for c, a, b, right in _directions(runs) if not right]
     lines += ["wrong: " + "; ".join(wrong)] if wrong else []
     lines += [
         "why: with the tokens a GPU takes held equal, sequence parallelism only adds all-to-all in "
         "the models, while the study reports up to 16 % less energy at degree 2: what its "
         "fixed-GPU runs hold equal is not stated; activation offload changes nothing in the "
         "models but the batch; a GPU's power falls with the model's size in the study (490, 456, "
-        "406 W) and hardly in the models, so 7B comes out low and 72B high",
+        "406 W) and hardly in the models, so 7B comes out low and 72B high; 7B's TFLOP/s come out "
+        "high, because attention is a larger share of its counted FLOPs than of 32B's and 72B's, "
+        "half of which the fused kernel skips: the study does not state what it counts",
         *_contradictions(runs),
     ]
+    if refit:
+        found = fit(csv_file)
+        lines.append(
+            f"fitted: matrix_efficiency = {found.matrix_efficiency:.3g}, compute_W = "
+            f"{found.compute_W:.3g} (GH200-96GB), reduce_efficiency = {found.reduce_efficiency:.3g}"
+        )
+    right = {
+        name: sum(r for _, r in group)
+        for name, group in (("all", directions.all), ("rest", directions.identifiable))
+    }
     names = {"energy_kJ": "energy (kJ)", "gpu_power_W": "GPU power (W)"}
     series = []
     for column, name in names.items():
@@ -281,7 +391,11 @@ def compare(csv_file: Path) -> Comparison:
         "multimodal training on GH200 (JUPITER)",
         lines,
         figures,
-        error_plot(
+        summary=f"energy of a run: median error {100 * quantiles(errors['energy_kJ'])[0]:.1f} %. "
+        f"The better of two runs: {right['all']} of {len(directions.all)} directions right; "
+        f"{right['rest']} of {len(directions.identifiable)} without pairs that contradict "
+        "themselves or that cannot be identified",
+        plot=error_plot(
             "GH200 on JUPITER: energy and GPU power", series, what="energy (kJ) or power (W)"
         ),
     )

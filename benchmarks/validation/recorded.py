@@ -149,7 +149,9 @@ def compare_zeus(shared: Path) -> Comparison:
             Figure("zeus_energy_p90_error", 100 * p90, "%"),
             Figure("zeus_energy_worst_error", 100 * worst, "%"),
         ],
-        error_plot("zeus-nsdi23: held-out limits", series, what="energy of an epoch (J)"),
+        summary=f"energy at limits between three fitted ones: median {100 * median:.1f} %, 90th "
+        f"percentile {100 * p90:.1f} %; interpolation along one curve, not another configuration",
+        plot=error_plot("zeus-nsdi23: held-out limits", series, what="energy of an epoch (J)"),
     )
 
 
@@ -198,7 +200,7 @@ def compare_perseus(shared: Path) -> Comparison:
         for workload, by_limit in limits.items()
     }
     idle = IDLE_W["A100-80GB-PCIe x4"]
-    lines, series, figures = [], [], []
+    lines, series, figures, said = [], [], [], []
     curves: dict[str, Curve] = {}
     for name, groups in (("limits", global_limits), ("plans by mean clock", plans)):
         _, fitted = _fit_all(groups, idle)
@@ -210,6 +212,7 @@ def compare_perseus(shared: Path) -> Comparison:
         lines.append(held.row(name))
         series.append((name, held.measured_J, held.predicted_J, held.labels))
         median, p90, worst = quantiles(held.energy)
+        said.append(f"{name} {100 * median:.1f} and {100 * p90:.1f} %")
         stem = f"perseus_{name.split()[0]}_energy"
         figures += [
             Figure(f"{stem}_median_error", 100 * median, "%"),
@@ -227,7 +230,12 @@ def compare_perseus(shared: Path) -> Comparison:
             *text,
         ],
         [*figures, *saved],
-        error_plot("perseus-a100: held-out settings", series, what="energy of an iteration (J)"),
+        summary="energy of settings between three fitted ones: median, 90th percentile of "
+        + "; ".join(said)
+        + "; interpolation along one curve of one model, not another configuration",
+        plot=error_plot(
+            "perseus-a100: held-out settings", series, what="energy of an iteration (J)"
+        ),
     )
 
 

@@ -27,6 +27,10 @@ OPERATORS_PER_PRODUCT = 3
 #: product, read and written by the masked softmax, read and written with a mask byte by dropout,
 #: read by the last product (2 + 4 + 5 + 2).
 SCORE_BYTES = 13.0
+#: Share of the scores that fused attention computes under a causal mask: it skips the blocks above
+#: the diagonal, and FlashAttention counts its FLOPs so (Dao 2023, arXiv 2307.08691, section 4.1).
+#: Attention that is not fused computes all scores and masks them afterwards.
+CAUSAL_SHARE = 0.5
 #: Bytes per logit that the loss moves in the forward pass: written in 16 bits, converted to fp32
 #: (2 + 4), read and written by the softmax (8), read for the loss.
 LOGIT_BYTES = 18.0
@@ -102,9 +106,9 @@ class Passes:
         tokens = launches.b * s / u
         width = facts.heads * facts.head_dim
         matrix = (facts.matmul_parameters - facts.head_parameters) / facts.layers / t
-        # Scores and values: 4 s (heads x head_dim) a token (ModelFacts.flops); not discounted for
-        # the causal mask, which plain kernels do not skip.
-        flops = tokens * (2 * matrix + 4 * s * width / t)
+        # Scores and values: 4 s (heads x head_dim) a token (ModelFacts.attention_flops).
+        executed = CAUSAL_SHARE if self.setup.fused_attention else 1.0
+        flops = tokens * (2 * matrix + executed * 4 * s * width / t)
         mlp = 3 if facts.gated else 2
         local_experts = facts.experts / e if facts.experts else np.ones_like(e)
         products = ATTENTION_PRODUCTS + mlp * local_experts

@@ -57,7 +57,9 @@ class Constants:
         compute_W: power that full-rate matrix arithmetic adds at the highest clock, as a share of
             the device's `reference_W` (uncapped: it may exceed the limit).
         memory_W, link_W: power that full use of memory and of the links adds, likewise.
-        awake_W: power that a device adds at the highest clock while its program waits, likewise.
+        awake_W: power that a device adds at the highest clock while it runs a program, likewise.
+        wait_W: power that the spinning kernels of a collective or a pipeline's bubble add to that
+            at the highest clock, likewise.
         reference_W: watts that the shares are of; 0 takes the device's limit less its idle power.
         voltage_knee: share of the highest clock up to which the voltage is flat.
         lowest_voltage: the flat voltage as a share of the highest.
@@ -94,6 +96,7 @@ class Constants:
     memory_W: float
     link_W: float
     awake_W: float
+    wait_W: float
     host_link_W: float
     host_busy_W: float
     reference_W: float

@@ -9,10 +9,11 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from tuner.search_spaces.cluster import Device
 
-__all__ = ["Check", "known_error_lines", "known_errors"]
+__all__ = ["Check", "Directions", "known_directions", "known_error_lines", "known_errors"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,67 @@ class Check:
         )
 
 
+@dataclass(frozen=True)
+class Directions:
+    """Comparison of which of two runs the models say is better; each entry is (right, pairs).
+
+    Attributes:
+        devices: the device kinds it holds for.
+        all: every pair and every figure that was published.
+        contradictory: of those, pairs whose published figures cannot all be right.
+        unidentifiable: of the others, pairs whose published conditions do not identify what was
+            compared.
+        against: source of the measurements.
+    """
+
+    devices: tuple[str, ...]
+    all: tuple[int, int]
+    contradictory: tuple[int, int]
+    unidentifiable: tuple[int, int]
+    against: str
+
+    @property
+    def identifiable(self) -> tuple[int, int]:
+        """The pairs that are neither contradictory nor unidentifiable."""
+        right, pairs = (
+            total - less - other
+            for total, less, other in zip(
+                self.all, self.contradictory, self.unidentifiable, strict=True
+            )
+        )
+        return right, pairs
+
+    @property
+    def sentence(self) -> str:
+        """Description of the shares for the user."""
+        every, rest = (100 * right / pairs for right, pairs in (self.all, self.identifiable))
+        return (
+            f"the better of two runs: named right in {every:.0f} % of {self.all[1]} pairs "
+            f"({self.against}); in {rest:.0f} % of the {self.identifiable[1]} pairs without "
+            f"{self.contradictory[1]} that contradict each other in the source and "
+            f"{self.unidentifiable[1]} whose conditions it does not state"
+        )
+
+
+def _tables(name: str) -> list[dict[str, Any]]:
+    source = resources.files("tuner.models") / "data" / "known_error.toml"
+    data = tomllib.loads(source.read_text(encoding="utf-8"))[name]
+    return [
+        {key: tuple(value) if isinstance(value, list) else value for key, value in each.items()}
+        for each in data
+    ]
+
+
 def known_errors(device: Device) -> tuple[Check, ...]:
     """Return the checks that hold for this kind of device."""
-    source = resources.files("tuner.models") / "data" / "known_error.toml"
-    data = tomllib.loads(source.read_text(encoding="utf-8"))["check"]
-    checks = (Check(**{**each, "devices": tuple(each["devices"])}) for each in data)
+    checks = (Check(**each) for each in _tables("check"))
     return tuple(check for check in checks if device.name in check.devices)
+
+
+def known_directions(device: Device) -> tuple[Directions, ...]:
+    """Return the comparisons of directions that hold for this kind of device."""
+    found = (Directions(**each) for each in _tables("directions"))
+    return tuple(each for each in found if device.name in each.devices)
 
 
 def known_error_lines(device: Device) -> list[str]:
@@ -60,4 +116,4 @@ def known_error_lines(device: Device) -> list[str]:
             f"unknown: the models were not compared with measurements on {device.name}; "
             "for other kinds see benchmarks.published",
         ]
-    return [check.sentence for check in checks]
+    return [*(check.sentence for check in checks), *(d.sentence for d in known_directions(device))]

@@ -17,7 +17,12 @@ from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
 from tuner.search_spaces.model_facts import ModelFacts, model_state_bytes
 
-__all__ = ["MemoryParts", "memory_parts", "stage_parameters"]
+__all__ = ["LIVE_PARAMETERS", "MemoryParts", "memory_parts", "stage_parameters"]
+
+#: Parameters that ZeRO-3 keeps gathered if it will use them again soon: DeepSpeed's defaults of
+#: stage3_max_live_parameters and stage3_max_reuse_distance. Counted in steps of DeepSpeed 0.19.8
+#: (`PartitionedParameterCoordinator`): a model of P parameters gathers 2 P - 1e9 a micro-batch.
+LIVE_PARAMETERS = 1e9
 
 #: Bytes per logit at the peak: 16-bit logits, their fp32 copy, and the gradient (2 + 4 + 4).
 LOGIT_BYTES = 10.0
@@ -81,7 +86,8 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
 
     parameters = plain + experts
     bucket = np.minimum(constants.buffer_elements, parameters) * element
-    sharded = np.minimum(2.0 * facts.largest_layer, parameters) * element
+    live = np.maximum(2.0 * facts.largest_layer, LIVE_PARAMETERS)
+    sharded = np.minimum(live, parameters) * element
     gathered = np.where(column.z == 3, sharded, 0.0)
     buckets = np.where(column.replicas > 1, np.where(column.z >= 1, 2.0, 1.0), 0.0)
     context = np.full_like(states, constants.context_bytes)

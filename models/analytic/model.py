@@ -254,13 +254,13 @@ class AnalyticModel:
         """Return the joules of the whole job in one step, by part; each of shape (members,)."""
         parts, cluster = group.parts, self.cluster
         busy_slot = _busy_slot(parts)
-        hidden_offload = np.minimum(parts.offload_behind, parts.m * slot)
         busy = Busy(
             arithmetic_s=parts.m * busy_slot.arithmetic_s,
             memory_s=parts.m * busy_slot.memory_s + parts.update,
             link_s=parts.m * busy_slot.link_s + parts.sync,
             host_link_s=parts.m * busy_slot.host_link_s
-            + np.maximum(0.0, parts.offload + hidden_offload - parts.host_update),
+            + np.maximum(0.0, parts.offload + parts.offload_behind - parts.host_update),
+            wait_s=parts.waiting_s(slot, step, self.constants),
         )
         span = np.repeat(step[:, None], slot.shape[1], axis=1)
         ranks = (group.launches.d * group.launches.t * group.launches.u)[:, None]
@@ -309,4 +309,5 @@ def _busy_slot(parts: StepParts) -> Busy:
         memory_s=parts.operands + parts.stream,
         link_s=parts.links,
         host_link_s=parts.host_now + parts.host_behind,
+        wait_s=parts.links,
     )

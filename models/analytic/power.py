@@ -1,9 +1,10 @@
 """Power of a device: idle, clock- and voltage-dependent compute, memory and links.
 
 Arithmetic costs V(f)^2 f while it runs, so a fixed amount of it costs energy as V(f)^2: flat up to
-the knee, rising above it. Memory and links draw power while they move data, at any SM clock. A
-device whose power would exceed its limit lowers its clock until it fits, and the step runs at that
-clock.
+the knee, rising above it. Memory and links draw power while they move data, at any SM clock. While
+a device waits for others, in a collective or in the pipeline's bubble, the kernels of the
+communication library spin, which costs V(f)^2 f as well. A device whose power would exceed its
+limit lowers its clock until it fits, and the step runs at that clock.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class Busy:
         memory_s: full-rate memory traffic.
         link_s: traffic between devices.
         host_link_s: traffic to host memory.
+        wait_s: waiting for other devices, by kernels that spin.
     """
 
     arithmetic_s: np.ndarray
     memory_s: np.ndarray
     link_s: np.ndarray
     host_link_s: np.ndarray
+    wait_s: np.ndarray
 
 
 class PowerModel:
@@ -67,6 +70,7 @@ class PowerModel:
             "memory": c.memory_W * reference * busy.memory_s,
             "links": c.link_W * reference * busy.link_s,
             "host link": c.host_link_W * reference * busy.host_link_s,
+            "waiting": c.wait_W * reference * squared * clock * busy.wait_s,
         }
 
     def watts(self, busy: Busy, clock: np.ndarray, span_s: np.ndarray) -> np.ndarray:

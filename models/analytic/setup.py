@@ -11,6 +11,10 @@ from tuner.search_spaces.model_facts import ModelFacts, facts_of
 
 __all__ = ["Setup"]
 
+#: Tensor-core peak in bf16 over the fp32 peak without tensor cores, for a device whose file does
+#: not state the latter: 16 on A100, 15 on H100, 8 on V100, 4 on A40 (NVIDIA data sheets).
+TENSOR_OVER_FP32 = 16.0
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -23,7 +27,8 @@ class Setup:
         constants: shares of the data sheet that are reached, fixed times and power shares.
         peak_flops: peak of the job's precision on one device, FLOP/s.
         element: bytes of an activation, a gradient or a communicated parameter.
-        fused_attention: True if attention runs in a fused kernel, which stores no scores.
+        fused_attention: True if attention runs in a fused kernel, which stores no scores and skips
+            those that the causal mask hides.
     """
 
     job: TrainingJob
@@ -44,15 +49,19 @@ class Setup:
             InputError: the job's model lacks a size.
         """
         fp32 = job.precision == "fp32"
-        # TF32 runs at half the bf16 rate (156 of 312 TFLOP/s on A100, 494 of 989 on H100: NVIDIA
-        # data sheets); a CPU's stated peak is assumed to be that of the job's precision.
-        halved = fp32 and cluster.device.type == "cuda"
+        # PyTorch multiplies fp32 matrices without tensor cores unless the program allows TF32
+        # (torch.backends.cuda.matmul.allow_tf32 is False by default), and the training program does
+        # not. A CPU's stated peak is assumed to be that of the job's precision.
+        device = cluster.device
+        peak = device.peak_flops
+        if fp32 and device.type == "cuda":
+            peak = device.fp32_flops or peak / TENSOR_OVER_FP32
         return cls(
             job=job,
             facts=facts_of(job),
             cluster=cluster,
             constants=constants,
-            peak_flops=cluster.device.peak_flops / (2.0 if halved else 1.0),
+            peak_flops=peak,
             element=4.0 if fp32 else 2.0,
             fused_attention=fused_attention,
         )

@@ -23,9 +23,10 @@ from tuner.models.analytic.collectives import (
 from tuner.models.analytic.compute import Passes
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.layout import Launches
-from tuner.models.analytic.memory import stage_parameters
+from tuner.models.analytic.memory import LIVE_PARAMETERS, stage_parameters
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
+from tuner.search_spaces.model_facts import ModelFacts
 
 __all__ = ["StepParts", "step_parts"]
 
@@ -134,6 +135,22 @@ class StepParts:
         once = self.sync_s(slot, constants) + update + self.offload_s(slot)
         return np.asarray(pipeline + once.max(axis=1) + constants.step_s)
 
+    def waiting_s(self, slot: np.ndarray, step: np.ndarray, constants: Constants) -> np.ndarray:
+        """Return the seconds of a step in which a device waits for others, shape of `slot`.
+
+        It is what the device's own work leaves of the step: collectives that nothing hides, and the
+        pipeline's bubble. Kernels of NCCL spin in both.
+        """
+        hidden = np.minimum(self.sync, self.sync_share * slot)
+        own = (
+            self.m * (slot - self.links)
+            + constants.overlap_slowdown * hidden
+            + self.update / self.memory_rate
+            + self.offload_s(slot)
+            + constants.step_s
+        )
+        return np.asarray(np.maximum(0.0, step[:, None] - own))
+
 
 def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     """Return everything of a step but the clock."""
@@ -232,9 +249,9 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
     """Return the seconds of data parallelism's and ZeRO's collectives in a step.
 
     Stages 0 and 1 reduce once per step (and stage 1 gathers the updated parameters); stage 2
-    reduces every micro-batch and gathers once; stage 3 gathers forward and backward and reduces,
-    every micro-batch (DeepSpeed's engine refuses no_sync for stages 2 and 3). Parameters on the
-    host are transferred for each of the two gathers.
+    reduces every micro-batch and gathers once; stage 3 gathers (`_gathers`) and reduces, every
+    micro-batch (DeepSpeed's engine refuses no_sync for stages 2 and 3). Parameters on the host are
+    transferred for each gather.
     """
     cluster, constants, element = setup.cluster, setup.constants, setup.element
     column = launches[:, None]
@@ -242,6 +259,7 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
     plain, experts = stage_parameters(facts, launches, stages)
     inside = constants.reduce_efficiency
     usual = (inside, inside * constants.reduce_over_network)
+    gathers = _gathers(facts, column, stages, plain + experts)
     seconds = np.zeros_like(plain)
     for parameters, ranks, apart in (
         (plain, column.replicas, column.t),
@@ -253,7 +271,7 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
         rounds = np.select(
             [column.z <= 1, column.z == 2],
             [2.0 * np.ones_like(column.m), column.m + 1],
-            3 * column.m,
+            (gathers + 1) * column.m,
         )
         # ZeRO-3 gathers block by block: its rounds are each block's.
         blocks = np.where(column.z == 3, np.maximum(stages.blocks, 1.0) - 1, 0.0)
@@ -263,9 +281,25 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
         on_node = np.minimum(column.ranks, cluster.devices_per_node)
         drive = np.minimum(constants.nvme_Bps / on_node, host_link)
         source = np.where(column.parameters_nvme, drive, host_link)
-        fetched = 2 * column.m * parameters / ranks * element / source
+        fetched = gathers * column.m * parameters / ranks * element / source
         seconds = seconds + np.where(column.parameters_offloaded & (column.z == 3), fetched, 0.0)
     return seconds
+
+
+def _gathers(
+    facts: ModelFacts, column: Launches, stages: Stages, parameters: np.ndarray
+) -> np.ndarray:
+    """Return how often ZeRO-3 gathers a rank's parameters in a micro-batch, forward and backward.
+
+    Each is gathered for the forward pass, and again for the backward pass unless it is among the
+    last `LIVE_PARAMETERS` of the forward pass. Recomputation shares its gather with the backward
+    pass of its block, but for what exceeds `LIVE_PARAMETERS` of that block.
+    """
+    plain = facts.block_parameters - facts.expert_parameters
+    block = (plain + facts.expert_parameters / column.e) / facts.layers / column.t
+    again = np.maximum(0.0, 1 - LIVE_PARAMETERS / parameters)
+    third = stages.blocks * np.maximum(0.0, block - LIVE_PARAMETERS) / parameters
+    return np.asarray(1 + again + column.recomputed * third)
 
 
 def _sync_share(constants: Constants, column: Launches) -> np.ndarray:
@@ -294,13 +328,36 @@ def _optimizer(
     on_node = np.minimum(column.ranks, cluster.devices_per_node)
     memory = constants.host_memory_efficiency * (cluster.host_memory_Bps or HOST_MEMORY_BPS)
     adam = ADAM_BYTES * share * on_node / memory
-    transfer = share * setup.element / setup.host_link_Bps  # one way
-    offloaded, later = column.offload, column.offload_async
-    # Synchronously the last gradients go to the host, Adam runs, parameters come back.
-    # Asynchronously (SuperOffload) all but the last bucket hides behind the backward pass, and fp32
-    # is moved, cast on the device: twice the bytes.
-    now = np.where(offloaded & ~later, 2 * transfer + adam, np.where(later, 0.1 * transfer, 0.0))
+    parameters = share * setup.element / setup.host_link_Bps  # one way
+    gradients = share * _gradient_bytes(setup, column) / setup.host_link_Bps
+    offloaded, later, stage3 = column.offload, column.offload_async, column.z == 3
+    # Synchronously gradients go to the host, Adam runs, parameters come back. Stages 1 and 2 copy
+    # gradients on the stream that computes; stage 3 on another, behind the backward pass.
+    now = adam + parameters + np.where(stage3, 0.0, gradients)
+    # Asynchronously (SuperOffload) all but the last bucket hides behind the backward pass, and the
+    # parameters are moved in fp32, cast on the device.
+    now = np.where(offloaded & ~later, now, np.where(later, 0.1 * parameters, 0.0))
     swapped = NVME_BYTES * share * on_node / constants.nvme_Bps
     now = now + np.where(column.offload_nvme, swapped, 0.0)
-    behind = np.where(later, 4 * transfer + adam, 0.0)
+    behind = np.where(offloaded & stage3, gradients, 0.0)
+    fp32 = share * 4 / setup.host_link_Bps
+    behind = np.where(later, gradients + fp32 + adam, behind)
     return now, behind, np.where(offloaded, adam, 0.0), np.where(offloaded, 0.0, update)
+
+
+def _gradient_bytes(setup: Setup, column: Launches) -> np.ndarray:
+    """Return the bytes per parameter that gradients cross the link to the host in a step.
+
+    As in DeepSpeed 0.19.8. In all stages the sum crosses once in fp32. Under accumulation, stage 2
+    stores each micro-batch's sum on the host and loads it again for the next one
+    (`async_accumulate_grad_in_cpu_via_gpu` in runtime/zero/stage_1_and_2.py), 2 m - 1 times; stage
+    1, which reduces once a step, loads and stores it once. Stage 3 keeps its sum on the host and
+    crosses twice a micro-batch, with accumulation or without (`partition_grads` in
+    runtime/zero/stage3.py).
+    """
+    crossed = np.select(
+        [column.z == 3, column.m <= 1, column.z == 2],
+        [2 * column.m, np.zeros_like(column.m), 2 * column.m - 1],
+        2.0,
+    )
+    return np.asarray(4.0 + setup.element * crossed)

@@ -12,7 +12,11 @@ from benchmarks.validation import clock_study, jupiter, recorded, sailor
 from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_curve
 from benchmarks.validation.comparison import quantiles, table
 from tuner.models.analytic.constants import constants_of
-from tuner.models.analytic.known_error import known_error_lines, known_errors
+from tuner.models.analytic.known_error import (
+    known_directions,
+    known_error_lines,
+    known_errors,
+)
 from tuner.results.predict import forecast, forecast_lines, stacked_bar
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.job import load_job
@@ -88,6 +92,41 @@ def test_the_jupiter_study_needs_nothing_beside_the_repository() -> None:
     assert found["jupiter_energy_kJ_directions"] > 0.7
     assert found["jupiter_sound_directions"] > 0.65
     assert found["jupiter_energy_kJ_median_error"] < 15
+
+
+def test_all_directions_are_quoted_and_the_doubtful_ones_apart() -> None:
+    found = figures(_jupiter())
+    (known,) = known_directions(load_device("GH200-96GB-JUPITER"))
+    for name, (right, pairs) in {
+        "directions": known.all,
+        "contradictory_directions": known.contradictory,
+        "unidentifiable_directions": known.unidentifiable,
+        "identifiable_directions": known.identifiable,
+    }.items():
+        assert found[f"jupiter_{name}_pairs"] == pairs
+        assert found[f"jupiter_{name}"] == pytest.approx(right / pairs)
+    lines = known_error_lines(load_device("GH200-96GB-JUPITER"))
+    share = f"{100 * found['jupiter_directions']:.0f} % of 125 pairs"
+    assert sum(share in line for line in lines) == 1
+    # No column is quoted by itself.
+    assert not any("71 %" in line for line in lines)
+    assert not known_directions(load_device("A100-SXM-80GB"))
+
+
+def test_the_shipped_constants_are_those_that_their_rows_give() -> None:
+    found = jupiter.fit(ROOT / "benchmarks" / "data" / "gh200_multimodal.csv")
+    shipped = constants_of(load_device("GH200-96GB-JUPITER"))
+    for name in ("matrix_efficiency", "compute_W", "reduce_efficiency"):
+        assert getattr(shipped, name) == pytest.approx(getattr(found, name), rel=0.01)
+
+
+@pytest.mark.traces
+@pytest.mark.slow
+def test_the_summary_says_what_held_out_means() -> None:
+    summary = sailor.compare(SHARED).summary
+    assert "leave-one-out" in summary
+    assert "one program" in summary
+    assert "one tensor-parallel degree" in summary
 
 
 def test_the_clock_studys_findings_come_out_of_the_models() -> None:

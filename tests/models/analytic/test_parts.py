@@ -234,7 +234,7 @@ def test_a_limit_lowers_the_clock_until_the_power_fits() -> None:
     device = load_device("A100-SXM-80GB")
     power = PowerModel(device, constants_of(device))
     none = np.zeros(3)
-    busy = Busy(np.ones(3), none, none, none)
+    busy = Busy(np.ones(3), none, none, none, none)
 
     def watts(flat: np.ndarray, clock: np.ndarray) -> np.ndarray:
         part = Busy(*(value[flat] for value in vars(busy).values()))
