@@ -242,13 +242,9 @@ def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def each_device(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return each GPU's power and clocks as "gpu0_power_W", ...; nothing for a single GPU."""
-    kept = ("power_W", "clock_MHz", "memory_clock_MHz")
+    """Return each GPU's power and state as "gpu0_power_W", ...; nothing for a single GPU."""
     if len(states) < 2:
         return {}
     return {
-        f"gpu{number}_{name}": state[name]
-        for number, state in enumerate(states)
-        for name in kept
-        if name in state
+        f"gpu{number}_{name}": state[name] for number, state in enumerate(states) for name in state
     }
