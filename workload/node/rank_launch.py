@@ -134,12 +134,16 @@ class RankLaunch:
             for path in (*self._folders(), *self.folder.iterdir()):
                 account.admit(path)
         world = self.configuration.world_size
+        fork_unsafe = self.node.server.fork_unsafe
+        fresh = self.node.fresh or bool(fork_unsafe)
         self.environment |= {
             "deepspeed_config": start.config,
             "argv": list(start.words),
             "ranks": world,
-            "fresh_interpreter": self.node.fresh,
+            "fresh_interpreter": fresh,
         }
+        if fork_unsafe:
+            self.environment["why_fresh_interpreter"] = fork_unsafe
         cores = sorted(os.sched_getaffinity(0))
         on_cpu = self.node.cluster.device.type == "cpu"
         specs = []
@@ -157,7 +161,7 @@ class RankLaunch:
                     # A device of a CPU cluster is one core: a rank keeps to it.
                     cpus=(cores[rank % len(cores)],) if on_cpu else (),
                     address=address,
-                    fresh=self.node.fresh,
+                    fresh=fresh,
                     options=start.options,
                 )
             )
