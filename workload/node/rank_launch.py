@@ -19,6 +19,8 @@ from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.workload.clocks.governor import Governor
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
+from tuner.workload.meters.gpus import cuda_numbering
+from tuner.workload.node.host import usable_cores
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
 from tuner.workload.probe import ProbeRequest
@@ -27,6 +29,7 @@ from tuner.workload.scripts.script_job import ScriptJob, Start
 __all__ = ["Place", "ProbeNode", "RankLaunch", "reserved_port"]
 
 LOG_TAIL_LINES = 20
+LOOPBACK = "lo"
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,12 @@ class RankLaunch:
             del env["GLOO_SOCKET_IFNAME"]
         env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
         if self.node.cluster.device.type != "cpu":
-            env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(place.ranks, 1)))
+            env |= cuda_numbering(env)
+            # What this process may use: a batch system often grants less than the machine has.
+            env["OMP_NUM_THREADS"] = str(max(1, usable_cores() // max(place.ranks, 1)))
+            if place.interface and place.interface != LOOPBACK:
+                # Left alone, NCCL takes the first interface that is neither lo nor docker's.
+                env.setdefault("NCCL_SOCKET_IFNAME", place.interface)
         return env
 
     def log_tail(self) -> str:
