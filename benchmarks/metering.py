@@ -1,9 +1,10 @@
 """Metering: its overhead, its lost samples, and the error of its energy.
 
-Three parts. (1) The reported energy of 1,000 random windows on fake GPUs of exactly known power:
-steps with phases, idle gaps, constant power, counters updated every 20 to 100 ms, with and without
-wrap-around, and GPUs without a counter; for comparison the error of the plain difference of the
-counter (the fake's power sensor is exact; a real one adds its own error). (2) The power timeline at
+Three parts. (1) The reported energy of 1,000 random windows on twin GPUs with ideal sensors, whose
+energy is known exactly: steps with phases, idle gaps, constant power, counters updated every 20 to
+100 ms, with and without wrap-around, and GPUs without a counter; for comparison the error of the
+plain difference of the counter. `benchmarks.twin` has the same windows with sensors that filter
+and counters that lag. (2) The power timeline at
 100 ms for ten minutes while every core is loaded: samples lost. (3) Real training steps with and
 without metering alternately: the overhead with its interval, and the processor time of sampling.
 Targets: under 0.1 % overhead, no sample lost.
@@ -13,115 +14,23 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from benchmarks.figures import Figure, arguments, publish
-from tuner.workload.meters.nvml import NvmlMeter
+from benchmarks.twin.energy import window_error
 
 #: Keeps one core busy until it is ended, or its parent is gone.
 BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))\n"
 
 
-@dataclass(frozen=True)
-class _Window:
-    """One random window's relative errors.
-
-    Attributes:
-        error: of the meter's energy between two boundaries.
-        plain: of the bare difference of the counters at the same times; None without counters.
-        kind: "steps", "gaps" or "constant".
-    """
-
-    error: float
-    plain: float | None
-    kind: str
-
-
-def _segments(draw: random.Random, kind: str, length_s: float) -> list[tuple[float, float]]:
-    """(seconds, utilisation) of a window: phases of steps, with idle gaps between, or constant."""
-    if kind == "constant":
-        return [(length_s, draw.uniform(0.2, 1.0))]
-    phases = [(draw.uniform(0.02, 0.4), draw.uniform(0.1, 1.0)) for _ in range(draw.randint(2, 5))]
-    if kind == "gaps":
-        phases.append((draw.uniform(0.05, 0.8), 0.0))
-    step_s = sum(seconds for seconds, _ in phases)
-    return phases * max(3, round(length_s / step_s))
-
-
-def one_window(seed: int) -> _Window:
-    """Meter one random window, from boundary to boundary, on fake GPUs.
-
-    As in a probe the GPUs are idle while the ranks wait at a boundary.
-    """
-    from tuner.testing.fake_nvml import FakeClock, FakeGpu, FakeNVML
-
-    draw = random.Random(seed)
-    kind = draw.choice(("steps", "gaps", "constant"))
-    counted = draw.random() < 0.85
-    wraps = counted and draw.random() < 0.3
-    clock = FakeClock()
-    gpus = []
-    for _ in range(draw.choice((1, 1, 2, 4))):
-        near_mJ = 2**32 - draw.randint(1000, 2_000_000)
-        gpus.append(
-            FakeGpu(
-                load=((0.0, 0.0),),
-                peak_W=draw.uniform(200.0, 700.0),
-                limit_W=1000.0,
-                max_limit_W=1000.0,
-                idle_W=draw.uniform(40.0, 120.0),
-                has_counter=counted,
-                counter_period_s=draw.uniform(0.02, 0.1),
-                counter_start_mJ=near_mJ if wraps else draw.randint(0, 2**31),
-                counter_modulus_mJ=2**32 if wraps else None,
-            )
-        )
-    fake = FakeNVML(gpus, clock=clock)
-    meter = NvmlMeter(
-        nvml=fake, clock=clock, sleep=clock.advance, environ={}, sample_period_s=3600.0
-    )
-
-    def load(share: float | None) -> None:
-        for gpu in range(len(gpus)):
-            fake.event("load", share, gpu=gpu)
-
-    def advance(seconds: float) -> None:
-        until_s = clock.now_s + seconds
-        while clock.now_s < until_s - 1e-9:
-            # A meter that integrates looks every 50 ms by itself; the clock stands for its thread.
-            clock.advance(min(0.05, until_s - clock.now_s) if not counted else seconds)
-            if not counted:
-                meter.read()
-
-    try:
-        advance(draw.uniform(0.3, 0.9))
-        opened = meter.boundary(opens=True)
-        bare_J = meter.read().energy_J
-        start_s = clock.now_s
-        for seconds, share in _segments(draw, kind, draw.uniform(2.0, 10.0)):
-            load(share)
-            advance(seconds)
-        load(0.0)
-        end_s = clock.now_s
-        bare_J = meter.read().energy_J - bare_J
-        closed = meter.boundary(opens=False)
-        truth_J = fake.true_energy_J(start_s, end_s)
-    finally:
-        meter.close()
-    error = (closed.energy_J - opened.energy_J) / truth_J - 1
-    return _Window(error, bare_J / truth_J - 1 if counted else None, kind)
-
-
 def accuracy(windows: int) -> list[Figure]:
     began = time.monotonic()
-    every = [one_window(seed) for seed in range(windows)]
+    every = [window_error(seed, ideal=True) for seed in range(windows)]
     sizes = [abs(window.error) for window in every]
     plain = [abs(window.plain) for window in every if window.plain is not None]
     aligned = [abs(window.error) for window in every if window.plain is not None]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from tuner.testing.browser import chromium
 from tuner.testing.postgresql import why_not as why_no_postgresql
 from tuner.testing.studies import TRACES
+from tuner.testing.twin import TwinGpu, TwinNode, compiler
 from tuner.workload.node.rank_server import RankServer
 
 
@@ -31,6 +34,7 @@ NEEDS = {
     "browser": lambda: "" if chromium() else "no chromium or google-chrome is installed",
     "postgres": why_no_postgresql,
     "traces": _without_traces,
+    "twin": lambda: "" if compiler() else "no C compiler (cc, gcc or clang) for the twin GPU node",
     "root": lambda: "" if os.geteuid() == 0 else "only root may become another user",
 }
 
@@ -75,3 +79,20 @@ def one_fork_server(fork_servers: list[RankServer]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tuner.workload.node.runner.RankServer", shared)
         yield
+
+
+@pytest.fixture
+def twin_node(tmp_path: Path) -> Iterator[Callable[..., TwinNode]]:
+    """Return a function that makes a twin GPU node and puts this process on it.
+
+    A test that uses it carries the mark `twin`.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def make(*gpus: TwinGpu, **options: Any) -> TwinNode:
+            node = TwinNode(tmp_path / "twin-node", gpus or (TwinGpu(),), **options)
+            stack.callback(node.close)
+            stack.enter_context(node.joined())
+            return node
+
+        yield make

@@ -8,9 +8,11 @@ data point: it comes back as `NotApplied`, with what they did instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from tuner.search_spaces.configuration import Settings
+from tuner.workload.measure.used_devices import device_number, of_used_devices
 from tuner.workload.measure.window import Window
 from tuner.workload.meters.base import PowerSample
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
@@ -61,17 +63,9 @@ def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, f
         stages = asked.get(name)
         if not isinstance(stages, tuple):
             continue
-        devices = sorted(
-            {
-                key
-                for s in busy
-                for key in s.extra
-                if key.startswith("gpu")
-                and key.endswith(name)
-                and key[3:].partition("_")[2] == name
-            },
-            key=lambda key: int(key[3:].partition("_")[0]),
-        )
+        numbers = {device_number(key) for s in busy for key in s.extra} - {None}
+        keys = [f"gpu{number}_{name}" for number in sorted(n for n in numbers if n is not None)]
+        devices = [key for key in keys if any(key in s.extra for s in busy)]
         each = len(devices) // len(stages)
         for stage in range(len(stages) if each else 0):
             mine = devices[stage * each : (stage + 1) * each]
@@ -82,9 +76,15 @@ def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, f
 
 
 def not_applied(
-    settings: Settings, delivered: dict[str, float], samples: Sequence[PowerSample], power_W: float
+    settings: Settings,
+    delivered: dict[str, float],
+    samples: Sequence[PowerSample],
+    power_W: float,
+    devices: int,
 ) -> str:
     """Return a sentence if the devices did not run as they were set, else an empty string.
+
+    `power_W` is drawn by that number of `devices`, 0 if unknown; `samples` are of those in use.
 
     A clock above the one set was not locked. One below it may be held back by power or heat, which
     the devices tell as throttling: that is a delivered clock and a data point. Without any such
@@ -108,7 +108,6 @@ def not_applied(
                 where = f" of stage {stage}" if isinstance(asked, tuple) else ""
                 return f"{name}{where} was set to {clock} and the devices ran at {ran:.0f} MHz"
     limit_W = settings.get("power_limit_W")
-    devices = _devices(samples)
     if isinstance(limit_W, int | float) and devices:
         most_W = limit_W * devices * (1 + LIMIT_SHARE)
         if power_W > most_W:
@@ -171,6 +170,7 @@ def measurement(
     notes: Sequence[str] = (),
     resolution_s: float = 0.0,
     independent: bool = False,
+    devices: Collection[int] | None = None,
 ) -> Measurement | NotApplied:
     """Return the measurement of one live setting from its window.
 
@@ -183,10 +183,14 @@ def measurement(
         notes: the governor's, which become flags.
         resolution_s: the energy counter's update period.
         independent: sampled power is another source than the energy (`MeterInfo.independent`).
+        devices: numbers of the devices that the ranks use, whose clocks, heat and throttling count;
+            None: all.
     """
     set_to = live if settings is None else settings
+    lease = _devices(window.samples)
+    window = replace(window, samples=tuple(of_used_devices(window.samples, devices)))
     delivered = delivered_of(window.samples, set_to)
-    if sentence := not_applied(set_to, delivered, window.samples, window.power_W):
+    if sentence := not_applied(set_to, delivered, window.samples, window.power_W, lease):
         return NotApplied(live, sentence, delivered)
     steps = len(window.step_times_s)
     temperatures = [s.extra["temperature_C"] for s in window.samples if "temperature_C" in s.extra]

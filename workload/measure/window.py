@@ -220,8 +220,9 @@ class Conductor:
         """
         times: list[float] = []
         ends: list[float] = []
-        others = [other.boundary(opens=True) for other in beside]
+        # A boundary may wait for its counter: the others are read at the edge, not before the wait.
         opened = meter.boundary(opens=True)
+        others = [other.boundary(opens=True) for other in beside]
         while True:
             now_s = ends[-1] if ends else opened.time_s
             window = Window(
@@ -239,6 +240,10 @@ class Conductor:
             times += more
             ends += when
             step_time_s = sum(times) / len(times)
+        energies_beside_J = {
+            other.info.name: other.boundary(opens=False).energy_J - first.energy_J
+            for other, first in zip(beside, others, strict=True)
+        }
         closed = meter.boundary(opens=False)
         return Window(
             opened,
@@ -246,10 +251,7 @@ class Conductor:
             tuple(times),
             tuple(ends),
             _between(samples(), opened.time_s, closed.time_s),
-            {
-                other.info.name: other.boundary(opens=False).energy_J - first.energy_J
-                for other, first in zip(beside, others, strict=True)
-            },
+            energies_beside_J,
             seconds_a_step(self.phases, opened.time_s, closed.time_s, len(times)),
         )
 

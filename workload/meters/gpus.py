@@ -20,6 +20,7 @@ __all__ = [
     "Gpu",
     "ask",
     "clock_state",
+    "cuda_numbering",
     "each_device",
     "field_W",
     "open_nvml",
@@ -84,8 +85,8 @@ def _choose(
     known = ", ".join(f"{gpu.index} = {gpu.uuid}" for gpu in gpus)
     chosen: list[Gpu] = []
     for entry in entries:
-        if entry == "-1":
-            break  # CUDA: "-1" hides itself and whatever follows
+        if entry in ("-1", "NoDevFiles"):
+            break  # CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU
         if entry.upper().startswith("MIG-"):
             raise InputError(
                 f"{where} names the MIG slice {entry!r}; NVML counts energy and sets clocks for "
@@ -157,6 +158,34 @@ def visible_gpus(
                 "another GPU with CUDA_VISIBLE_DEVICES"
             )
     return chosen
+
+
+def cuda_numbering(environ: Mapping[str, str], *, nvml: Any = None) -> dict[str, str]:
+    """Return variables with which CUDA numbers the visible GPUs as NVML does, by index.
+
+    CUDA_VISIBLE_DEVICES may hold UUIDs or prefixes of them, but DeepSpeed reads integers there
+    (`accelerator/cuda_accelerator.py`, called at every start of ZeRO 1 and 2), and CUDA numbers the
+    fastest GPU first unless told to follow the PCI bus.
+
+    Args:
+        environ: the environment of a rank.
+        nvml: a stand-in for the pynvml module.
+
+    Raises:
+        InputError: an entry names no GPU or several, or a MIG slice.
+    """
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if "CUDA_VISIBLE_DEVICES" not in environ:
+        return order
+    try:
+        opened = open_nvml(nvml)
+    except MeterError:
+        return order
+    try:
+        gpus = visible_gpus(opened, environ=environ)
+    finally:
+        ask(opened, None, opened.nvmlShutdown)
+    return {**order, "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in gpus)}
 
 
 def field_W(nvml: Any, gpu: Gpu, name: str, of: str = "GPU") -> float:
@@ -242,13 +271,9 @@ def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def each_device(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return each GPU's power and clocks as "gpu0_power_W", ...; nothing for a single GPU."""
-    kept = ("power_W", "clock_MHz", "memory_clock_MHz")
+    """Return each GPU's power and state as "gpu0_power_W", ...; nothing for a single GPU."""
     if len(states) < 2:
         return {}
     return {
-        f"gpu{number}_{name}": state[name]
-        for number, state in enumerate(states)
-        for name in kept
-        if name in state
+        f"gpu{number}_{name}": state[name] for number, state in enumerate(states) for name in state
     }

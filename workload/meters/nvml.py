@@ -29,6 +29,7 @@ from tuner.workload.meters.gpus import (
     visible_gpus,
 )
 from tuner.workload.meters.integral import SILENT_S, Integral, LostJoules
+from tuner.workload.meters.settling import Settling
 from tuner.workload.meters.ticker import Ticker
 from tuner.workload.probe import MeterInfo
 
@@ -37,9 +38,14 @@ __all__ = ["NvmlMeter"]
 #: Counters of older drivers hold 32 bits of millijoules, 3.6 h at 330 W; a step back that this
 #: explains at no more than a power that no GPU draws is a wrap.
 WRAP_MJ, MOST_W = 2**32, 3000.0
-#: At a window's edge the counter is watched this often, and at most this long, for its next update.
-LOOK_S, LOOK_MAX_S = 0.001, 0.25
-#: The update period that is taken where none could be seen.
+#: A counter is watched this often for its next update, and power without a counter is sampled so
+#: often meanwhile.
+LOOK_S, SAMPLE_S = 0.001, 0.01
+#: At a window's edge the counter is watched at most this long: a 1 s average takes a second.
+SETTLE_MAX_S = 1.5
+#: The update period is looked for at most this long.
+LOOK_MAX_S = 0.5
+#: The update period of the slowest counters (ML.ENERGY blog).
 USUAL_PERIOD_S = 0.1
 #: How long a counter is compared with the GPU's and the module's power where NVML offers both.
 TRIAL_S = 0.5
@@ -70,6 +76,36 @@ class _Counter:
         elif now_s - self._moved_s > SILENT_S:
             raise LostJoules(f"{which} has not moved for {now_s - self._moved_s:.1f} s")
         return (value_mJ - self._start_mJ) / 1000
+
+
+class _Edge:
+    """The energy of one source at a window's edge, watched while its GPU is idle."""
+
+    def __init__(self, source: _Counter | Integral, now_s: float) -> None:
+        self._source, self._settling = source, Settling()
+        self._counts = isinstance(source, _Counter)
+        self._first_J = self._last_J = source.energy_J(now_s)
+        self._looked_s = now_s
+        if not self._counts:
+            self._settling.add(now_s, self._last_J)
+
+    def look(self, clock: Callable[[], float]) -> bool:
+        """Look for an update; return True if the source counts the idle power alone."""
+        now_s = clock()
+        if self._counts:
+            value_J = self._source.energy_J(now_s)
+            if value_J != self._last_J:  # it was updated between the two looks
+                self._settling.add((self._looked_s + now_s) / 2, value_J)
+            self._last_J, self._looked_s = value_J, now_s
+        elif now_s - self._looked_s >= SAMPLE_S:
+            self._last_J, self._looked_s = self._source.energy_J(now_s), now_s
+            self._settling.add(now_s, self._last_J)
+        return self._settling.settled
+
+    def energy_J(self, at_s: float) -> float:
+        """Return the energy at a time; the value when watching began if it never changed."""
+        value_J = self._settling.energy_J(at_s)
+        return self._first_J if value_J is None else value_J
 
 
 class NvmlMeter:
@@ -232,40 +268,25 @@ class NvmlMeter:
     def boundary(self, *, opens: bool) -> Reading:
         """Return the joules at a window's edge, finer than the counter's steps.
 
-        The counter shows its value of the last update, up to a period ago. This waits for the next
-        update, whose time is then known, and charges the wait, in which the GPUs are idle, at the
-        power that they draw meanwhile: an opening reading tells the energy when the call returns, a
-        closing one when it was called.
+        The counter shows its value of the last update, up to a period ago, and lags behind. This
+        waits, while the GPUs are idle, until it counts the idle power alone
+        (`tuner.workload.meters.settling`), and charges the wait on neither side: an opening reading
+        tells the energy when the call returns, a closing one when it was called.
 
         Raises:
             MeterError: as `read`.
         """
         with self._reading():
             called_s = self._clock()
-            values = [source.energy_J(called_s) for source in self._sources]
-            seen: dict[int, tuple[float, float]] = {}  # source -> (time of its update, joules)
-            awaited = [i for i, source in enumerate(self._sources) if isinstance(source, _Counter)]
-            last_s, tries = called_s, round(LOOK_MAX_S / LOOK_S)
-            while len(seen) < len(awaited) and tries > 0 and last_s - called_s < LOOK_MAX_S:
+            edges = [_Edge(source, self._clock()) for source in self._sources]
+            waiting = dict(enumerate(edges))
+            tries = round(SETTLE_MAX_S / LOOK_S)
+            while waiting and tries > 0 and self._clock() - called_s < SETTLE_MAX_S:
                 self._sleep(LOOK_S)
                 tries -= 1
-                now_s = self._clock()
-                for i in awaited:
-                    if i not in seen and (value_J := self._sources[i].energy_J(now_s)) != values[i]:
-                        seen[i] = ((last_s + now_s) / 2, value_J)
-                last_s = now_s
+                waiting = {i: edge for i, edge in waiting.items() if not edge.look(self._clock)}
             edge_s = self._clock() if opens else called_s
-            energy_J = 0.0
-            for i, gpu in enumerate(self.gpus):
-                power_W = self._powers[gpu.uuid]
-                if i in seen and power_W is not None:
-                    updated_s, value_J = seen[i]
-                    energy_J += value_J + power_W() * (edge_s - updated_s)
-                elif i in awaited or not opens:
-                    energy_J += seen[i][1] if i in seen else values[i]
-                else:
-                    energy_J += self._sources[i].energy_J(edge_s)
-            return Reading(edge_s, energy_J)
+            return Reading(edge_s, math.fsum(edge.energy_J(edge_s) for edge in edges))
 
     @property
     def resolution_s(self) -> float:
@@ -279,11 +300,11 @@ class NvmlMeter:
         return self._period_s
 
     def _watch(self, counter: _Counter) -> float:
-        """Return the seconds between two updates of a counter; the usual if none within 0.5 s."""
+        """Return the seconds between two updates of a counter; 0.5 s if it is not faster."""
         began_s = now_s = self._clock()
         value_J, updates = counter.energy_J(now_s), list[float]()
-        tries = round(2 * LOOK_MAX_S / LOOK_S)
-        while len(updates) < 3 and tries > 0 and now_s - began_s < 2 * LOOK_MAX_S:
+        tries = round(LOOK_MAX_S / LOOK_S)
+        while len(updates) < 3 and tries > 0 and now_s - began_s < LOOK_MAX_S:
             self._sleep(LOOK_S)
             tries -= 1
             now_s = self._clock()
@@ -291,7 +312,7 @@ class NvmlMeter:
                 value_J = newer_J
                 updates.append(now_s)
         if len(updates) < 2:
-            return USUAL_PERIOD_S
+            return LOOK_MAX_S
         return (updates[-1] - updates[0]) / (len(updates) - 1)
 
     def sample(self) -> PowerSample:

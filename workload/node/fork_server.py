@@ -31,6 +31,10 @@ STALE_LOCK_S = 900.0
 hook: Any = runpy.run_path(os.path.join(HOOK, "__main__.py"))["load"]()
 
 
+#: Set when an import has opened NVML: ranks then get it opened anew.
+_nvml_opened = False
+
+
 def _die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
@@ -67,6 +71,7 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
             [sys.executable, "-P", os.path.join(HOOK, "__main__.py"), "rank", _visible(spec)],
             dict(spec["env"]),
         )
+    _open_nvml_again()
     hook.run_rank(spec)
     raise AssertionError("a rank does not return")
 
@@ -90,9 +95,47 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
             importlib.import_module(name)
     for name in request.get("ops", ()):
         _load_op(name, own_folder=request["own_folder"])
+    _release_nvml()
+    return {"prepared_s": time.monotonic() - began, "fork_unsafe": _why_fork_is_unsafe()}
+
+
+def _why_fork_is_unsafe() -> str:
+    """Return the reason why ranks cannot be forked from this process; empty if they can.
+
+    A child forked after the CUDA driver was started cannot use CUDA. torch reports only what it
+    started itself, so the driver is asked: before cuInit, cuDeviceGetCount returns
+    CUDA_ERROR_NOT_INITIALIZED, 3 (CUDA driver API), and starts nothing.
+    """
     torch = sys.modules.get("torch")
-    used = torch is not None and torch.cuda.is_initialized()
-    return {"prepared_s": time.monotonic() - began, "device_touched": bool(used)}
+    if torch is not None and torch.cuda.is_initialized():
+        return "importing the frameworks initialised CUDA in torch"
+    with contextlib.suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != 3:
+            return "importing the frameworks started the CUDA driver"
+    return ""
+
+
+def _release_nvml() -> None:
+    """Close NVML as often as imports have opened it (DeepSpeed's accelerator, torch's checks).
+
+    A forked child inherits neither its state nor, once its descriptors are closed, its files.
+    """
+    global _nvml_opened
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_NOLOAD)
+        for _ in range(64):
+            if library.nvmlShutdown():
+                break
+            _nvml_opened = True
+
+
+def _open_nvml_again() -> None:
+    """Open NVML in a rank if an import had opened it, whose modules do not open it twice."""
+    pynvml = sys.modules.get("pynvml")
+    if _nvml_opened and pynvml is not None:
+        with contextlib.suppress(Exception):  # the program that asks NVML is told why
+            pynvml.nvmlInit()
 
 
 def _load_op(name: str, *, own_folder: bool) -> None:

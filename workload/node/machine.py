@@ -99,7 +99,7 @@ def _device(nvml: Any, gpu: Gpu) -> Device:
     told = ("NVML: memory, power limits and clocks of this machine's " + gpu.name,)
     return replace(
         base,
-        memory_bytes=memory_bytes,
+        memory_bytes=memory_bytes - _display_bytes(nvml, handle),
         max_W=default_mW / 1000 or base.max_W,
         min_limit_W=limits_mW[0] / 1000 or base.min_limit_W,
         clocks_MHz=clocks_MHz or base.clocks_MHz,
@@ -121,6 +121,12 @@ def _nvlink_up(nvml: Any, handle: Any, link: int) -> int:
 def gpu_memory_bytes(nvml: Any, handle: Any) -> int:
     """Return a GPU's memory, bytes."""
     return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+
+
+def _display_bytes(nvml: Any, handle: Any) -> int:
+    """Return the memory of the processes that draw a display, which a job does not get, bytes."""
+    shown = ask(nvml, [], lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))
+    return sum(process.usedGpuMemory or 0 for process in shown)
 
 
 def _nvlink_Bps(nvml: Any, gpu: Gpu) -> float:

@@ -119,6 +119,8 @@ def busy_gpus(
 ) -> tuple[str, ...]:
     """Describe other processes on this node's visible GPUs, a phrase each; empty without GPUs.
 
+    Those that draw a display are no reason against a GPU, and an idle MPS server is none either.
+
     Args:
         nvml: what stands in for the pynvml module.
         environ: where CUDA_VISIBLE_DEVICES stands; the process's environment by default.
@@ -135,21 +137,24 @@ def busy_gpus(
     try:
         found = []
         for gpu in visible_gpus(nvml, environ=environ):
-            handle = gpu.handle
-            processes = ask(nvml, [], partial(_processes, nvml, handle))
-            others = sorted({process.pid for process in processes} - set(own))
+            compute = ask(nvml, [], partial(_processes, nvml, gpu.handle, "Compute"))
+            graphics = ask(nvml, [], partial(_processes, nvml, gpu.handle, "Graphics"))
+            displays = {process.pid for process in graphics}
+            pids = {process.pid for process in compute}
+            others = sorted(pid for pid in pids - displays - set(own) if not _serves(nvml, pid))
             if others:
                 named = ", ".join(str(pid) for pid in others)
                 what = "processes" if len(others) > 1 else "process"
                 found.append(f"GPU {gpu.index} is used by {what} {named}")
                 continue
-            memory = ask(nvml, None, partial(_memory, nvml, handle))
-            used = getattr(memory, "used", None)
-            if processes or used is None or not memory.total:
+            memory = ask(nvml, None, partial(_memory, nvml, gpu.handle))
+            if pids or memory is None or not memory.total:
                 continue
-            if used > HELD_SHARE * memory.total:
+            # A display's memory is explained by its processes (Xorg, gnome-shell, a browser).
+            held = memory.used - sum(process.usedGpuMemory or 0 for process in graphics)
+            if held > HELD_SHARE * memory.total:
                 found.append(
-                    f"{used / 2**30:.1f} GiB of GPU {gpu.index}'s memory are held by a process "
+                    f"{held / 2**30:.1f} GiB of GPU {gpu.index}'s memory are held by a process "
                     "that cannot be seen from here"
                 )
         return tuple(found)
@@ -157,12 +162,22 @@ def busy_gpus(
         ask(nvml, None, nvml.nvmlShutdown)
 
 
-def _processes(nvml: Any, handle: Any) -> Any:
-    return nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+def _processes(nvml: Any, handle: Any, kind: str) -> Any:
+    return getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
+
+
+def _serves(nvml: Any, pid: int) -> bool:
+    """Return True if a process only passes on the work of others and has none itself."""
+    name = ask(nvml, "", lambda: nvml.nvmlSystemGetProcessName(pid))
+    return "nvidia-cuda-mps" in (name.decode() if isinstance(name, bytes) else name)
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    return nvml.nvmlDeviceGetMemoryInfo(handle)
+    """Return the memory in use without the driver's reserve, where NVML tells it apart."""
+    split = ask(
+        nvml, None, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    )
+    return split or nvml.nvmlDeviceGetMemoryInfo(handle)
 
 
 def look(

@@ -300,6 +300,7 @@ class Probe:
             notes=(*notes, *applied.notes, *([disturbed] if disturbed else [])),
             resolution_s=self.meter.resolution_s,
             independent=self.meter.info.independent,
+            devices=self._devices_in_use(),
         )
         if isinstance(outcome, NotApplied):
             self._missed.append(outcome)
@@ -309,6 +310,14 @@ class Probe:
                 so_far = partial_record(self.request, self.measurements, self.meter.info)
                 save_partial(self.node.run_dir, so_far)
         return window.length_s / len(window.step_times_s)
+
+    def _devices_in_use(self) -> list[int]:
+        """Return the numbers of the devices that ranks use: the first ones of every node."""
+        each = self.launch.configuration.world_size // self.nodes
+        first = range(
+            0, self.nodes * self.node.cluster.devices_per_node, self.node.cluster.devices_per_node
+        )
+        return [start + rank for start in first for rank in range(each)]
 
     def _contention(self) -> CpuContention | None:
         """Watch other processes on the cores, if cores are the devices."""

@@ -19,6 +19,8 @@ from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.workload.clocks.governor import Governor
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
+from tuner.workload.meters.gpus import cuda_numbering
+from tuner.workload.node.host import usable_cores
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
 from tuner.workload.probe import ProbeRequest
@@ -27,6 +29,7 @@ from tuner.workload.scripts.script_job import ScriptJob, Start
 __all__ = ["Place", "ProbeNode", "RankLaunch", "reserved_port"]
 
 LOG_TAIL_LINES = 20
+LOOPBACK = "lo"
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,16 @@ class RankLaunch:
             for path in (*self._folders(), *self.folder.iterdir()):
                 account.admit(path)
         world = self.configuration.world_size
+        fork_unsafe = self.node.server.fork_unsafe
+        fresh = self.node.fresh or bool(fork_unsafe)
         self.environment |= {
             "deepspeed_config": start.config,
             "argv": list(start.words),
             "ranks": world,
-            "fresh_interpreter": self.node.fresh,
+            "fresh_interpreter": fresh,
         }
+        if fork_unsafe:
+            self.environment["why_fresh_interpreter"] = fork_unsafe
         cores = sorted(os.sched_getaffinity(0))
         on_cpu = self.node.cluster.device.type == "cpu"
         specs = []
@@ -157,7 +164,7 @@ class RankLaunch:
                     # A device of a CPU cluster is one core: a rank keeps to it.
                     cpus=(cores[rank % len(cores)],) if on_cpu else (),
                     address=address,
-                    fresh=self.node.fresh,
+                    fresh=fresh,
                     options=start.options,
                 )
             )
@@ -186,7 +193,12 @@ class RankLaunch:
             del env["GLOO_SOCKET_IFNAME"]
         env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
         if self.node.cluster.device.type != "cpu":
-            env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(place.ranks, 1)))
+            env |= cuda_numbering(env)
+            # What this process may use: a batch system often grants less than the machine has.
+            env["OMP_NUM_THREADS"] = str(max(1, usable_cores() // max(place.ranks, 1)))
+            if place.interface and place.interface != LOOPBACK:
+                # Left alone, NCCL takes the first interface that is neither lo nor docker's.
+                env.setdefault("NCCL_SOCKET_IFNAME", place.interface)
         return env
 
     def log_tail(self) -> str:

@@ -127,6 +127,7 @@ class RankServer:
 
     Attributes:
         account: the account that it and the ranks run as; None if it is the agent's own.
+        fork_unsafe: the reason why ranks must start in new interpreters; empty if they are forked.
 
     Raises:
         InputError: that account does not exist, or the agent may not become it.
@@ -163,6 +164,7 @@ class RankServer:
         self._exits: deque[tuple[int, int]] = deque()
         self._error_log: Any = None
         self.ready_s = 0.0
+        self.fork_unsafe = ""
 
     @property
     def alive(self) -> bool:
@@ -214,10 +216,11 @@ class RankServer:
             theirs.close()
         self._socket, self._buffer, self._ops = ours, b"", set()
         try:
-            self._ask(
+            answer = self._ask(
                 {"op": "prepare", "imports": list(self._needs), "optional": list(self._optional)},
                 timeout_s=300,
             )
+            self.fork_unsafe = answer["fork_unsafe"]
         except ServerError as error:
             if str(error).startswith("ModuleNotFoundError"):
                 missing = str(error).partition(": ")[2]
@@ -240,6 +243,7 @@ class RankServer:
         own = not os.environ.get("TORCH_EXTENSIONS_DIR")
         answer = self._ask({"op": "prepare", "ops": missing, "own_folder": own}, timeout_s=900)
         self._ops.update(missing)
+        self.fork_unsafe = answer["fork_unsafe"]
         return float(answer["prepared_s"])
 
     def spawn(self, specs: Sequence[RankSpec], listener: socket.socket) -> RankGroup:

@@ -89,6 +89,7 @@ class LocalRunner:
         meter = meter or open_meter(cluster)
         accelerator = "cuda" if cluster.device.type == "cuda" else "cpu"
         self._say = say
+        self._said = ""  # why ranks are not forked
         self._one_at_a_time = threading.Lock()
         self.meter: MeterInfo = meter.info
         self.node = ProbeNode(
@@ -139,6 +140,9 @@ class LocalRunner:
         if ops:
             self._say(f"loading {', '.join(ops)} (compiled once a machine, up to a minute)")
             self.node.server.load_ops(ops)
+        if (why := self.node.server.fork_unsafe) and why != self._said:
+            self._said = why
+            self._say(f"{why}, so every rank starts in a new interpreter, some seconds slower")
         return time.monotonic() - began
 
     def open_folder(self) -> None:

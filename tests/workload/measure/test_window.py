@@ -337,7 +337,7 @@ class TestDelivered:
         window = window_of(380.0, extra={"clock_MHz": 1410.0})
         live = Settings(power_limit_W=250)
         assert isinstance(measurement(live, window, POLICY), NotApplied)
-        assert not_applied(Settings(power_limit_W=375), {}, window.samples, 380.0) == ""
+        assert not_applied(Settings(power_limit_W=375), {}, window.samples, 380.0, 1) == ""
 
     def test_a_meter_that_tells_no_device_judges_nothing(self) -> None:
         assert isinstance(

@@ -1,0 +1,121 @@
+"""Fork server on a twin GPU node: ranks must find NVML and the CUDA driver as a new process does.
+
+The modules that it imports stand for the frameworks: they touch the unmodified pynvml and the
+twin's libcuda at import, as releases of DeepSpeed and triton have done.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.rank_server import RankServer, RankSpec, control_socket
+
+pytestmark = pytest.mark.twin
+
+NVML_AT_IMPORT = "import pynvml\npynvml.nvmlInit()\npynvml.nvmlDeviceGetCount()\n"
+LIBCUDA = "import ctypes\ndriver = ctypes.CDLL('libcuda.so.1')\n"
+ASK_NVML = "import pynvml; print('count', pynvml.nvmlDeviceGetCount())\n"
+ASK_CUDA = LIBCUDA + "print('cuInit', driver.cuInit(0))\n"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[TwinNode]:
+    made = TwinNode(tmp_path / "twin-node", [TwinGpu(), TwinGpu()], virtual_time=False)
+    yield made
+    made.close()
+
+
+Start = Callable[[str], RankServer]
+
+
+@pytest.fixture
+def start(node: TwinNode, tmp_path: Path) -> Iterator[Start]:
+    """Start a fork server that imports a module with this text."""
+    servers: list[RankServer] = []
+
+    def make(text: str) -> RankServer:
+        (tmp_path / "framework.py").write_text(text)
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        server = RankServer(needs=("framework",), env=node.environment() | {"PYTHONPATH": path})
+        server._optional = ()
+        servers.append(server)
+        server.start()
+        return server
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def output_of_rank(server: RankServer, folder: Path, text: str, *, fresh: bool = False) -> str:
+    """Run a program as a rank; return what it printed."""
+    program, log = folder / "program.py", folder / "rank0.log"
+    program.write_text(text)
+    log.unlink(missing_ok=True)
+    listener, address, remove = control_socket()
+    env = server.env | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    spec = RankSpec((str(program),), env, str(log), str(folder), address, fresh=fresh)
+    try:
+        server.spawn([spec], listener)
+        until_s = time.monotonic() + 20
+        while not server.exits(0.05):
+            assert time.monotonic() < until_s
+    finally:
+        remove()
+    return log.read_text()
+
+
+def test_a_rank_finds_nvml_open_and_cuda_untouched(
+    start: Start, node: TwinNode, tmp_path: Path
+) -> None:
+    """DeepSpeed's accelerator opens NVML when it is imported, and never again."""
+    server = start(NVML_AT_IMPORT + LIBCUDA)
+    assert server.fork_unsafe == ""
+    assert node.cuda_touches() == []
+    said = output_of_rank(server, tmp_path, ASK_NVML + ASK_CUDA)
+    assert "count 2" in said
+    assert "cuInit 0" in said
+    ((pid, function),) = node.cuda_touches()
+    assert server._process is not None
+    assert function == "cuInit"
+    assert pid != server._process.pid
+
+
+def test_the_server_keeps_no_descriptor_of_nvml(start: Start, node: TwinNode) -> None:
+    server = start(NVML_AT_IMPORT + "pynvml.nvmlInit()\n")
+    assert server._process is not None
+    folder = Path(f"/proc/{server._process.pid}/fd")
+    assert str(node.path) not in [os.readlink(entry) for entry in folder.iterdir()]
+
+
+def test_an_import_that_starts_the_driver_is_noticed(start: Start, node: TwinNode) -> None:
+    server = start(LIBCUDA + "driver.cuInit(0)\n")
+    assert "started the CUDA driver" in server.fork_unsafe
+    assert [function for _, function in node.cuda_touches()] == ["cuInit"]
+
+
+@pytest.mark.slow
+def test_ranks_of_new_interpreters_can_use_a_driver_that_forked_ones_cannot(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start(LIBCUDA + "driver.cuInit(0)\n")
+    assert "cuInit 3" in output_of_rank(server, tmp_path, ASK_CUDA)
+    assert "cuInit 0" in output_of_rank(server, tmp_path, ASK_CUDA, fresh=True)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_the_real_preload_touches_neither_the_driver_nor_keeps_nvml(node: TwinNode) -> None:
+    server = RankServer(env=node.environment() | {"DS_ACCELERATOR": "cuda"})
+    try:
+        server.start()
+        assert server.fork_unsafe == ""
+        assert node.cuda_touches() == []
+    finally:
+        server.close()

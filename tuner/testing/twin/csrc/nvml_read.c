@@ -1,0 +1,234 @@
+/* Queries of the twin's NVML. Unsuffixed names are those under which errors are injected. */
+#include "nvml.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int text(char *out, unsigned int length, const char *value) {
+    if (strlen(value) >= length) return leave(INSUFFICIENT_SIZE);
+    strcpy(out, value);
+    return leave(SUCCESS);
+}
+
+static int version(const char *name, char *out, unsigned int length) {
+    int result = enter(name, NULL, NULL);
+    return result ? result : text(out, length, node->driver_version);
+}
+EXPORT int nvmlSystemGetDriverVersion(char *out, unsigned int length) {
+    return version("nvmlSystemGetDriverVersion", out, length);
+}
+EXPORT int nvmlSystemGetNVMLVersion(char *out, unsigned int length) {
+    return version("nvmlSystemGetNVMLVersion", out, length);
+}
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *out) {
+    int result = enter("nvmlSystemGetCudaDriverVersion", NULL, NULL);
+    if (result) return result;
+    *out = (int)node->cuda_driver;
+    return leave(SUCCESS);
+}
+EXPORT int nvmlSystemGetCudaDriverVersion(int *out) {
+    return nvmlSystemGetCudaDriverVersion_v2(out);
+}
+EXPORT int nvmlSystemGetProcessName(unsigned int pid, char *out, unsigned int length) {
+    char path[64], name[256] = "";
+    int result = enter("nvmlSystemGetProcessName", NULL, NULL);
+    if (result) return result;
+    snprintf(path, sizeof path, "/proc/%u/comm", pid);
+    FILE *file = fopen(path, "r");
+    if (!file) return leave(NOT_FOUND);
+    if (fgets(name, sizeof name, file)) name[strcspn(name, "\n")] = 0;
+    fclose(file);
+    return text(out, length, name);
+}
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned int *out) {
+    int result = enter("nvmlDeviceGetCount", NULL, NULL);
+    if (result) return result;
+    *out = (unsigned int)node->gpus;
+    return leave(SUCCESS);
+}
+EXPORT int nvmlDeviceGetCount(unsigned int *out) { return nvmlDeviceGetCount_v2(out); }
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **out) {
+    int result = enter("nvmlDeviceGetHandleByIndex", NULL, NULL);
+    if (result) return result;
+    if (index >= node->gpus) return leave(INVALID_ARGUMENT);
+    *out = &handles[index];
+    return leave(SUCCESS);
+}
+EXPORT int nvmlDeviceGetHandleByIndex(unsigned int index, void **out) {
+    return nvmlDeviceGetHandleByIndex_v2(index, out);
+}
+static void bus_id(const gpu_t *gpu, char *out) {
+    snprintf(out, 32, "%08X:%02X:00.0", 0U, (unsigned int)gpu->pci_bus);
+}
+static int find(const char *name, const char *wanted, int by_bus, void **out) {
+    char bus[32];
+    int result = enter(name, NULL, NULL);
+    if (result) return result;
+    for (int64_t i = 0; i < node->gpus; i++) {
+        bus_id(&node->gpu[i], bus);
+        if (!strcmp(wanted, by_bus ? bus : node->gpu[i].uuid)) {
+            *out = &handles[i];
+            return leave(SUCCESS);
+        }
+    }
+    return leave(NOT_FOUND);
+}
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
+    return find("nvmlDeviceGetHandleByUUID", uuid, 0, out);
+}
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **out) {
+    return find("nvmlDeviceGetHandleByPciBusId", bus, 1, out);
+}
+
+GET(nvmlDeviceGetUUID, char *out, unsigned int length) {
+    BEGIN("nvmlDeviceGetUUID");
+    return text(out, length, gpu->uuid);
+}
+GET(nvmlDeviceGetName, char *out, unsigned int length) {
+    BEGIN("nvmlDeviceGetName");
+    return text(out, length, gpu->name);
+}
+/* A getter of one number. */
+#define NUMBER(NAME, FAULT, TYPE, OFFERED, VALUE) \
+    EXPORT int NAME(void *device, TYPE *out) {    \
+        BEGIN(FAULT);                             \
+        REQUIRE(OFFERED);                         \
+        *out = (TYPE)(VALUE);                     \
+        return leave(SUCCESS);                    \
+    }
+#define PLAIN(NAME, TYPE, OFFERED, VALUE) NUMBER(NAME, #NAME, TYPE, OFFERED, VALUE)
+
+PLAIN(nvmlDeviceGetIndex, unsigned int, 1, gpu - node->gpu)
+PLAIN(nvmlDeviceGetMinorNumber, unsigned int, 1, gpu - node->gpu)
+PLAIN(nvmlDeviceGetNumGpuCores, unsigned int, gpu->cores, gpu->cores)
+PLAIN(nvmlDeviceGetMemoryBusWidth, unsigned int, gpu->bus_bits, gpu->bus_bits)
+PLAIN(nvmlDeviceGetArchitecture, unsigned int, 1, gpu->architecture)
+PLAIN(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, gpu->pcie_generation, gpu->pcie_generation)
+PLAIN(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, gpu->pcie_width, gpu->pcie_width)
+PLAIN(nvmlDeviceGetPersistenceMode, unsigned int, 1, gpu->persistence)
+PLAIN(nvmlDeviceGetPowerManagementLimit, unsigned int, 1, gpu->limit_W * 1000 + 0.5)
+PLAIN(nvmlDeviceGetEnforcedPowerLimit, unsigned int, 1, gpu->limit_W * 1000 + 0.5)
+PLAIN(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, 1, gpu->default_limit_W * 1000 + 0.5)
+PLAIN(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, 1, gpu->reasons)
+PLAIN(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, 1, gpu->reasons)
+PLAIN(nvmlDeviceGetC2cModeInfoV, unsigned int, gpu->c2c, 1)
+
+static unsigned long long counter_mJ(const gpu_t *gpu) {
+    double joules = twin_counter_J(gpu, node->epoch_s, twin_now(node));
+    int64_t value = gpu->counter_start_mJ + (int64_t)(1000 * joules);
+    return (unsigned long long)(gpu->counter_modulus_mJ ? value % gpu->counter_modulus_mJ : value);
+}
+static double watts(const gpu_t *gpu, int averaged, int module) {
+    double sensed = twin_sensed_W(gpu, node->epoch_s, twin_now(node), averaged);
+    return 1000 * (sensed + (module ? gpu->module_W : 0)) + 0.5;
+}
+PLAIN(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, gpu->has_counter, counter_mJ(gpu))
+PLAIN(nvmlDeviceGetPowerUsage, unsigned int, gpu->has_usage, watts(gpu, 1, (int)gpu->usage_is_module))
+
+static int field_power(const gpu_t *gpu, field_t *field) {
+    int averaged = field->field == POWER_AVERAGE;
+    double value;
+    if (field->scope == SCOPE_GPU && gpu->gpu_scope)
+        value = watts(gpu, averaged, gpu->gpu_scope == 2);
+    else if (field->scope == SCOPE_MODULE && gpu->module_W > 0)
+        value = watts(gpu, averaged, 1);
+    else if (field->scope == SCOPE_MEMORY && gpu->memory_share > 0)
+        value = gpu->memory_share * watts(gpu, averaged, 0);
+    else
+        return NOT_SUPPORTED;
+    field->type = 1; /* unsigned int */
+    field->value.u = (unsigned int)value;
+    return SUCCESS;
+}
+GET(nvmlDeviceGetFieldValues, int count, field_t *fields) {
+    BEGIN("nvmlDeviceGetFieldValues");
+    for (int i = 0; i < count; i++) {
+        field_t *field = &fields[i];
+        field->timestamp = (int64_t)(1e6 * twin_now(node));
+        field->result = NOT_SUPPORTED;
+        if (field->field == POWER_AVERAGE || field->field == POWER_INSTANT) {
+            field->result = field_power(gpu, field);
+        } else if (field->field == TOTAL_ENERGY && gpu->has_counter) {
+            field->type = 3; /* unsigned long long */
+            field->value.ull = counter_mJ(gpu);
+            field->result = SUCCESS;
+        }
+    }
+    return leave(SUCCESS);
+}
+
+GET(nvmlDeviceGetMemoryInfo, memory_t *out) {
+    BEGIN("nvmlDeviceGetMemoryInfo"); /* this version counts the driver's reserve as used */
+    out->total = (unsigned long long)gpu->memory_bytes;
+    out->used = (unsigned long long)(gpu->used_bytes + gpu->reserved_bytes);
+    out->free = out->total - out->used;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetMemoryInfo_v2, memory_v2_t *out) {
+    BEGIN("nvmlDeviceGetMemoryInfo");
+    out->total = (unsigned long long)gpu->memory_bytes;
+    out->reserved = (unsigned long long)gpu->reserved_bytes;
+    out->used = (unsigned long long)gpu->used_bytes;
+    out->free = out->total - out->reserved - out->used;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetMigMode, unsigned int *current, unsigned int *pending) {
+    BEGIN("nvmlDeviceGetMigMode");
+    *current = *pending = (unsigned int)gpu->mig;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetPciInfo_v3, pci_t *out) {
+    BEGIN("nvmlDeviceGetPciInfo");
+    memset(out, 0, sizeof *out);
+    bus_id(gpu, out->bus_id);
+    snprintf(out->legacy, sizeof out->legacy, "%04X:%02X:00.0", 0U, (unsigned int)gpu->pci_bus);
+    out->bus = (unsigned int)gpu->pci_bus;
+    return leave(SUCCESS);
+}
+static int processes(int64_t held, const process_t *list, unsigned int *count, process_info_t *out) {
+    if (*count < held) {
+        *count = (unsigned int)held;
+        return leave(INSUFFICIENT_SIZE);
+    }
+    for (int64_t i = 0; i < held; i++) {
+        memset(&out[i], 0, sizeof out[i]);
+        out[i].pid = (unsigned int)list[i].pid;
+        out[i].used = (unsigned long long)list[i].bytes;
+        out[i].gpu_instance = out[i].compute_instance = 0xffffffffU;
+    }
+    *count = (unsigned int)held;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetComputeRunningProcesses_v3, unsigned int *count, process_info_t *out) {
+    BEGIN("nvmlDeviceGetComputeRunningProcesses");
+    return processes(gpu->compute_count, gpu->compute, count, out);
+}
+GET(nvmlDeviceGetGraphicsRunningProcesses_v3, unsigned int *count, process_info_t *out) {
+    BEGIN("nvmlDeviceGetGraphicsRunningProcesses");
+    return processes(gpu->graphics_count, gpu->graphics, count, out);
+}
+GET(nvmlDeviceGetCudaComputeCapability, int *major, int *minor) {
+    BEGIN("nvmlDeviceGetCudaComputeCapability");
+    *major = (int)gpu->compute_major;
+    *minor = (int)gpu->compute_minor;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetNvLinkState, unsigned int link, unsigned int *out) {
+    BEGIN("nvmlDeviceGetNvLinkState");
+    REQUIRE(link < gpu->nvlinks);
+    *out = 1;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetTemperature, int sensor, unsigned int *out) {
+    BEGIN("nvmlDeviceGetTemperature");
+    REQUIRE(sensor == 0);
+    *out = (unsigned int)(gpu->temperature_C + 0.5);
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetUtilizationRates, utilization_t *out) {
+    BEGIN("nvmlDeviceGetUtilizationRates");
+    out->gpu = (unsigned int)(100 * gpu->load + 0.5);
+    out->memory = out->gpu / 2;
+    return leave(SUCCESS);
+}

@@ -1,0 +1,186 @@
+/* Physics of one twin GPU, integrated lazily up to the time of the call that asks.
+ *
+ * True power is idle (with leakage that grows by temperature) plus k V(f)^2 f u: the clock f by
+ * locks, limit, heat and reach, the load u as the test sets it. Sensors see the true power through a
+ * first-order filter; the counter publishes the filtered energy of some time ago, the power sensor
+ * the mean over a short span, both at their own ticks. */
+#include "state.h"
+
+#include <math.h>
+#include <time.h>
+
+enum { IDLE = 1, APPLICATION = 2, POWER_CAP = 4, THERMAL = 0x20 };
+static const double STEP_S = 0.001, REGULATE_S = 0.01, REST_C = 30.0, HYSTERESIS_K = 2.0;
+
+double twin_now(const node_t *node) {
+    struct timespec now;
+    if (node->is_virtual) return node->now_s;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static double top_MHz(const gpu_t *gpu) { return (double)gpu->clock_MHz[gpu->clocks - 1]; }
+
+int64_t twin_memory_MHz(const gpu_t *gpu) {
+    int64_t best = gpu->memory_MHz[0];
+    if (!gpu->memory_high || gpu->ignores_lock) return gpu->memory_MHz[gpu->memory_clocks - 1];
+    for (int64_t i = 0; i < gpu->memory_clocks; i++)
+        if (gpu->memory_MHz[i] <= gpu->memory_high) best = gpu->memory_MHz[i];
+    return best;
+}
+
+/* Relative voltage at a share of the top clock: flat below a knee, then rising. */
+static double voltage(double share) { return fmax(0.7, 0.4 + 0.6 * share); }
+
+static double power_W(const gpu_t *gpu, double clock) {
+    double share = clock / top_MHz(gpu), v = voltage(share);
+    double memory =
+        (double)twin_memory_MHz(gpu) / (double)gpu->memory_MHz[gpu->memory_clocks - 1];
+    double dynamic = (gpu->peak_W - gpu->idle_W) * v * v * share * (0.75 + 0.25 * memory);
+    double leak = 1.0 + gpu->leak_per_K * (gpu->temperature_C - REST_C);
+    return gpu->idle_W * leak + dynamic * gpu->load;
+}
+
+/* The highest listed clock of at most `clock`; the lowest listed if none is. */
+static double listed(const gpu_t *gpu, double clock) {
+    double best = (double)gpu->clock_MHz[0];
+    for (int64_t i = 0; i < gpu->clocks && (double)gpu->clock_MHz[i] <= clock; i++)
+        best = (double)gpu->clock_MHz[i];
+    return best;
+}
+
+/* Adapt the thermal cap by one step a call, as long as the device is too hot, and back. */
+static void regulate_heat(gpu_t *gpu) {
+    double step = top_MHz(gpu) / 64;
+    if (gpu->temperature_C >= gpu->slowdown_C)
+        gpu->thermal_MHz = fmax((double)gpu->clock_MHz[0], gpu->thermal_MHz - step);
+    else if (gpu->temperature_C < gpu->slowdown_C - HYSTERESIS_K)
+        gpu->thermal_MHz = fmin(top_MHz(gpu), gpu->thermal_MHz + step);
+}
+
+/* The clock that the device would run at now, and why not a higher one. */
+static double target_MHz(gpu_t *gpu) {
+    int64_t reasons = 0;
+    double clock = gpu->load > 0 ? top_MHz(gpu) : (double)gpu->clock_MHz[0];
+    double heat = gpu->heat_MHz > 0 ? gpu->heat_MHz : gpu->thermal_MHz;
+    int follows = !gpu->ignores_lock && (gpu->load > 0 || gpu->idle_follows);
+    if (gpu->load <= 0) reasons |= IDLE;
+    if (follows && gpu->application_sm && (double)gpu->application_sm < clock) {
+        clock = (double)gpu->application_sm;
+        reasons |= APPLICATION;
+    }
+    if (follows && gpu->lock_high) {
+        clock = fmin(fmax(clock, (double)gpu->lock_low), (double)gpu->lock_high);
+        if ((double)gpu->lock_high < top_MHz(gpu)) reasons |= APPLICATION;
+    }
+    /* The voltage limiter of a consumer card is no reason that NVML reports. */
+    if (gpu->reach_MHz > 0 && gpu->load > 0) clock = fmin(clock, gpu->reach_MHz);
+    if (heat < clock) {
+        clock = heat;
+        reasons |= THERMAL;
+    }
+    clock = listed(gpu, clock);
+    if (!gpu->ignores_limit && power_W(gpu, clock) > gpu->limit_W) {
+        while (clock > (double)gpu->clock_MHz[0] && power_W(gpu, clock) > gpu->limit_W)
+            clock = listed(gpu, clock - 1);
+        reasons |= POWER_CAP;
+    }
+    gpu->reasons = reasons;
+    return clock;
+}
+
+static void remember(gpu_t *gpu) {
+    if (gpu->filled && gpu->time_s - gpu->ring_s[gpu->head] < STEP_S / 2) return;
+    gpu->head = (gpu->head + 1) % RING;
+    gpu->ring_s[gpu->head] = gpu->time_s;
+    gpu->ring_J[gpu->head] = gpu->filtered_J;
+    if (gpu->filled < RING) gpu->filled++;
+}
+
+void twin_begin(gpu_t *gpu, double now_s) {
+    gpu->temperature_C = gpu->ambient_C + gpu->heat_K_per_W * gpu->idle_W;
+    gpu->thermal_MHz = top_MHz(gpu);
+    gpu->time_s = now_s;
+    gpu->clock = gpu->wanted = gpu->target = target_MHz(gpu);
+    gpu->power_W = gpu->filtered_W = power_W(gpu, gpu->clock);
+    remember(gpu);
+}
+
+static void step(gpu_t *gpu, double to_s) {
+    double left_s = to_s - gpu->time_s, decay;
+    if (gpu->time_s >= gpu->regulate_s) {
+        regulate_heat(gpu);
+        gpu->regulate_s = gpu->time_s + REGULATE_S;
+        gpu->asked = 1;
+    }
+    if (gpu->asked) gpu->target = target_MHz(gpu);
+    gpu->asked = 0;
+    if (gpu->target != gpu->wanted) {
+        gpu->wanted = gpu->target;
+        gpu->wanted_s = gpu->time_s;
+    }
+    if (gpu->wanted != gpu->clock) {
+        double due_s = gpu->wanted_s + gpu->switch_s - gpu->time_s;
+        if (due_s <= 1e-9)
+            gpu->clock = gpu->wanted;
+        else
+            left_s = fmin(left_s, due_s);
+    }
+    double watts = power_W(gpu, gpu->clock), before_W = gpu->filtered_W;
+    gpu->power_W = watts;
+    gpu->energy_J += watts * left_s;
+    gpu->clock_MHz_s += gpu->clock * left_s;
+    if (gpu->load > 0) gpu->busy_s += left_s;
+    decay = gpu->filter_s > 0 ? exp(-left_s / gpu->filter_s) : 0.0;
+    gpu->filtered_W = watts + (before_W - watts) * decay;
+    /* The filter's own integral: what went in, less what it still holds. */
+    gpu->filtered_J += watts * left_s - gpu->filter_s * (gpu->filtered_W - before_W);
+    double rest_C = gpu->ambient_C + gpu->heat_K_per_W * watts;
+    gpu->temperature_C = rest_C + (gpu->temperature_C - rest_C) * exp(-left_s / gpu->heat_s);
+    gpu->time_s += left_s;
+    remember(gpu);
+}
+
+void twin_advance(gpu_t *gpu, double now_s) {
+    /* A gap that nobody asked about is integrated in coarser steps. */
+    double step_s = fmax(STEP_S, (now_s - gpu->time_s) / 20000);
+    while (gpu->time_s < now_s - 1e-9) step(gpu, fmin(gpu->time_s + step_s, now_s));
+}
+
+/* Filtered energy at a time of the recent past, interpolated in the ring. */
+static double energy_at(const gpu_t *gpu, double time_s) {
+    double late_s = gpu->time_s, late_J = gpu->filtered_J;
+    for (int64_t i = 0; i < gpu->filled; i++) {
+        int64_t at = (gpu->head - i + RING) % RING;
+        if (gpu->ring_s[at] <= time_s) {
+            double span_s = late_s - gpu->ring_s[at];
+            double share = span_s > 0 ? fmin(1.0, (time_s - gpu->ring_s[at]) / span_s) : 0.0;
+            return gpu->ring_J[at] + share * (late_J - gpu->ring_J[at]);
+        }
+        late_s = gpu->ring_s[at];
+        late_J = gpu->ring_J[at];
+    }
+    return late_J;
+}
+
+static double last_tick(const gpu_t *gpu, double epoch_s, double now_s, double period_s) {
+    if (period_s <= 0) return now_s;
+    double first_s = epoch_s + gpu->phase_s * period_s;
+    return first_s + period_s * floor((now_s - first_s) / period_s + 1e-6);
+}
+
+double twin_counter_J(const gpu_t *gpu, double epoch_s, double now_s) {
+    double tick_s = last_tick(gpu, epoch_s, now_s, gpu->counter_period_s) - gpu->counter_delay_s;
+    double joules = energy_at(gpu, fmin(tick_s, now_s)) - gpu->counter_base_J;
+    if (gpu->stalled) return gpu->stalled_J;
+    if (gpu->counter_is_module) joules += gpu->module_W * fmax(0.0, tick_s - epoch_s);
+    return fmax(joules, 0.0);
+}
+
+double twin_sensed_W(const gpu_t *gpu, double epoch_s, double now_s, int averaged) {
+    double tick_s = fmin(last_tick(gpu, epoch_s, now_s, gpu->sensor_period_s), now_s);
+    double span_s = averaged ? gpu->averaged_s : gpu->sensor_window_s;
+    if (tick_s - span_s < epoch_s) span_s = tick_s - epoch_s;
+    if (span_s <= 0) return gpu->filtered_W;
+    return (energy_at(gpu, tick_s) - energy_at(gpu, tick_s - span_s)) / span_s;
+}

@@ -1,0 +1,92 @@
+/* State of a twin node: one file, mapped by every process that uses it.
+ *
+ * Only doubles, 64-bit integers and character arrays, so that the mirror in ../layout.py needs no
+ * padding rules; twin_layout() tells both sides' sizes apart. Times are seconds of the node's clock:
+ * CLOCK_MONOTONIC, or the header's own `now_s` where time is virtual. */
+#ifndef TWIN_STATE_H
+#define TWIN_STATE_H
+
+#include <stdint.h>
+
+enum {
+    TWIN_MAGIC = 0x4e495754,
+    MAX_GPUS = 16,
+    MAX_CLOCKS = 256,
+    MAX_MEMORY_CLOCKS = 8,
+    MAX_PROCESSES = 16,
+    MAX_FAULTS = 32,
+    MAX_LOG = 1024,
+    RING = 4096
+};
+
+typedef struct {
+    int64_t pid, bytes;
+} process_t;
+
+typedef struct {
+    char name[56];
+    int64_t gpu; /* -1: any */
+    int64_t code, first, times, calls;
+} fault_t;
+
+typedef struct {
+    char name[56];
+    double time_s;
+    int64_t pid, gpu, a, b;
+} log_t;
+
+typedef struct {
+    /* What the device is. */
+    char uuid[80], name[96];
+    int64_t memory_bytes, reserved_bytes, pci_bus, cores, bus_bits, compute_major, compute_minor;
+    int64_t architecture, pcie_generation, pcie_width, nvlinks, c2c, mig;
+    int64_t clocks, clock_MHz[MAX_CLOCKS]; /* ascending */
+    int64_t memory_clocks, memory_MHz[MAX_MEMORY_CLOCKS];
+    double idle_W, peak_W, leak_per_K, default_limit_W, min_limit_W, max_limit_W;
+    double ambient_C, heat_K_per_W, heat_s, slowdown_C;
+    double reach_MHz; /* listed clocks above it are never delivered under load; 0: all are */
+    double switch_s;  /* latency of a change of clock */
+    double filter_s;  /* time constant between true and sensed power */
+    double sensor_period_s, sensor_window_s, averaged_s;
+    double counter_period_s, counter_delay_s, phase_s;
+    double module_W, memory_share;
+    int64_t counter_start_mJ, counter_modulus_mJ;
+    int64_t has_counter, counter_is_module, has_usage, usage_is_module, gpu_scope; /* 0, 1, 2 */
+    int64_t lockable, ignores_lock, limit_settable, ignores_limit, idle_follows, application_free;
+    int64_t default_application_MHz;
+
+    /* What was asked of it. */
+    double load, heat_MHz; /* heat_MHz: a forced thermal cap; 0: none */
+    int64_t lost, stalled;
+    int64_t lock_low, lock_high, memory_low, memory_high, application_memory, application_sm;
+    double limit_W;
+    int64_t persistence, used_bytes;
+    int64_t compute_count, graphics_count;
+    process_t compute[MAX_PROCESSES], graphics[MAX_PROCESSES];
+
+    /* What it does. */
+    double time_s, energy_J, clock_MHz_s, busy_s; /* the exact truth */
+    double power_W, temperature_C, clock, wanted, wanted_s, target, thermal_MHz, regulate_s;
+    double filtered_W, filtered_J, counter_base_J, stalled_J;
+    int64_t reasons, asked, head, filled; /* asked: something may have changed since `target` */
+    double ring_s[RING], ring_J[RING];
+} gpu_t;
+
+typedef struct {
+    int64_t magic, gpus, is_virtual, root, driver, cuda_driver, calls, descriptor_losses;
+    double epoch_s, now_s, call_s;
+    char driver_version[80];
+    int64_t fault_count, log_count;
+    fault_t fault[MAX_FAULTS];
+    log_t log[MAX_LOG];
+    gpu_t gpu[MAX_GPUS];
+} node_t;
+
+double twin_now(const node_t *node);
+void twin_begin(gpu_t *gpu, double now_s);
+void twin_advance(gpu_t *gpu, double now_s);
+double twin_counter_J(const gpu_t *gpu, double epoch_s, double now_s);
+double twin_sensed_W(const gpu_t *gpu, double epoch_s, double now_s, int averaged);
+int64_t twin_memory_MHz(const gpu_t *gpu);
+
+#endif

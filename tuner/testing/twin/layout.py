@@ -1,0 +1,100 @@
+"""The state file's layout: a mirror of csrc/state.h, checked against the library when it loads."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+__all__ = ["MAX_LOG", "Node"]
+
+MAGIC = 0x4E495754
+MAX_GPUS, MAX_CLOCKS, MAX_MEMORY_CLOCKS, MAX_PROCESSES = 16, 256, 8, 16
+MAX_FAULTS, MAX_LOG, RING = 32, 1024, 4096
+
+_TEXT = {"uuid": 80, "name": 96, "driver_version": 80}
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [
+        (name, ctypes.c_char * _TEXT[name] if kind is ctypes.c_char else kind)
+        for name in names.split()
+    ]
+
+
+def _i(names: str) -> list[tuple[str, Any]]:
+    return _fields(ctypes.c_int64, names)
+
+
+def _d(names: str) -> list[tuple[str, Any]]:
+    return _fields(ctypes.c_double, names)
+
+
+def _t(names: str) -> list[tuple[str, Any]]:
+    return _fields(ctypes.c_char, names)
+
+
+class Process(ctypes.Structure):
+    """A process on a GPU."""
+
+    _fields_ = _i("pid bytes")
+
+
+class Fault(ctypes.Structure):
+    """An injected error."""
+
+    _fields_ = [("name", ctypes.c_char * 56), *_i("gpu code first times calls")]
+
+
+class Entry(ctypes.Structure):
+    """A setter that went through."""
+
+    _fields_ = [("name", ctypes.c_char * 56), *_d("time_s"), *_i("pid gpu a b")]
+
+
+class Gpu(ctypes.Structure):
+    """One GPU: its specification, what was asked of it, what it does."""
+
+    _fields_ = [
+        *_t("uuid name"),
+        *_i("memory_bytes reserved_bytes pci_bus cores bus_bits compute_major compute_minor"),
+        *_i("architecture pcie_generation pcie_width nvlinks c2c mig"),
+        *_i("clocks"),
+        ("clock_MHz", ctypes.c_int64 * MAX_CLOCKS),
+        *_i("memory_clocks"),
+        ("memory_MHz", ctypes.c_int64 * MAX_MEMORY_CLOCKS),
+        *_d("idle_W peak_W leak_per_K default_limit_W min_limit_W max_limit_W"),
+        *_d("ambient_C heat_K_per_W heat_s slowdown_C reach_MHz switch_s filter_s"),
+        *_d("sensor_period_s sensor_window_s averaged_s"),
+        *_d("counter_period_s counter_delay_s phase_s module_W memory_share"),
+        *_i("counter_start_mJ counter_modulus_mJ"),
+        *_i("has_counter counter_is_module has_usage usage_is_module gpu_scope"),
+        *_i("lockable ignores_lock limit_settable ignores_limit idle_follows application_free"),
+        *_i("default_application_MHz"),
+        *_d("load heat_MHz"),
+        *_i("lost stalled lock_low lock_high memory_low memory_high"),
+        *_i("application_memory application_sm"),
+        *_d("limit_W"),
+        *_i("persistence used_bytes compute_count graphics_count"),
+        ("compute", Process * MAX_PROCESSES),
+        ("graphics", Process * MAX_PROCESSES),
+        *_d("time_s energy_J clock_MHz_s busy_s"),
+        *_d("power_W temperature_C clock wanted wanted_s target thermal_MHz regulate_s"),
+        *_d("filtered_W filtered_J counter_base_J stalled_J"),
+        *_i("reasons asked head filled"),
+        ("ring_s", ctypes.c_double * RING),
+        ("ring_J", ctypes.c_double * RING),
+    ]
+
+
+class Node(ctypes.Structure):
+    """The whole file."""
+
+    _fields_ = [
+        *_i("magic gpus is_virtual root driver cuda_driver calls descriptor_losses"),
+        *_d("epoch_s now_s call_s"),
+        *_t("driver_version"),
+        *_i("fault_count log_count"),
+        ("fault", Fault * MAX_FAULTS),
+        ("log", Entry * MAX_LOG),
+        ("gpu", Gpu * MAX_GPUS),
+    ]
