@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tuner.cli import catalog, deploy, optimize, probe, runs
 from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, Commands, Parser
@@ -42,10 +42,30 @@ def command_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
     for module in (optimize, probe, runs, deploy, catalog):
         module.add(commands)
     return parser
+
+
+class Version(argparse.Action):
+    """Option that prints the versions of joulefront and Python, and where it is installed."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **{"nargs": 0, "default": argparse.SUPPRESS, **more})
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print the version and exit."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            release = version("joulefront")
+        except PackageNotFoundError:  # a source tree on PYTHONPATH
+            release = "(not installed)"
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        print(f"joulefront {release}, Python {sys.version.split()[0]}, {folder}")
+        parser.exit()
 
 
 class _Interrupts:

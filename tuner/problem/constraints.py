@@ -32,15 +32,24 @@ class Constraints:
         "maximum energy of the whole training job, in the scope of the meter",
         unit="kJ",
         above=0,
+        alias="budget",
     )
     deadline_s: float | None = option(
-        None, "maximum time of the whole training job", unit="s", above=0
+        None, "maximum time of the whole training job", unit="s", above=0, alias="deadline"
     )
     power_cap_W: float | None = option(
-        None, "maximum average power of the training job", unit="W", above=0
+        None,
+        "maximum average power of the training job",
+        unit="W",
+        above=0,
+        alias="power-cap",
     )
     peak_power_W: float | None = option(
-        None, "maximum of any power sample of the training job", unit="W", above=0
+        None,
+        "maximum of any power sample of the training job",
+        unit="W",
+        above=0,
+        alias="peak-power",
     )
     max_gpus: int | None = option(
         None, "maximum number of GPUs (one rank each) of the training job", least=1

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from tuner.formatting import knob_words
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.search_spaces.configuration import Configuration
@@ -393,7 +394,7 @@ class Result:
         Args:
             name: "recommended", "best" (the choice under the constraints), "baseline", "knee" (of
                 the front), the number of a point of the front, fastest first ("1"), or a
-                configuration or its key.
+                configuration, its key, or its knobs in any order ("zero_stage=1 micro_batch=4").
 
         Raises:
             UnknownName: there is none.
@@ -411,12 +412,18 @@ class Result:
         named |= {str(number): p for number, p in enumerate(self.front_points, start=1)}
         found = named.get(name) if isinstance(name, str) else None
         for point in self.points:
-            if name in (point.configuration, point.configuration.key):
+            if name == point.configuration or (
+                isinstance(name, str) and knob_words(name) == knob_words(point.configuration.key)
+            ):
                 found = point
         if found is None:
-            known = [name for name, point in named.items() if point is not None]
-            keys = [point.configuration.key for point in self.points]
-            raise UnknownName("measured point", str(getattr(name, "key", name)), known + keys)
+            known = [name for name, p in named.items() if p is not None and not name.isdigit()]
+            known += [f"1 to {len(self.front_points)}"] if self.front_points else []
+            raise UnknownName(
+                "measured point",
+                str(getattr(name, "key", name)),
+                [*known, f"or a configuration that was measured (tuner front {self.name})"],
+            )
         return found
 
     def compare(
