@@ -159,3 +159,24 @@ def test_the_version_is_printed(capsys):
     assert code == 0
     assert out.startswith("joulefront ")
     assert str(Path(__file__).parents[2] / "tuner") in out
+
+
+def test_a_front_is_asked_again_by_choose(capsys, runs):
+    code, out, err = run(capsys, "front", "opt", "--budget-kJ", "3", "--runs-dir", runs)
+    assert (code, out) == (2, "")
+    assert "to choose again on a run's front: tuner choose opt" in err
+    probes = (runs / "opt" / "trace" / "probes.jsonl").read_bytes()
+    code, out, _ = run(capsys, "choose", "opt", "--max-slowdown", "50%", "--runs-dir", runs)
+    assert code == 0
+    assert "Launch files: tuner apply opt --point " in out
+    code, out, _ = run(capsys, "choose", "opt", "--deadline", "1s", "--json", "--runs-dir", runs)
+    assert code == 3  # answered, and it cannot be met
+    assert json.loads(out)["choice"]["met"] is False
+    assert run(capsys, "choose", "opt", "--max-slowdown", "5", "--runs-dir", runs)[0] == 2
+    assert (runs / "opt" / "trace" / "probes.jsonl").read_bytes() == probes
+
+
+def test_a_request_that_cannot_be_met_is_exit_code_3(capsys, runs):
+    words = ["--deadline", "0.001s", "--max-probes", "3", "--quiet", "--name", "tight"]
+    table = runs.parent / "table"
+    assert run(capsys, "replay", table, *words, "--runs-dir", runs)[0] == 3

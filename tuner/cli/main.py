@@ -28,6 +28,7 @@ exit codes:
   0    success
   1    failure: a probe that failed, a study that measured nothing
   2    bad input; one sentence on standard error says what is allowed
+  3    answered, but no measured configuration meets the limits of the training job
   130  interrupted; every finished probe is kept, and the message says how to continue
 
 Answers go to standard output (with --json as JSON), progress to standard error.
@@ -85,7 +86,7 @@ class _Interrupts:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 1 (a failed probe), 2 (bad input) or 130.
+    """Run one command and return its exit code: see `EXIT_CODES`.
 
     Control characters in what it prints are shown as text (`tuner.terminal`).
     """

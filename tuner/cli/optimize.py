@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from tuner.cli.options import (
     FAILED,
     OK,
+    UNMET,
     Commands,
     add_options,
     add_run_as,
@@ -21,6 +23,9 @@ from tuner.cli.options import (
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError
+
+if TYPE_CHECKING:
+    from tuner.results.result import Result
 
 
 def _optimize(args: argparse.Namespace) -> int:
@@ -54,7 +59,13 @@ def _optimize(args: argparse.Namespace) -> int:
             on_progress=on_progress,
         )
     answer(args, result.to_json(), ["", *summary_lines(result)])
-    return OK if result.points else FAILED
+    return _exit_code(result)
+
+
+def _exit_code(result: Result) -> int:
+    if not result.points:
+        return FAILED
+    return OK if result.choice.met else UNMET
 
 
 def _replay(args: argparse.Namespace) -> int:
@@ -78,7 +89,7 @@ def _replay(args: argparse.Namespace) -> int:
             on_progress=on_progress,
         )
     answer(args, result.to_json(), ["", *summary_lines(result)])
-    return OK if result.points else FAILED
+    return _exit_code(result)
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:

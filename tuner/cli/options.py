@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tuner.workload.scripts.command import Script
 
 Made = TypeVar("Made")
-OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 
 #: Help of --point.
 POINT = "recommended, best (the choice), knee, baseline, a number of the front, or a key"
@@ -129,8 +129,7 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
         flag = (declared.flag or item.name).replace("_", "-")
         if declared.alias:
             parser.add_argument(
-                f"--{declared.alias}",
-                f"--{flag}",
+                *dict.fromkeys((f"--{declared.alias}", f"--{flag}")),
                 dest=item.name,
                 action=Quantity,
                 unit=declared.unit,

@@ -101,7 +101,7 @@ def _energy_asked(value_kJ: float, units: Units) -> str:
 
 def _time_asked(value_s: float, units: Units) -> str:
     """Return a limit on time in the unit of the points, followed by seconds if that differs."""
-    return units.time_text(value_s) + ("" if units.time == "s" else f" ({value_s:,g} s)")
+    return units.time_text(value_s) + ("" if units.time == "s" else f" ({round(value_s):,} s)")
 
 
 def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
@@ -214,6 +214,8 @@ def decide(
     objective = constraints.objective or _usual(asked)
     rule = " + ".join([*asked, *([constraints.objective] if constraints.objective else [])])
     rule = rule or "knee"
+    if constraints.max_slowdown is not None:
+        rule = " + ".join(["max_slowdown", *([rule] if rule != "knee" else [])])
     if not points or not front:
         return None, Choice(rule, False, "Nothing was measured, so there is nothing to choose.")
     units = Units.of(points)
@@ -229,6 +231,11 @@ def decide(
 
     def choice(best: Point, met: bool, sentence: str) -> tuple[Point, Choice]:
         probabilities, every = _probabilities(best, constraints)
+        if constraints.max_slowdown is not None and constraints.baseline_time_s is None:
+            met = False
+            sentence += (
+                " The limit on slowdown was not applied, because the baseline was not measured."
+            )
         if asked and met:
             sentence += f" It meets {'this' if len(asked) == 1 else 'all of it'} with a "
             sentence += f"probability of {percent(every)}."
@@ -268,7 +275,15 @@ def decide(
         )
     best = _knee_of(fits) if objective == "knee" else min(fits, key=_score(objective, constraints))
     words = [_GOALS[objective], *([limits_phrase(asked, units)] if asked else [])]
+    if _is_relative(constraints):
+        words.append(f"({percent(constraints.max_slowdown or 0)} more than the baseline)")
     return choice(best, True, f"{' '.join(words)}: {needs(best)}.")
+
+
+def _is_relative(constraints: Constraints) -> bool:
+    """Return True if the deadline is that of the limit on slowdown."""
+    share, whole_s = constraints.max_slowdown, constraints.baseline_time_s
+    return None not in (share, whole_s) and constraints.deadline_s == (1 + share) * whole_s  # type: ignore[operator]
 
 
 def _usual(asked: Mapping[str, float]) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pandas
 
     from tuner.models.surrogate.surrogates import Surrogates
+    from tuner.problem.constraints import Constraints
+    from tuner.results.choose import AnotherChoice
     from tuner.results.explain import Explanation
     from tuner.results.recommendation import Recommendation
     from tuner.results.scale_out import Target
@@ -499,6 +501,33 @@ class Result:
         from tuner.display.export import export_result
 
         return export_result(self, to, out)
+
+    def choose(
+        self,
+        constraints: Constraints | None = None,
+        *,
+        budget_kJ: float | None = None,
+        deadline_s: float | None = None,
+        power_cap_W: float | None = None,
+        max_slowdown: float | None = None,
+    ) -> AnotherChoice:
+        """Choose among the measured points under other constraints; nothing is measured.
+
+        Args:
+            constraints: every limit on the training job, and the objective.
+            budget_kJ, deadline_s, power_cap_W, max_slowdown: limits, as in `tuner.optimize`.
+
+        Raises:
+            InputError: nothing was measured, or the slowdown is limited and the baseline was not
+                measured.
+        """
+        from tuner.problem.constraints import Constraints
+        from tuner.results.choose import choose
+
+        asked = (constraints or Constraints()).limited(
+            budget_kJ, deadline_s, power_cap_W, max_slowdown
+        )
+        return choose(self, asked)
 
     def explain(self, point: str | Configuration = "best") -> Explanation:
         """Explain a point: its time and energy by part, the effect of each knob, guidelines.
