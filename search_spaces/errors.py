@@ -7,9 +7,26 @@ what is allowed instead. The command prints that sentence and exits with 2; a tr
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
-__all__ = ["InputError", "InvalidConfiguration", "InvalidValue", "UnknownName"]
+__all__ = ["InputError", "InvalidConfiguration", "InvalidValue", "UnknownName", "did_you_mean"]
+
+
+#: Names that a sentence lists; with a close match at hand fewer are of use.
+MOST_LISTED, MOST_LISTED_WITH_MATCH = 15, 8
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'optimize'?" for the name most like the given one, or ""."""
+    folded = {_folded(other): other for other in known}
+    close = get_close_matches(_folded(name), folded, n=1, cutoff=0.66)
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""
+
+
+def _folded(name: str) -> str:
+    """Return a name without case and separators, in which people rarely differ on purpose."""
+    return "".join(letter for letter in name.lower() if letter not in "-_. ")
 
 
 class InputError(ValueError):
@@ -39,7 +56,14 @@ class UnknownName(InputError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name = kind, name
         self.known = tuple(sorted(known, key=lambda text: (text.startswith("or "), text)))
-        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(self.known) or 'none'}")
+        names = [other for other in self.known if not other.startswith("or ")]
+        phrases = self.known[len(names) :]
+        hint = did_you_mean(name, names)
+        most = MOST_LISTED_WITH_MATCH if hint else MOST_LISTED
+        if len(names) > most:
+            names[most:] = [f"and {len(names) - most} more"]
+        listed = ", ".join([*names, *phrases]) or "none"
+        super().__init__(f"unknown {kind} {name!r}{hint or ';'} known: {listed}")
 
 
 class InvalidValue(InputError):

@@ -28,6 +28,9 @@ class Option:
         least: the smallest value allowed.
         choices: the names allowed.
         flag: name on the command line, without dashes, where it is not the field's.
+        alias: name on the command line of the same value with its unit ("deadline", as in
+            `--deadline 2h`, beside `--deadline-s 7200`); `unit` is one of
+            `tuner.search_spaces.units.UNITS`.
         metavar: placeholder of the value in the help; made of the type where empty.
         keyword_only: available in Python only, not on the command line.
     """
@@ -38,6 +41,7 @@ class Option:
     least: int | None = None
     choices: tuple[str, ...] = ()
     flag: str = ""
+    alias: str = ""
     metavar: str = ""
     keyword_only: bool = False
 

@@ -44,6 +44,7 @@ def optimize(
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
     power_cap_W: float | None = None,
+    max_slowdown: float | None = None,
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
@@ -72,7 +73,9 @@ def optimize(
         budget_kJ: maximum energy of the *training job*; `best` is the fastest that meets it.
         deadline_s: maximum time of the training job; `best` takes the least energy in time.
         power_cap_W: maximum average power of the training job.
-        constraints: every limit on the training job, and the objective. The three above may be
+        max_slowdown: maximum share by which the training job may take longer than with the
+            baseline, e.g. 0.05; a deadline that is known once the baseline was measured.
+        constraints: every limit on the training job, and the objective. The four above may be
             given with it, as long as they do not contradict it.
         search: limits of the *search*, its seed, and how long it measures. Without any limit a
             search makes at most 20 probes in 300 s, 40 probes on a simulated cluster.
@@ -115,7 +118,9 @@ def optimize(
     from tuner.problem.from_job import problem_of_job
     from tuner.study.session import Session
 
-    constraints = (constraints or Constraints()).limited(budget_kJ, deadline_s, power_cap_W)
+    constraints = (constraints or Constraints()).limited(
+        budget_kJ, deadline_s, power_cap_W, max_slowdown
+    )
     check_executor(executor)
     if ray_address is not None or device_kind is not None:
         run_folder = RunFolder.named(runs_dir, name) if name else None
@@ -173,6 +178,7 @@ def replay(
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
     power_cap_W: float | None = None,
+    max_slowdown: float | None = None,
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     transfer: Sequence[str | Path] = (),
@@ -202,7 +208,9 @@ def replay(
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
-    constraints = (constraints or Constraints()).limited(budget_kJ, deadline_s, power_cap_W)
+    constraints = (constraints or Constraints()).limited(
+        budget_kJ, deadline_s, power_cap_W, max_slowdown
+    )
     settings = search or SearchSettings()
     problem, runner = recorded_problem(path, group=group, steps=steps, seed=settings.seed)
     # Without any spread a second measurement would only repeat the first one.

@@ -19,6 +19,7 @@ __all__ = [
     "Units",
     "change",
     "knob_text",
+    "knob_words",
     "knobs",
     "label",
     "number",
@@ -141,6 +142,15 @@ def knob_text(name: str, value: Value | None) -> str:
     if value is None:
         return f"{name}=device's own"
     return f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+def knob_words(text: str) -> frozenset[str]:
+    """Return the knobs of a configuration's text, whatever their order and separators.
+
+    A knob that is left to the device is no word, as in a configuration's key.
+    """
+    words = text.replace("device's own", "device's_own").replace("|", " ").split()
+    return frozenset(word for word in words if not word.endswith("=device's_own"))
 
 
 def ordered_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:

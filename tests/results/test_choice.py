@@ -146,13 +146,26 @@ def test_probabilities_against_plain_simulation() -> None:
 def test_what_cannot_be_met_is_said_with_what_could_be_asked() -> None:
     name, choice = chosen(budget_kJ=20.0)
     assert (name, choice.met) == (4, False)
-    assert "40 % beyond it" in choice.sentence
-    assert "The least that was measured is 28.0 kJ" in choice.sentence
+    assert choice.sentence.startswith(
+        "The energy budget cannot be met: the least found is 28.0 kJ, 40 % beyond the energy "
+        "budget of 20.0 kJ. Nearest: "
+    )
     _, choice = chosen(budget_kJ=0.28)
-    assert "100 times what was asked" in choice.sentence
+    assert "100 times the energy budget of 0.280 kJ" in choice.sentence
     _, choice = chosen(budget_kJ=30.0, deadline_s=120.0)
     assert not choice.met
-    assert "can be met alone, but not together" in choice.sentence
+    assert choice.sentence.startswith(
+        "The energy budget and the deadline can each be met, but not together. Nearest: "
+    )
+    _, choice = chosen(budget_kJ=1.0, deadline_s=120.0, max_gpus=8)
+    assert choice.sentence.startswith(
+        "The deadline and the number of GPUs can be met, but the energy budget cannot be met: the "
+        "least found is 28.0 kJ, 28.0 times"
+    )
+    _, choice = chosen(deadline_s=50.0, power_cap_W=50.0)
+    assert choice.sentence.startswith("The deadline and the power cap cannot be met: the least ")
+    _, choice = chosen(peak_power_W=100.0)
+    assert "the least found is a peak of 160 W, 60 % beyond the cap" in choice.sentence
     _, choice = chosen(max_gpus=1, deadline_s=250.0)
     assert not choice.met
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tuner.cli import catalog, deploy, optimize, probe, runs
 from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, Commands, Parser
@@ -28,6 +28,7 @@ exit codes:
   0    success
   1    failure: a probe that failed, a study that measured nothing
   2    bad input; one sentence on standard error says what is allowed
+  3    answered, but no measured configuration meets the limits of the training job
   130  interrupted; every finished probe is kept, and the message says how to continue
 
 Answers go to standard output (with --json as JSON), progress to standard error.
@@ -42,10 +43,30 @@ def command_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
     for module in (optimize, probe, runs, deploy, catalog):
         module.add(commands)
     return parser
+
+
+class Version(argparse.Action):
+    """Option that prints the versions of joulefront and Python, and where it is installed."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **{"nargs": 0, "default": argparse.SUPPRESS, **more})
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print the version and exit."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            release = version("joulefront")
+        except PackageNotFoundError:  # a source tree on PYTHONPATH
+            release = "(not installed)"
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        print(f"joulefront {release}, Python {sys.version.split()[0]}, {folder}")
+        parser.exit()
 
 
 class _Interrupts:
@@ -65,7 +86,7 @@ class _Interrupts:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 1 (a failed probe), 2 (bad input) or 130.
+    """Run one command and return its exit code: see `EXIT_CODES`.
 
     Control characters in what it prints are shown as text (`tuner.terminal`).
     """

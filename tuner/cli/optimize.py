@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from tuner.cli.options import (
     FAILED,
     OK,
+    UNMET,
     Commands,
     add_options,
     add_run_as,
@@ -21,6 +23,9 @@ from tuner.cli.options import (
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError
+
+if TYPE_CHECKING:
+    from tuner.results.result import Result
 
 
 def _optimize(args: argparse.Namespace) -> int:
@@ -54,7 +59,13 @@ def _optimize(args: argparse.Namespace) -> int:
             on_progress=on_progress,
         )
     answer(args, result.to_json(), ["", *summary_lines(result)])
-    return OK if result.points else FAILED
+    return _exit_code(result)
+
+
+def _exit_code(result: Result) -> int:
+    if not result.points:
+        return FAILED
+    return OK if result.choice.met else UNMET
 
 
 def _replay(args: argparse.Namespace) -> int:
@@ -78,7 +89,7 @@ def _replay(args: argparse.Namespace) -> int:
             on_progress=on_progress,
         )
     answer(args, result.to_json(), ["", *summary_lines(result)])
-    return OK if result.points else FAILED
+    return _exit_code(result)
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:
@@ -117,15 +128,10 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
     optimize = commands.command("optimize", _optimize, "tune a job on this machine or cluster")
-    add = optimize.add_argument
+    job = optimize.add_argument_group("the job and what to try")
+    add = job.add_argument
     add("job", nargs="?", metavar="JOB", help="job file, or name of a built-in job")
     add("--job", dest="job_option", metavar="JOB", help="the same, as an option")
-    add(
-        "--cluster",
-        default="auto",
-        metavar="NAME",
-        help="cluster file or name, auto for this machine (default: auto)",
-    )
     add(
         "--space",
         default="default",
@@ -133,23 +139,31 @@ def add(commands: Commands) -> None:
         help="search space file or name (default: default)",
     )
     add(
-        "--executor",
-        metavar="NAME",
-        help="ray, inline or simulated (default: simulated for another kind of machine, else ray)",
-    )
-    add(
         "--baseline",
         nargs="+",
         metavar="FILE|KNOB=VALUE",
         help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
     )
+    add("--target-gpus", type=int, metavar="N", help="also predict the front for N GPUs")
+    add_script(optimize)
+    where = optimize.add_argument_group("where to run it")
+    add = where.add_argument
+    add(
+        "--cluster",
+        default="auto",
+        metavar="NAME",
+        help="cluster file or name, auto for this machine (default: auto)",
+    )
+    add(
+        "--executor",
+        metavar="NAME",
+        help="ray, inline or simulated (default: simulated for another kind of machine, else ray)",
+    )
     add("--ray", metavar="ADDRESS", help="Ray cluster to run on: auto or HOST:PORT")
     add("--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use")
     add("--in-flight", type=int, metavar="N", help="probes that a simulated cluster runs together")
-    add("--target-gpus", type=int, metavar="N", help="also predict the front for N GPUs")
-    add_script(optimize)
+    add_run_as(where)
     _add_study(optimize)
-    add_run_as(optimize)
 
     replay = commands.command("replay", _replay, "run a study on a trace or a recorded table")
     add = replay.add_argument

@@ -12,15 +12,16 @@ from dataclasses import Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, UnknownName, did_you_mean
 from tuner.search_spaces.options import Option, declared_options
+from tuner.search_spaces.units import EXAMPLES, parse_quantity
 from tuner.workload.node.rights import STORAGE
 
 if TYPE_CHECKING:
     from tuner.workload.scripts.command import Script
 
 Made = TypeVar("Made")
-OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 
 #: Help of --point.
 POINT = "recommended, best (the choice), knee, baseline, a number of the front, or a key"
@@ -104,12 +105,12 @@ def job_of_words(
     jobs = [word for word in args.what if "=" not in word]
     if len(jobs) > 1:
         raise InputError(f"{jobs[1]!r} is a second job; {what} takes one job and KNOB=VALUE")
+    job = load_job(jobs[0] if jobs else None)
     values: dict[str, Value] = {}
     for word in args.what:
         name, equals, text = word.partition("=")
         if equals:
             values[name] = parse_value(name, text)
-    job = load_job(jobs[0] if jobs else None)
     cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
     if size is not None and args.target_gpus is not None:
         cluster = size(cluster, args.target_gpus)
@@ -126,6 +127,16 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
     """
     for item, declared in _on_command_line(kind, only):
         flag = (declared.flag or item.name).replace("_", "-")
+        if declared.alias:
+            parser.add_argument(
+                *dict.fromkeys((f"--{declared.alias}", f"--{flag}")),
+                dest=item.name,
+                action=Quantity,
+                unit=declared.unit,
+                default=item.default,
+                help=f"{declared.help}, such as {EXAMPLES[declared.unit]}".replace("%", "%%"),
+            )
+            continue
         text = declared.help + (f", in {declared.unit}" if declared.unit else "")
         if isinstance(item.default, bool):
             if item.default:
@@ -168,6 +179,31 @@ def given_options(args: argparse.Namespace, kind: type, *, only: Sequence[str] =
     ]
 
 
+class Quantity(argparse.Action):
+    """Value with a unit; an option whose own name ends in the unit also takes a bare number.
+
+    Args:
+        unit: the unit of the value that is stored (`tuner.search_spaces.units`).
+    """
+
+    def __init__(self, *args: Any, unit: str, **more: Any) -> None:
+        super().__init__(*args, **{"metavar": METAVARS[unit], **more})
+        self.unit = unit
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        """Store the quantity that was typed."""
+        bare = (option_string or "").endswith(f"-{self.unit}")
+        try:
+            value = parse_quantity(str(values), self.unit, bare=bare)
+        except InputError as error:
+            raise argparse.ArgumentError(None, f"{option_string}: {error}") from error
+        setattr(namespace, self.dest, value)
+
+
+#: Placeholder of each kind of quantity.
+METAVARS = {"s": "TIME", "kJ": "ENERGY", "W": "POWER", "share": "PERCENT"}
 #: Parser and placeholder of each declared type.
 _VALUES: dict[str, tuple[Callable[[str], Any], str]] = {
     "float": (float, "X"),
@@ -209,7 +245,7 @@ def script_of(args: argparse.Namespace) -> Script | None:
     return None
 
 
-def add_run_as(parser: argparse.ArgumentParser) -> None:
+def add_run_as(parser: Any) -> None:
     """Add --run-as."""
     parser.add_argument(
         "--run-as",
@@ -219,17 +255,41 @@ def add_run_as(parser: argparse.ArgumentParser) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence."""
+    """An argument parser whose errors are one sentence, and whose arguments come in any order.
+
+    An abbreviated option would drop the unit from its name, so none is taken.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **more})
+        self._mixing = False  # inside argparse's own two passes over mixed arguments
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but report unknown arguments with the command's own name."""
-        found, unknown = super().parse_known_args(args, namespace)
+        if self._mixing:
+            return super().parse_known_args(args, namespace)
+        if self._subparsers is not None:
+            found, unknown = super().parse_known_args(args, namespace)
+        else:
+            self._mixing = True
+            try:
+                found, unknown = super().parse_known_intermixed_args(args, namespace)
+            finally:
+                self._mixing = False
         if unknown:
-            self.error(f"unknown arguments: {' '.join(unknown)}")
+            options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+            hint = did_you_mean(options[0], self._option_string_actions) if options else ""
+            self.error(f"unknown arguments: {' '.join(unknown)}{hint.rstrip('?')}")
         return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise an error with the nearest choice, where argparse lists all of them."""
+        if action.choices is not None and value not in action.choices:
+            kind = str(action.metavar or action.dest).lower()
+            raise argparse.ArgumentError(None, str(UnknownName(kind, str(value), action.choices)))
 
 
 class Commands:

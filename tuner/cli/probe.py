@@ -13,6 +13,7 @@ from tuner.cli.options import (
     FAILED,
     OK,
     Commands,
+    Quantity,
     add_run_as,
     add_script,
     answer,
@@ -203,11 +204,13 @@ def add(commands: Commands) -> None:
     )
     add_script(probe)
     probe.add_argument(
+        "--time-limit",
         "--time-limit-s",
-        type=float,
+        dest="time_limit_s",
+        action=Quantity,
+        unit="s",
         default=300.0,
-        metavar="X",
-        help="kill the probe after this time, in s (default: 300)",
+        help="kill the probe after this time (default: 300s)",
     )
     probe.add_argument(
         "--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)"

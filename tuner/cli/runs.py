@@ -1,5 +1,5 @@
-"""Commands about an existing run: `tuner front`, `compare`, `report`, `dashboard`, `explain`,
-`export` and `rebuild`."""
+"""Commands about an existing run: `tuner front`, `choose`, `compare`, `report`, `dashboard`,
+`explain`, `export` and `rebuild`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from tuner.cli.options import (
     OK,
     POINT,
+    UNMET,
     Commands,
     add_options,
     add_storage,
@@ -31,6 +32,11 @@ def _front(args: argparse.Namespace) -> int:
 
     if args.from_csv:
         return _front_of_csv(args)
+    for flag in given_options(args, Constraints, only=_CSV_LIMITS):
+        raise InputError(
+            f"{flag} is for --from-csv here; to choose again on a run's front: tuner choose "
+            f"{args.run or ''}".rstrip()
+        )
     for flag in _given_for_csv(args):
         raise InputError(f"{flag} is for --from-csv; a run has its own")
     result = load_result(args.run, runs_dir=args.runs_dir)
@@ -39,7 +45,7 @@ def _front(args: argparse.Namespace) -> int:
 
 
 #: Limits that choose on the front of CSV files.
-_CSV_LIMITS = ("budget_kJ", "deadline_s", "power_cap_W")
+_CSV_LIMITS = ("budget_kJ", "deadline_s", "max_slowdown", "power_cap_W")
 
 
 def _given_for_csv(args: argparse.Namespace) -> list[str]:
@@ -75,6 +81,15 @@ def _add_csv(front: argparse.ArgumentParser) -> None:
     add("--baseline", nargs="+", metavar="KNOB=VALUE", help="configuration in use today")
     add_options(group, Constraints, only=_CSV_LIMITS)
     add("--name", metavar="NAME", help="name of the run folder")
+
+
+def _choose(args: argparse.Namespace) -> int:
+    from tuner.api import load_result
+
+    result = load_result(args.run, runs_dir=args.runs_dir)
+    chosen = result.choose(made_of_options(args, Constraints))
+    answer(args, chosen.to_json(), chosen.lines())
+    return OK if chosen.met else UNMET
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -170,6 +185,10 @@ def add(commands: Commands) -> None:
         "front", _front, "show the front of a run, or of past runs in CSV files"
     )
     _add_csv(front)
+    choose = commands.of_run(
+        "choose", _choose, "choose again on a run's front, under other limits; nothing is measured"
+    )
+    add_options(choose.add_argument_group("limits and objective of the training job"), Constraints)
     compare = commands.of_run("compare", _compare, "show by how much two measured points differ")
     for name, default in (("a", "baseline"), ("b", "best")):
         what = f'"best", "baseline" or a configuration\'s key (default: {default})'

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.options import check_options, option
+from tuner.search_spaces.options import check_options, declared_options, option
 
 __all__ = ["OBJECTIVES", "Constraints"]
 
@@ -20,6 +20,11 @@ class Constraints:
 
     Without limits and objective the knee of the front is chosen; under a deadline alone the least
     energy; else the least time. A point with no power samples is not chosen under `peak_power_W`.
+    `max_slowdown` becomes a deadline once the baseline was measured (`relative_to`).
+
+    Attributes:
+        baseline_time_s: time of the whole job with the baseline, of which `max_slowdown` is a
+            share; None while it is unknown.
 
     Raises:
         InvalidValue: a value has another type or lies outside its limits.
@@ -32,15 +37,31 @@ class Constraints:
         "maximum energy of the whole training job, in the scope of the meter",
         unit="kJ",
         above=0,
+        alias="budget",
     )
     deadline_s: float | None = option(
-        None, "maximum time of the whole training job", unit="s", above=0
+        None, "maximum time of the whole training job", unit="s", above=0, alias="deadline"
+    )
+    max_slowdown: float | None = option(
+        None,
+        "maximum share by which the training job may take longer than with the baseline",
+        unit="share",
+        least=0,
+        alias="max-slowdown",
     )
     power_cap_W: float | None = option(
-        None, "maximum average power of the training job", unit="W", above=0
+        None,
+        "maximum average power of the training job",
+        unit="W",
+        above=0,
+        alias="power-cap",
     )
     peak_power_W: float | None = option(
-        None, "maximum of any power sample of the training job", unit="W", above=0
+        None,
+        "maximum of any power sample of the training job",
+        unit="W",
+        above=0,
+        alias="peak-power",
     )
     max_gpus: int | None = option(
         None, "maximum number of GPUs (one rank each) of the training job", least=1
@@ -62,6 +83,8 @@ class Constraints:
         None, "carbon intensity of the grid, for --choose least-carbon", unit="g CO2e/kWh", above=0
     )
 
+    baseline_time_s: float | None = None
+
     def __post_init__(self) -> None:
         check_options(self)
         if self.objective == "least-cost" and not any(self.prices):
@@ -78,7 +101,11 @@ class Constraints:
             raise InputError("grid_gCO2_per_kWh is for the objective least-carbon")
 
     def limited(
-        self, budget_kJ: float | None, deadline_s: float | None, power_cap_W: float | None
+        self,
+        budget_kJ: float | None,
+        deadline_s: float | None,
+        power_cap_W: float | None,
+        max_slowdown: float | None = None,
     ) -> Constraints:
         """Return these constraints with the limits that are not None.
 
@@ -89,6 +116,7 @@ class Constraints:
             ("budget_kJ", self.budget_kJ, budget_kJ),
             ("deadline_s", self.deadline_s, deadline_s),
             ("power_cap_W", self.power_cap_W, power_cap_W),
+            ("max_slowdown", self.max_slowdown, max_slowdown),
         ):
             if None not in (mine, other) and mine != other:
                 raise InputError(
@@ -99,6 +127,22 @@ class Constraints:
             budget_kJ=self.budget_kJ if budget_kJ is None else budget_kJ,
             deadline_s=self.deadline_s if deadline_s is None else deadline_s,
             power_cap_W=self.power_cap_W if power_cap_W is None else power_cap_W,
+            max_slowdown=self.max_slowdown if max_slowdown is None else max_slowdown,
+        )
+
+    def relative_to(self, baseline_time_s: float | None) -> Constraints:
+        """Return these constraints with the limit on slowdown as a deadline.
+
+        Args:
+            baseline_time_s: time of the whole job with the baseline; None if it was not measured.
+        """
+        if self.max_slowdown is None or baseline_time_s is None:
+            return self
+        allowed_s = (1 + self.max_slowdown) * baseline_time_s
+        return replace(
+            self,
+            deadline_s=min(self.deadline_s or allowed_s, allowed_s),
+            baseline_time_s=baseline_time_s,
         )
 
     @property
@@ -121,7 +165,7 @@ class Constraints:
     @property
     def given(self) -> dict[str, Any]:
         """The constraints that were given, by name: the section of study.toml."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {item.name: getattr(self, item.name) for item, _ in declared_options(type(self))}
         return {name: value for name, value in values.items() if value is not None}
 
     def excess(

@@ -59,7 +59,7 @@ def problem_of_job(
     candidates, notes = _runnable(job, cluster, space, plan)
     if target_gpus is not None:  # refused before anything is measured, not after
         target_candidates(job, cluster, space, target_gpus, plan=plan)
-    candidates, left_out = _fitting(candidates, job, cluster)
+    candidates, left_out = _fitting(candidates, job, cluster, str(space), plan)
     notes += [*left_out, *today.notes]
     if here:
         candidates, left_out = _usable_here(candidates, cluster)
@@ -211,17 +211,24 @@ def _allowed(
 
 
 def _fitting(
-    candidates: Candidates, job: TrainingJob, cluster: Cluster
+    candidates: Candidates, job: TrainingJob, cluster: Cluster, space: str, plan: bool
 ) -> tuple[Candidates, list[str]]:
-    """Return the candidates that can fit a GPU's memory, and notes on the others."""
+    """Return the candidates that can fit a GPU's memory, and notes on the others.
+
+    Raises:
+        InputError: this is a plan, and every candidate would run out of memory.
+    """
     if not job.is_modelled:
         return candidates, []  # nothing to predict the memory from
     if cluster.device.type == "cpu" or not cluster.device.memory_bytes:
         return candidates, []  # a process's share of host memory is no hard limit
     from tuner.models.analytic.model import AnalyticModel
     from tuner.models.memory_margin import MEMORY_POLICY
+    from tuner.problem.does_not_fit import does_not_fit
 
     need = AnalyticModel(job, cluster).memory_bytes(candidates.configurations)
+    if plan and len(need) and need.min() > cluster.device.memory_bytes:
+        raise InputError(does_not_fit(job, cluster, space, len(candidates), float(need.min())))
     fits = need <= MEMORY_POLICY.candidate_factor * cluster.device.memory_bytes
     if fits.all() or not fits.any():
         return candidates, []

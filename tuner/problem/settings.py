@@ -67,7 +67,11 @@ class SearchSettings:
     """
 
     probe_budget_kJ: float | None = option(
-        None, "maximum energy of all probes of the search", unit="kJ", above=0
+        None,
+        "maximum energy of all probes of the search",
+        unit="kJ",
+        above=0,
+        alias="probe-budget",
     )
     max_probes: int | None = option(
         None,
@@ -81,6 +85,7 @@ class SearchSettings:
         f"(default: {DEFAULT_SEARCH_S:g} if the search has no other limit)",
         unit="s",
         above=0,
+        alias="search-time",
     )
     min_probes: int = option(
         8,

@@ -473,6 +473,8 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     if problem.notes:
         about["notes"] = list(problem.notes)
     front = front_of(points)
+    baseline = _baseline_point(records, points)
+    constraints = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
     verified = choose_verified(
         points,
         records,
@@ -482,7 +484,6 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         prefer=ended.chosen,
     )
     best, choice = verified.best, verified.choice
-    baseline = _baseline_point(records, points)
     time_s = ended.time_s
     if time_s is None:
         time_s = math.fsum(record.wall_s for record in records)

@@ -101,7 +101,7 @@ def _energy_asked(value_kJ: float, units: Units) -> str:
 
 def _time_asked(value_s: float, units: Units) -> str:
     """Return a limit on time in the unit of the points, followed by seconds if that differs."""
-    return units.time_text(value_s) + ("" if units.time == "s" else f" ({value_s:,g} s)")
+    return units.time_text(value_s) + ("" if units.time == "s" else f" ({round(value_s):,} s)")
 
 
 def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
@@ -119,32 +119,49 @@ def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
     return " and ".join(words[name](value) for name, value in limits.items() if name in words)
 
 
-#: The same figures as the object of a sentence.
-_LEAST: dict[str, Callable[[float, Units], str]] = {
-    "budget_kJ": lambda value, units: units.energy_text(value),
-    "deadline_s": lambda value, units: units.time_text(value),
-    "power_cap_W": lambda value, units: f"{number(value)} W on average",
-    "peak_power_W": lambda value, units: f"a peak of {number(value)} W",
-    "max_gpus": lambda value, units: f"{value:.0f} GPU{'s' * (round(value) != 1)}",
+#: Name of each limit, and a value of it as the object of a sentence.
+_NAMES: dict[str, tuple[str, Callable[[float, Units], str]]] = {
+    "budget_kJ": ("energy budget", lambda value, units: units.energy_text(value)),
+    "deadline_s": ("deadline", lambda value, units: units.time_text(value)),
+    "power_cap_W": ("power cap", lambda value, units: f"{number(value)} W on average"),
+    "peak_power_W": ("cap on peak power", lambda value, units: f"a peak of {number(value)} W"),
+    "max_gpus": (
+        "number of GPUs",
+        lambda value, units: f"{value:.0f} GPU{'s' * (round(value) != 1)}",
+    ),
 }
 
 
-def _instead(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
-    """Suggest limits that can be met: the least measured value for each limit that none meets."""
-    least, unknown = [], ""
-    for name in constraints.limits:
-        excess = [_excess(point, constraints)[name] for point in points]
-        if min(excess) <= 0:
+def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
+    """Return which limits can be met alone and which cannot, by how much, in sentences."""
+    met, unmet, least = [], [], []
+    for name, limit in constraints.limits.items():
+        called, text = _NAMES[name]
+        beyond = min(_excess(point, constraints)[name] for point in points)
+        if beyond <= 0:
+            met.append(f"the {called}")
             continue
-        limit = constraints.limits[name] * (1 + min(excess))
-        if not math.isfinite(limit):
-            unknown = " No probe recorded its peak power."
-        else:
-            least.append(_LEAST[name](limit, units))
-    if not least:
-        return unknown.strip() or "Each of these can be met alone, but not together."
-    alone = ", each by itself" if len(least) > 1 else ""
-    return f"The least that was measured is {' and '.join(least)}{alone}.{unknown}"
+        unmet.append(f"the {called}")
+        if not math.isfinite(beyond):
+            least.append("no probe recorded its peak power")
+            continue
+        times = f"{number(1 + beyond)} times the {called} of {text(limit, units)}"
+        share = f"{percent(beyond)} beyond the {called} of {text(limit, units)}"
+        least.append(
+            f"the least found is {text(limit * (1 + beyond), units)}, "
+            + (times if beyond >= MANY_TIMES - 1 else share)
+        )
+    if not unmet:
+        return f"T{_listed(met)[1:]} can each be met, but not together."
+    verdict = f"{_listed(unmet)} cannot be met"
+    if met:
+        verdict = f"{_listed(met)} can be met, but {verdict}"
+    return f"T{verdict[1:]}: {'; '.join(least)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return "the deadline, the power cap and the number of GPUs"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 _GOALS = {
@@ -214,6 +231,8 @@ def decide(
     objective = constraints.objective or _usual(asked)
     rule = " + ".join([*asked, *([constraints.objective] if constraints.objective else [])])
     rule = rule or "knee"
+    if constraints.max_slowdown is not None:
+        rule = " + ".join(["max_slowdown", *([rule] if rule != "knee" else [])])
     if not points or not front:
         return None, Choice(rule, False, "Nothing was measured, so there is nothing to choose.")
     units = Units.of(points)
@@ -229,6 +248,11 @@ def decide(
 
     def choice(best: Point, met: bool, sentence: str) -> tuple[Point, Choice]:
         probabilities, every = _probabilities(best, constraints)
+        if constraints.max_slowdown is not None and constraints.baseline_time_s is None:
+            met = False
+            sentence += (
+                " The limit on slowdown was not applied, because the baseline was not measured."
+            )
         if asked and met:
             sentence += f" It meets {'this' if len(asked) == 1 else 'all of it'} with a "
             sentence += f"probability of {percent(every)}."
@@ -248,27 +272,18 @@ def decide(
     fits = [point for point in points if _worst(point, constraints) <= 0]
     if not fits:
         best = min(points, key=lambda point: (_worst(point, constraints), point.time_to_solution_s))
-        beyond = _worst(best, constraints)
-        by = ""
-        if math.isfinite(beyond):  # "22,000 % beyond" is no figure that people use
-            many = beyond >= MANY_TIMES - 1
-            worst = " at worst" if len(asked) > 1 else ""
-            by = (
-                f"{worst} {number(1 + beyond)} times"
-                if many
-                else f"{worst} {percent(beyond)} beyond"
-            )
-            by = "," + by
-            by += " what was asked" if many else " it"
-        return choice(
-            best,
-            False,
-            f"No measured configuration trains {limits_phrase(asked, units)}; the nearest: "
-            f"{needs(best)}{by}. {_instead(points, constraints, units)}",
-        )
+        return choice(best, False, f"{_unmet(points, constraints, units)} Nearest: {needs(best)}.")
     best = _knee_of(fits) if objective == "knee" else min(fits, key=_score(objective, constraints))
     words = [_GOALS[objective], *([limits_phrase(asked, units)] if asked else [])]
+    if _is_relative(constraints):
+        words.append(f"({percent(constraints.max_slowdown or 0)} more than the baseline)")
     return choice(best, True, f"{' '.join(words)}: {needs(best)}.")
+
+
+def _is_relative(constraints: Constraints) -> bool:
+    """Return True if the deadline is that of the limit on slowdown."""
+    share, whole_s = constraints.max_slowdown, constraints.baseline_time_s
+    return None not in (share, whole_s) and constraints.deadline_s == (1 + share) * whole_s  # type: ignore[operator]
 
 
 def _usual(asked: Mapping[str, float]) -> str:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from tuner.formatting import knob_words
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.search_spaces.configuration import Configuration
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import pandas
 
     from tuner.models.surrogate.surrogates import Surrogates
+    from tuner.problem.constraints import Constraints
+    from tuner.results.choose import AnotherChoice
     from tuner.results.explain import Explanation
     from tuner.results.recommendation import Recommendation
     from tuner.results.scale_out import Target
@@ -393,7 +396,7 @@ class Result:
         Args:
             name: "recommended", "best" (the choice under the constraints), "baseline", "knee" (of
                 the front), the number of a point of the front, fastest first ("1"), or a
-                configuration or its key.
+                configuration, its key, or its knobs in any order ("zero_stage=1 micro_batch=4").
 
         Raises:
             UnknownName: there is none.
@@ -411,12 +414,18 @@ class Result:
         named |= {str(number): p for number, p in enumerate(self.front_points, start=1)}
         found = named.get(name) if isinstance(name, str) else None
         for point in self.points:
-            if name in (point.configuration, point.configuration.key):
+            if name == point.configuration or (
+                isinstance(name, str) and knob_words(name) == knob_words(point.configuration.key)
+            ):
                 found = point
         if found is None:
-            known = [name for name, point in named.items() if point is not None]
-            keys = [point.configuration.key for point in self.points]
-            raise UnknownName("measured point", str(getattr(name, "key", name)), known + keys)
+            known = [name for name, p in named.items() if p is not None and not name.isdigit()]
+            known += [f"1 to {len(self.front_points)}"] if self.front_points else []
+            raise UnknownName(
+                "measured point",
+                str(getattr(name, "key", name)),
+                [*known, f"or a configuration that was measured (tuner front {self.name})"],
+            )
         return found
 
     def compare(
@@ -492,6 +501,33 @@ class Result:
         from tuner.display.export import export_result
 
         return export_result(self, to, out)
+
+    def choose(
+        self,
+        constraints: Constraints | None = None,
+        *,
+        budget_kJ: float | None = None,
+        deadline_s: float | None = None,
+        power_cap_W: float | None = None,
+        max_slowdown: float | None = None,
+    ) -> AnotherChoice:
+        """Choose among the measured points under other constraints; nothing is measured.
+
+        Args:
+            constraints: every limit on the training job, and the objective.
+            budget_kJ, deadline_s, power_cap_W, max_slowdown: limits, as in `tuner.optimize`.
+
+        Raises:
+            InputError: nothing was measured, or the slowdown is limited and the baseline was not
+                measured.
+        """
+        from tuner.problem.constraints import Constraints
+        from tuner.results.choose import choose
+
+        asked = (constraints or Constraints()).limited(
+            budget_kJ, deadline_s, power_cap_W, max_slowdown
+        )
+        return choose(self, asked)
 
     def explain(self, point: str | Configuration = "best") -> Explanation:
         """Explain a point: its time and energy by part, the effect of each knob, guidelines.

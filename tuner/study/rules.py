@@ -5,15 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points
 from tuner.results.choice import decide, front_of
+from tuner.results.result import Point
+from tuner.results.verification import baseline_of
 from tuner.search.sampler import ProbePlan
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["baseline_due", "node_failures", "not_worth_it", "settings_to_remeasure"]
+__all__ = [
+    "baseline_due",
+    "constraints_of",
+    "node_failures",
+    "not_worth_it",
+    "settings_to_remeasure",
+]
 
 #: Windows after which a configuration of the front has been measured often enough.
 ENOUGH_WINDOWS = 3
@@ -74,13 +83,28 @@ def not_worth_it(
     front = front_of(points)
     if not front:
         return None
-    best, _ = decide(points, front, spec.constraints)
+    best, _ = decide(points, front, constraints_of(spec, records, points))
     whole_kJ = (best or front[-1]).energy_to_solution_kJ
     # A fall of log energy by s leaves exp(-s) of it.
     saved_kJ = -math.expm1(-plan.expected_saving) * whole_kJ
     if saved_kJ >= cost_kJ:
         return None
     return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "saved_kJ": saved_kJ})
+
+
+def constraints_of(
+    spec: StudySpec, records: Sequence[ProbeRecord], points: Sequence[Point]
+) -> Constraints:
+    """Return the study's constraints, those relative to the baseline as absolute limits.
+
+    Args:
+        spec: the study.
+        records: probes so far.
+        points: what they measured.
+    """
+    baseline = baseline_of(records)
+    times_s = [point.time_to_solution_s for point in points if point.configuration == baseline]
+    return spec.constraints.relative_to(times_s[0] if times_s else None)
 
 
 def settings_to_remeasure(
@@ -100,7 +124,7 @@ def settings_to_remeasure(
         return []
     points = measured_points(records, spec.problem.steps)
     front = front_of(points)
-    best, _ = decide(points, front, spec.constraints)
+    best, _ = decide(points, front, constraints_of(spec, records, points))
     failed = {record.request.launch for record in made if not record.ok}
     wanted = [p for p in front if p.windows < ENOUGH_WINDOWS]
     if best is not None and best.windows < ENOUGH_WINDOWS and best not in wanted:

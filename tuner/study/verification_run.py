@@ -28,6 +28,7 @@ from tuner.results.verification import (
 )
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.loop import SearchLoop
+from tuner.study.rules import constraints_of
 from tuner.workload.probe import ProbeRecord
 
 __all__ = ["MOST_PAIRS", "verify"]
@@ -52,11 +53,12 @@ def verify(
     Returns:
         Why there is no verdict; None if there is one, or nothing to verify.
     """
-    problem, constraints, prefer = spec.problem, spec.constraints, spec.ended.chosen
+    problem, prefer = spec.problem, spec.ended.chosen
     for _ in range(MOST_TRIES):
         points = estimated_points(
             problem, search.records, seed=spec.settings.seed, run_dir=spec.run_dir
         )
+        constraints = constraints_of(spec, search.records, points)
         verified = choose_verified(points, search.records, constraints, prefer=prefer)
         if verified.to_try is None:
             return None

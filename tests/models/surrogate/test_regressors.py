@@ -360,7 +360,7 @@ def test_parameters_survive_their_text() -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ("forest", "unknown surrogate 'forest'; known: bayesian-ridge, extra-trees"),
+        ("forest", "unknown surrogate 'forest'; did you mean 'random-forest'? known: bayesian"),
         ("sklearn.ensemble.Forest()", "has no estimator or kernel sklearn.ensemble.Forest"),
         ("sklearn.nothing.Forest()", "has no estimator or kernel sklearn.nothing.Forest"),
         ("os.system('true')", "is not a value or a class with named parameters"),

@@ -88,7 +88,9 @@ def test_what_is_no_surrogate_is_refused_before_anything_is_touched(table: Path,
     runs = table.parent / "runs"
     assert replayed(table, "--surrogate", "forest") == 2
     told = capsys.readouterr().err
-    assert told.startswith("tuner: unknown surrogate 'forest'; known: bayesian-ridge, ")
+    assert told.startswith(
+        "tuner: unknown surrogate 'forest'; did you mean 'random-forest'? known: "
+    )
     assert told.count("\n") == 1
     with pytest.raises(InputError, match="its predict must take return_std=True, or it must"):
         run_replay(table, surrogate=LinearRegression(), runs_dir=runs)
