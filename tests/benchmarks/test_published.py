@@ -111,6 +111,10 @@ def test_all_directions_are_quoted_and_the_doubtful_ones_apart() -> None:
     # No column is quoted by itself.
     assert not any("71 %" in line for line in lines)
     assert not known_directions(load_device("A100-SXM-80GB"))
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    right, pairs = known.identifiable
+    assert share in page
+    assert f"{100 * right / pairs:.0f} % of the {pairs} pairs" in page
 
 
 def test_the_shipped_constants_are_those_that_their_rows_give() -> None:
