@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socketserver
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,8 +21,11 @@ from typing import cast
 from benchmarks.twin.clocks import delivered_clock_error
 from benchmarks.twin.energy import window_error
 from tuner.search_spaces.cluster import load_cluster
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.clocks.zeusd import SOCKET
 from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.node.preflight import busy_gpus
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
@@ -113,6 +119,45 @@ def _idle_clocks() -> str:
     return "" if worst < 0.02 else f"delivered clocks are off by {worst:.0%}"
 
 
+def _zeusd() -> str:
+    """Send a lock to a daemon with the routes of 0.3: the request must be one of them."""
+    seen: list[str] = []
+
+    class Daemon(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(b'{"gpu_ids": [0, 1]}' if self.path == "/discover" else b"")
+
+        def do_POST(self) -> None:
+            seen.append(self.path)
+            self._answer(b"")
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200 if body or self.command == "POST" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with _node(TwinGpu(), TwinGpu(), root=False) as node:
+        path = str(node.path.parent / "zeusd.sock")
+        with socketserver.UnixStreamServer(path, Daemon) as daemon:
+            thread = threading.Thread(target=daemon.serve_forever, kwargs={"poll_interval": 0.02})
+            thread.start()
+            try:
+                governor = NvmlGovernor(environ={SOCKET: path}, guard_nvml="")
+                governor.apply(Settings(clock_MHz=900))
+                governor.close()
+            except InputError as error:
+                return str(error)
+            finally:
+                daemon.shutdown()
+                thread.join()
+    wanted = "/gpu/set_gpu_locked_clocks?gpu_ids=1&min_clock_mhz=900&max_clock_mhz=900&block=true"
+    return "" if wanted in seen else f"requests were {seen}"
+
+
 def _nvml_kept() -> str:
     opens = "import pynvml\npynvml.nvmlInit()\n"
     with _node(TwinGpu(), virtual_time=False) as node, _server(node, opens) as server:
@@ -153,7 +198,7 @@ FINDINGS = (
     Finding(5, "AsyncIOBuilder starts CUDA in the fork server, or needs nvcc"),
     Finding(6, "a card with a display is refused", _display),
     Finding(7, "delivered clocks include idle GPUs", _idle_clocks),
-    Finding(8, "zeusd 0.3 and later answer 404"),
+    Finding(8, "zeusd 0.3 and later answer 404", _zeusd),
     Finding(9, "ranks inherit an NVML that is not initialised", _nvml_kept),
     Finding(10, "probes cost global batches"),
     Finding(11, "step ends between boundaries are host times"),
