@@ -20,13 +20,14 @@ from typing import cast
 
 from benchmarks.twin.clocks import delivered_clock_error
 from benchmarks.twin.energy import window_error
-from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.zeusd import SOCKET
 from tuner.workload.meters.gpus import cuda_numbering
+from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.preflight import busy_gpus
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.rank_server import RankServer
@@ -190,6 +191,21 @@ def _threads() -> str:
     return "" if threads == "1" else f"{threads} OMP threads on one granted core"
 
 
+def _detected(gpu: TwinGpu) -> Cluster:
+    with _node(gpu):
+        return detect_cluster(environ={})
+
+
+def _superchip() -> str:
+    link_Bps = _detected(TwinGpu(name="NVIDIA GH200 480GB", c2c=True)).host_link_Bps
+    return "" if link_Bps > 400e9 else f"the link of a superchip is {link_Bps / 1e9:.0f} GB/s"
+
+
+def _boost() -> str:
+    clock_MHz = _detected(TwinGpu(default_application_MHz=1155)).device.default_clock_MHz
+    return "" if clock_MHz == 1410 else f"a device left alone is expected at {clock_MHz} MHz"
+
+
 FINDINGS = (
     Finding(1, "DeepSpeed before 0.19.4 starts CUDA in the fork server", _driver_started),
     Finding(2, "weights are drawn on one CPU core a rank"),
@@ -210,8 +226,18 @@ FINDINGS = (
         _threads,
         "launch files count by nproc, which knows the affinity but no control group",
     ),
-    Finding(15, "GH200: module counters, memory of HBM nodes, C2C links"),
-    Finding(16, "assumed peaks and the clock of a device left alone"),
+    Finding(
+        15,
+        "GH200: module counters, memory of HBM nodes, C2C links",
+        _superchip,
+        "a superchip whose scope GPU is the module's power is labelled as a GPU",
+    ),
+    Finding(
+        16,
+        "assumed peaks and the clock of a device left alone",
+        _boost,
+        "assumed peaks of GeForce and Blackwell, listed clocks that are never reached",
+    ),
     Finding(17, "out-of-memory errors of CUDA libraries are read as crashes"),
     Finding(18, "device order, boundaries of other devices, NCCL's interface, folders of ops"),
     Finding(19, "the built-in program is plain transformers and DeepSpeed"),
