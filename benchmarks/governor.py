@@ -1,11 +1,11 @@
 """Faults injected into the governor: clocks that stay wrong after its death.
 
-Agents in processes of their own set clocks, memory clocks and power limits on fake GPUs that live
-in a file, one setting after the other, and are ended at a random moment: by SIGKILL, SIGTERM or
-SIGINT to the whole process group (with the driver that started them), by SIGKILL to the agent
-alone while a child holds its pipe, by an exception, by `_exit`. In other cases a setter fails
-half-way, a restore fails at first, or the guard is killed. Afterwards every GPU must have its
-earlier settings within ten seconds. Target: none left wrong.
+Agents in processes of their own set clocks, memory clocks and power limits on a twin GPU node,
+through the unmodified pynvml, one setting after the other, and are ended at a random moment: by
+SIGKILL, SIGTERM or SIGINT to the whole process group (with the driver that started them), by
+SIGKILL to the agent alone while a child holds its pipe, by an exception, by `_exit`. In other cases
+a setter fails half-way, a restore fails at first, or the guard is killed. Afterwards every GPU must
+have its earlier settings within ten seconds. Target: none left wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from tuner.testing.twin import TwinGpu, TwinNode
 
 FAULTS = (
     "kill_group",
@@ -40,13 +41,12 @@ LIMIT_S = 10.0
 AGENT = """
 import os, random, signal, sys, time
 import pynvml
-from tuner.testing.fake_nvml import from_environment
+from tuner.testing.twin import TwinNode
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.governor import GovernorError, NvmlGovernor
 fault, seed = sys.argv[1], int(sys.argv[2])
-fake = from_environment()
-guard_nvml = "tuner.testing.fake_nvml:from_environment"
-governor = NvmlGovernor(nvml=fake, environ={}, guard_nvml=guard_nvml)
+node = TwinNode.of_environment()
+governor = NvmlGovernor(environ={})
 draw = random.Random(seed)
 def some():
     live = {}
@@ -68,7 +68,7 @@ for number in range(10**9):
     if fault in ("exception", "exit", "clean", "guard_killed") and number == count:
         break
     if fault == "setter_fails" and number == count:
-        fake.fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, first=2, times=1)
+        node.fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, first=2, times=1)
         try:
             governor.apply(Settings(clock_MHz=(600, 900)))
         except GovernorError:
@@ -76,7 +76,7 @@ for number in range(10**9):
             sys.exit(0)
         sys.exit(9)
     if fault == "restore_fails_first" and number == count:
-        fake.fail("nvmlDeviceResetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, times=2)
+        node.fail("nvmlDeviceResetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, times=2)
         governor.close()
         sys.exit(0)
     governor.apply(some())
@@ -100,24 +100,20 @@ sys.exit(agent.wait() and 1)
 """
 
 
-def stands(fake: object) -> list[tuple[object, ...]]:
+def stands(node: TwinNode) -> list[tuple[object, ...]]:
     """What every GPU stands at: lock, memory lock, limit."""
     return [
-        (fake.locked_MHz(gpu), fake.memory_locked_MHz(gpu), fake.limit_W(gpu))  # type: ignore[attr-defined]
-        for gpu in range(2)
+        (node.locked_MHz(gpu), node.memory_locked_MHz(gpu), node.limit_W(gpu)) for gpu in range(2)
     ]
 
 
 def try_fault(fault: str, seed: int, folder: Path) -> str:
     """Try one fault; what was left wrong, or empty."""
-    from tuner.testing.fake_nvml import STATE_FILE, FakeGpu, FakeNVML
-
     draw = random.Random(seed)
-    state = folder / f"{fault}-{seed}.json"
-    gpus = [FakeGpu(limit_W=limit, slow_memory_MHz=(405,)) for limit in (350.0, 375.0)]
-    fake = FakeNVML(gpus, state_file=state)
-    before = stands(fake)
-    environ = os.environ | {STATE_FILE: str(state), "PYTHONPATH": str(ROOT)}
+    gpus = [TwinGpu(limit_W=limit, memory_MHz=(405, 1593)) for limit in (350.0, 375.0)]
+    node = TwinNode(folder / f"{fault}-{seed}", gpus, virtual_time=False)
+    before = stands(node)
+    environ = os.environ | node.environment() | {"PYTHONPATH": str(ROOT)}
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, "-c", AGENT, fault, str(seed)],
@@ -130,7 +126,7 @@ def try_fault(fault: str, seed: int, folder: Path) -> str:
     assert driver.stdout is not None
     agent = int(driver.stdout.readline())
     driver.stdout.readline()  # the guard's pid: the first setting stands
-    touched = stands(fake) != before
+    touched = stands(node) != before
     signals: dict[str, signal.Signals] = {
         "kill_group": signal.SIGKILL,
         "terminate_group": signal.SIGTERM,
@@ -144,15 +140,15 @@ def try_fault(fault: str, seed: int, folder: Path) -> str:
         os.kill(agent, signal.SIGKILL)
     driver.wait()
     end_s = time.monotonic() + LIMIT_S
-    while stands(fake) != before and time.monotonic() < end_s:
+    while stands(node) != before and time.monotonic() < end_s:
         time.sleep(0.02)
     # The guard may still be at work: what stands must stay so.
     time.sleep(0.1)
-    left = stands(fake)
+    left = stands(node)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(driver.pid, signal.SIGKILL)  # a leaky child is all that can be left
     driver.stdout.close()
-    if not touched and fault != "clean" and not fake.log:
+    if not touched and fault != "clean" and not node.log:
         return "the fault came before anything was set: it tried nothing"
     return "" if left == before else f"left {left}, before {before}"
 

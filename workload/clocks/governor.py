@@ -199,8 +199,8 @@ class NvmlGovernor:
                 self._limit_known = False
             elif path := self._environ.get(SOCKET):
                 alone = self._nvml
-                self._nvml = ZeusdNvml(alone, path)
-                if refused := self._try_setting():
+                self._nvml = daemon = ZeusdNvml(alone, path)
+                if refused := ask(alone, "", daemon.why_not) or self._try_setting():
                     self._nvml = alone
                     return f"{why_not}; and zeusd at {path} does not do it either: {refused}"
                 self.means, why_not = "zeusd", ""

@@ -3,12 +3,17 @@
 `zeusd` (ml-energy/zeus) runs with the right to set clocks and wraps NVML's setters as HTTP requests
 on a Unix socket, named by ZEUSD_SOCK_PATH. `ZeusdNvml` replaces the NVML module: it queries NVML
 itself and sends the setters to the daemon, so that governor and guard need no change.
-(Protocol: zeusd/src/routes/gpu.rs, release 0.2 and later: POST /gpu/INDEX/COMMAND, a JSON object
-with the arguments and "block".)
+
+Two protocols (zeusd/src/routes/gpu.rs and server.rs). Release 0.2: POST /gpu/INDEX/COMMAND with a
+JSON object of the arguments and "block". Release 0.3 and later: POST /gpu/COMMAND with gpu_ids, the
+arguments and block as query parameters; there the daemon also tells its GPUs. It numbers those of
+the host: in a container that sees some of them, an index is another GPU's, so the daemon is used
+only if it has as many GPUs as NVML here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -45,6 +50,7 @@ class ZeusdNvml:
 
     def __init__(self, nvml: Any, path: str) -> None:
         self._nvml, self._path = nvml, path
+        self._gpus: int | None = None  # what the daemon counts; 0: release 0.2 does not tell
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._nvml, name)
@@ -52,22 +58,61 @@ class ZeusdNvml:
             raise AttributeError(f"zeusd has no {name}")
         return value
 
-    def _post(self, handle: Any, command: str, **arguments: Any) -> None:
-        nvml = self._nvml
-        index = nvml.nvmlDeviceGetIndex(handle)
+    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+        headers = {} if body is None else {"Content-Type": "application/json"}
         connection = _Connection(self._path)
         try:
-            connection.request(
-                "POST",
-                f"/gpu/{index}/{command}",
-                body=json.dumps({**arguments, "block": True}),
-                headers={"Content-Type": "application/json"},
-            )
-            status = connection.getresponse().status
+            connection.request(method, path, body=body, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
-            raise nvml.NVMLError(nvml.NVML_ERROR_UNKNOWN) from error
+            raise self._nvml.NVMLError(self._nvml.NVML_ERROR_UNKNOWN) from error
         finally:
             connection.close()
+
+    def _count(self) -> int:
+        """Return the number of the daemon's GPUs; 0 from release 0.2, which does not tell.
+
+        Release 0.3 answers /discover or, in its first versions, a reading of every GPU.
+        """
+        for path in ("/discover", "/gpu/get_cumulative_energy"):
+            status, body = self._request("GET", path)
+            if status in (401, 403):
+                raise self._nvml.NVMLError(self._nvml.NVML_ERROR_NO_PERMISSION)
+            if status == 200:
+                with contextlib.suppress(ValueError, TypeError):
+                    told = json.loads(body)
+                    return len(told.get("gpu_ids", told))
+        return 0
+
+    def why_not(self) -> str:
+        """Return the reason why this daemon must not be used; empty if it may.
+
+        Raises:
+            NVMLError: the daemon does not answer, or asks for a token.
+        """
+        if self._gpus is None:
+            self._gpus = self._count()
+        here = self._nvml.nvmlDeviceGetCount()
+        if self._gpus in (0, here):
+            return ""
+        return (
+            f"it has {self._gpus} GPUs and NVML shows {here} here, as in a container with some of "
+            "the host's, where the daemon would set GPUs of others"
+        )
+
+    def _post(self, handle: Any, command: str, **arguments: Any) -> None:
+        nvml = self._nvml
+        if self.why_not():
+            raise nvml.NVMLError(nvml.NVML_ERROR_NO_PERMISSION)
+        index = nvml.nvmlDeviceGetIndex(handle)
+        if self._gpus:
+            words = {"gpu_ids": index, **arguments, "block": True}
+            query = "&".join(f"{name}={str(value).lower()}" for name, value in words.items())
+            status, _ = self._request("POST", f"/gpu/{command}?{query}")
+        else:
+            body = json.dumps({**arguments, "block": True})
+            status, _ = self._request("POST", f"/gpu/{index}/{command}", body)
         if status in (401, 403):
             raise nvml.NVMLError(nvml.NVML_ERROR_NO_PERMISSION)
         if status in (404, 405):

@@ -139,10 +139,34 @@ def usable_cores(
     return max(1, cores)
 
 
+def _device_memory(nodes: Path) -> tuple[int, int]:
+    """Return size and free part of the memory in NUMA nodes without processors, bytes.
+
+    A GH200's HBM is such a node and part of the kernel's MemTotal, but it is the GPU's.
+    """
+    total = free = 0
+    for folder in nodes.glob("node[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if (folder / "cpulist").read_text().strip():
+                continue
+            for line in (folder / "meminfo").read_text().splitlines():
+                _, _, name, value, *_ = line.split()  # "Node 1 MemTotal: 99 kB"
+                total += int(value) * 1024 if name == "MemTotal:" else 0
+                free += int(value) * 1024 if name == "MemFree:" else 0
+    return total, free
+
+
 def host_memory(
-    *, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgroup"
+    *,
+    proc: str | Path = "/proc",
+    cgroup: str | Path = "/sys/fs/cgroup",
+    nodes: str | Path = "/sys/devices/system/node",
 ) -> tuple[int, int]:
     """Return the memory this process may use, and the part of it that is free, bytes.
+
+    Args:
+        proc, cgroup: folders of the kernel's files.
+        nodes: folder of the NUMA nodes; those without processors hold a device's memory.
 
     Raises:
         InputError: /proc/meminfo cannot be read.
@@ -155,6 +179,9 @@ def host_memory(
         total, free = info["MemTotal"], info["MemAvailable"]
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise InputError(f"the memory of this machine cannot be read: {error!r}") from error
+    device_total, device_free = _device_memory(Path(nodes))
+    if device_total < total:
+        total, free = total - device_total, max(0, free - device_free)
     for folder in _cgroup_folders(Path(proc), Path(cgroup), "memory"):
         for limit_name, used_name in (
             ("memory.max", "memory.current"),

@@ -31,6 +31,13 @@ TENSOR_FLOP = {(7, 0): 16, (8, 0): 32, (8, 6): 8, (8, 9): 8, (9, 0): 32, (10, 0)
 PCIE_LANE_BPS = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 #: Bytes per second and NVLink, each way: 25 GB/s for NVLink 2 to 4, 50 GB/s for 5 (NVIDIA).
 NVLINK_BPS, NVLINK5_BPS, NVLINKS = 25e9, 50e9, 18
+#: Bytes per second, each way, between a Grace processor and its GPU (NVIDIA GH200: NVLink-C2C,
+#: 900 GB/s in both directions together).
+C2C_BPS = 450e9
+#: From this compute capability on (Volta) a GPU that is left alone boosts above its default
+#: application clock, up to its highest: an RTX A6000 with 1800 MHz runs at 1935 (NVIDIA developer
+#: forum, topic 203772).
+BOOSTS_FROM = (7, 0)
 #: Between two ranks on one host through shared memory: a guess, as in the shipped cluster "cpu-2".
 LOOPBACK_BPS = 5e9
 
@@ -94,6 +101,9 @@ def _device(nvml: Any, gpu: Gpu) -> Device:
     default_MHz = ask(
         nvml, 0, lambda: nvml.nvmlDeviceGetDefaultApplicationsClock(handle, nvml.NVML_CLOCK_SM)
     )
+    compute = tuple(ask(nvml, (0, 0), lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+    if compute >= BOOSTS_FROM:
+        default_MHz = max_MHz or default_MHz
     shipped = _matching(gpu, memory_bytes)
     base = shipped or _assumed(nvml, gpu, max_MHz, default_mW / 1000)
     told = ("NVML: memory, power limits and clocks of this machine's " + gpu.name,)
@@ -109,6 +119,8 @@ def _device(nvml: Any, gpu: Gpu) -> Device:
 
 
 def _host_link_Bps(nvml: Any, gpu: Gpu) -> float:
+    if ask(nvml, 0, lambda: nvml.nvmlDeviceGetC2cModeInfoV(gpu.handle).isC2cEnabled):
+        return C2C_BPS
     generation = ask(nvml, 3, lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu.handle))
     width = ask(nvml, 16, lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu.handle))
     return PCIE_LANE_BPS.get(generation, PCIE_LANE_BPS[3]) * width

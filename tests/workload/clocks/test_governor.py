@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socketserver
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pynvml
@@ -30,7 +27,6 @@ from tuner.workload.clocks.governor import (
     why_fixed,
 )
 from tuner.workload.clocks.guard import Earlier, Guard, GuardError, put_back
-from tuner.workload.clocks.zeusd import ZeusdNvml
 
 NO_ENV: dict[str, str] = {}
 GPUS = Cluster("gpus", Device("A100", "cuda", 2**36, 1e14, 1e12, 60.0, 400.0), 2)
@@ -302,97 +298,6 @@ class TestApplicationClocks:
         for what in ("root", "-lgc MIN,MAX", "-acp 0", "zeusd"):
             assert what in governor.why_not
         governor.close()
-
-
-class Daemon(BaseHTTPRequestHandler):
-    """What zeusd does with a request, on a fake machine where it is root."""
-
-    fake: FakeNVML
-    log: list[str]
-
-    def do_POST(self) -> None:
-        _, _, index, command = self.path.split("/")
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.log.append(f"{index} {command}")
-        assert body.pop("block") is True
-        handle = self.fake.nvmlDeviceGetHandleByIndex(int(index))
-        calls: dict[str, Callable[..., None]] = {
-            "set_power_limit": self.fake.nvmlDeviceSetPowerManagementLimit,
-            "set_gpu_locked_clocks": self.fake.nvmlDeviceSetGpuLockedClocks,
-            "reset_gpu_locked_clocks": self.fake.nvmlDeviceResetGpuLockedClocks,
-            "set_mem_locked_clocks": self.fake.nvmlDeviceSetMemoryLockedClocks,
-            "reset_mem_locked_clocks": self.fake.nvmlDeviceResetMemoryLockedClocks,
-        }
-        self.fake.permit(True)
-        try:
-            calls[command](handle, *body.values())
-            self.send_response(200)
-        except pynvml.NVMLError:
-            self.send_response(400)
-        finally:
-            self.fake.permit(False)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def address_string(self) -> str:
-        return "unix"
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[tuple[FakeNVML, str, list[str]]]:
-    fake = FakeNVML([FakeGpu(limit_W=350.0), FakeGpu(limit_W=375.0)], root=False)
-    fake.nvmlInit()
-    log: list[str] = []
-    handler = type("Handler", (Daemon,), {"fake": fake, "log": log})
-    path = str(tmp_path / "zeusd.sock")
-    server = socketserver.UnixStreamServer(path, handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield fake, path, log
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-class TestZeusd:
-    def test_sets_and_restores_for_those_who_may_not(
-        self, daemon: tuple[FakeNVML, str, list[str]]
-    ) -> None:
-        fake, path, log = daemon
-        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
-        assert (governor.can_set, governor.means) == (True, "zeusd")
-        assert governor.supported_clocks_MHz[-1] == 1410
-        governor.apply(Settings(clock_MHz=(900, 1200), power_limit_W=250))
-        assert locks(fake) == [(900, 900), (1200, 1200)]
-        assert [fake.limit_W(0), fake.limit_W(1)] == [250.0, 250.0]
-        governor.close()
-        assert locks(fake) == [None, None]
-        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
-        assert "1 set_gpu_locked_clocks" in log
-
-    def test_a_daemon_that_is_not_there_is_said(self, tmp_path: Path) -> None:
-        path = str(tmp_path / "nobody.sock")
-        fake = FakeNVML(root=False)
-        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
-        assert not governor.can_set
-        assert "needs root" in governor.why_not
-        assert f"zeusd at {path} does not do it either" in governor.why_not
-        governor.close()
-
-    def test_what_the_daemon_refuses_is_an_nvml_error(
-        self, daemon: tuple[FakeNVML, str, list[str]]
-    ) -> None:
-        fake, path, _ = daemon
-        nvml = ZeusdNvml(fake, path)
-        handle = nvml.nvmlDeviceGetHandleByIndex(0)
-        with pytest.raises(pynvml.NVMLError):
-            nvml.nvmlDeviceSetPowerManagementLimit(handle, 5_000_000)
-        assert nvml.nvmlDeviceGetPowerManagementLimit(handle) == 350_000
-        with pytest.raises(AttributeError, match="zeusd has no"):
-            nvml.nvmlDeviceSetApplicationsClocks(handle, 1593, 900)
 
 
 class TestOpenGovernor:

@@ -23,7 +23,7 @@ POLICY = WindowPolicy(min_s=1.0, max_s=20.0)
 def window_on(node: TwinNode, clock_MHz: int, busy: int) -> Window:
     """Return a window of one second with the first `busy` GPUs at work, all locked."""
     pynvml.nvmlInit()
-    for index, _ in enumerate(node.gpus):
+    for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         pynvml.nvmlDeviceSetGpuLockedClocks(handle, clock_MHz, clock_MHz)
         node.set(index, load=1.0 if index < busy else 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pynvml
@@ -13,6 +14,7 @@ import pytest
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.testing.fake_nvml import FakeGpu, FakeNVML
+from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.host import host_memory, usable_cores
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.machine_facts import machine_facts
@@ -281,3 +283,42 @@ class TestFacts:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.twin
+class TestOnTwin:
+    """Facts of GPUs as the real NVML reports them."""
+
+    def test_a_gpu_left_alone_boosts_to_its_highest_clock(
+        self, host: Host, twin_node: Callable[..., TwinNode]
+    ) -> None:
+        twin_node(TwinGpu(default_application_MHz=1155))
+        cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=NO_ENV)
+        assert cluster.device.default_clock_MHz == 1410
+
+    def test_an_older_gpu_keeps_its_application_clock(
+        self, host: Host, twin_node: Callable[..., TwinNode]
+    ) -> None:
+        twin_node(TwinGpu(name="Tesla P100", compute=(6, 0), default_application_MHz=1155))
+        cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=NO_ENV)
+        assert cluster.device.default_clock_MHz == 1155
+
+    @pytest.mark.parametrize(("c2c", "link_Bps"), [(True, 450e9), (False, 63e9)])
+    def test_a_grace_processor_is_linked_by_c2c(
+        self, host: Host, twin_node: Callable[..., TwinNode], c2c: bool, link_Bps: float
+    ) -> None:
+        twin_node(TwinGpu(name="NVIDIA GH200 480GB", c2c=c2c, pcie_generation=5, compute=(9, 0)))
+        cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=NO_ENV)
+        assert cluster.host_link_Bps == pytest.approx(link_Bps, rel=0.01)
+
+
+def test_memory_of_nodes_without_processors_is_the_gpus(host: Host, tmp_path: Path) -> None:
+    """GH200: 64 GiB, of which 24 are HBM."""
+    for number, cpus, size in ((0, "0-71", 40), (1, "", 24), (2, "", 0)):
+        host.write(f"node/node{number}/cpulist", f"{cpus}\n")
+        lines = (f"{name}: {size * 2**20} kB" for name in ("MemTotal", "MemFree"))
+        host.write(
+            f"node/node{number}/meminfo", "".join(f"Node {number} {line}\n" for line in lines)
+        )
+    found = host_memory(proc=host.proc, cgroup=host.cgroup, nodes=tmp_path / "node")
+    assert found == (40 * GIB, 16 * GIB)

@@ -166,13 +166,9 @@ class TwinNode:
         driver_version: str = "580.65.06",
         cuda_driver: int = 13000,
     ) -> None:
-        self.path, self.gpus = Path(path), tuple(gpus)
-        self.libraries, self._library = build(), _control()
-        with self.path.open("wb") as file:
+        with Path(path).open("wb") as file:
             file.truncate(ctypes.sizeof(layout.Node))
-        self._file = self.path.open("r+b")
-        self._map = mmap.mmap(self._file.fileno(), ctypes.sizeof(layout.Node))
-        self._state = layout.Node.from_buffer(self._map)
+        self._open(Path(path))
         state = self._state
         state.gpus, state.is_virtual, state.root = len(gpus), virtual_time, root
         state.now_s, state.call_s = 1000.0, call_s
@@ -181,6 +177,19 @@ class TwinNode:
             gpu.write(state.gpu[index], index)
         self._library.twin_start(ctypes.byref(state))
         state.magic = layout.MAGIC
+
+    def _open(self, path: Path) -> None:
+        self.path, self.libraries, self._library = path, build(), _control()
+        self._file = path.open("r+b")
+        self._map = mmap.mmap(self._file.fileno(), ctypes.sizeof(layout.Node))
+        self._state = layout.Node.from_buffer(self._map)
+
+    @classmethod
+    def of_environment(cls) -> TwinNode:
+        """Return the node on which this process is, made by another process."""
+        node = cls.__new__(cls)
+        node._open(Path(os.environ[STATE]))
+        return node
 
     # ---- joining the node
 
@@ -263,7 +272,7 @@ class TwinNode:
         from the bus, `used_bytes` is memory in use; any other field of `TwinGpu` works too.
         """
         with self._updated() as state:
-            for index in range(len(self.gpus)) if gpu is None else [gpu]:
+            for index in range(state.gpus) if gpu is None else [gpu]:
                 for name, value in values.items():
                     getattr(state.gpu[index], name)  # a misspelt name is an error
                     setattr(state.gpu[index], name, value)
@@ -316,7 +325,7 @@ class TwinNode:
     def energy_J(self, gpu: int | None = None) -> float:
         """Return the exact energy since the node began, of one GPU or of all."""
         with self._updated() as state:
-            chosen = range(len(self.gpus)) if gpu is None else [gpu]
+            chosen = range(state.gpus) if gpu is None else [gpu]
             return sum(state.gpu[index].energy_J for index in chosen)
 
     def power_W(self, gpu: int = 0) -> float:

@@ -1,0 +1,80 @@
+"""The GPU path on a twin GPU node: its errors against the exact truth, and the audit's findings.
+
+Nothing here is a measurement of a GPU. Targets: energy error 0.5 % (median) and 1 % (worst) under
+filtered power and a lagging counter, no clock left wrong, no touch of CUDA before the fork, no
+finding open.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks import governor
+from benchmarks.figures import Figure, arguments, publish
+from benchmarks.twin.clocks import delivered_clock_error
+from benchmarks.twin.energy import window_error
+from benchmarks.twin.findings import FINDINGS, preload_touches
+
+
+def energy(windows: int) -> list[Figure]:
+    every = [window_error(seed) for seed in range(windows)]
+    counted = [100 * abs(window.error) for window in every if window.plain is not None]
+    sampled = [100 * abs(window.error) for window in every if window.plain is None]
+    bare = [100 * abs(window.plain) for window in every if window.plain is not None]
+    waited_s = statistics.mean(window.waited_s for window in every)
+    print(
+        f"{len(counted)} windows by twin counters, {len(sampled)} by sampled twin power; the bare "
+        f"counter's worst error is {max(bare):.1f} %; two boundaries take {waited_s:.2f} s"
+    )
+    return [
+        Figure("energy_error_median", statistics.median(counted), "%"),
+        Figure("energy_error_worst", max(counted), "%"),
+        Figure("energy_error_by_sampled_power_median", statistics.median(sampled), "%"),
+        Figure("energy_error_by_sampled_power_worst", max(sampled), "%"),
+    ]
+
+
+def clocks(windows: int, rounds: int) -> list[Figure]:
+    errors = [100 * abs(delivered_clock_error(seed)) for seed in range(windows)]
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for fault in governor.FAULTS:
+            for seed in range(rounds):
+                if left := governor.try_fault(fault, seed, Path(folder)):
+                    wrong += 1
+                    print(f"{fault} {seed}: {left}")
+    return [
+        Figure("delivered_clock_error_worst", max(errors), "%"),
+        Figure("clocks_wrong", wrong, "count"),
+    ]
+
+
+def findings() -> list[Figure]:
+    still_open = 0
+    for finding in FINDINGS:
+        state = finding.state()
+        still_open += bool(state)
+        print(f"{finding.number:3}  {finding.title}: {state or 'mended'}", flush=True)
+    return [Figure("findings_open", still_open, "count")]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments("the GPU path on a twin GPU node")
+    parser.add_argument("--windows", type=int, default=500, help="random windows (default: 500)")
+    parser.add_argument("--rounds", type=int, default=5, help="of each fault (default: 5)")
+    options = parser.parse_args(argv)
+    figures = energy(options.windows)
+    figures += clocks(max(1, options.windows // 5), options.rounds)
+    if find_spec("deepspeed") is None:
+        print("cuda_touches: deepspeed is not installed")
+    else:
+        figures.append(Figure("cuda_touches", preload_touches(), "count"))
+    publish([*figures, *findings()], options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Zeus's daemon as the way to set clocks: its protocols, frozen from its route tables."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+import pynvml
+import pytest
+
+from tuner.search_spaces.configuration import Settings
+from tuner.testing.fake_nvml import FakeGpu, FakeNVML
+from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.clocks.zeusd import ZeusdNvml
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.workload.clocks.guard.WAIT_S", 0.0)
+
+
+def locks(fake: FakeNVML) -> list[tuple[int, int] | None]:
+    return [fake.locked_MHz(gpu) for gpu in range(2)]
+
+
+class Daemon(BaseHTTPRequestHandler):
+    """What zeusd does with a request, on a fake machine where it is root."""
+
+    fake: FakeNVML
+    log: list[str]
+
+    def do_GET(self) -> None:
+        """Release 0.2 has no such routes."""
+        self.answer(404)
+
+    def do_POST(self) -> None:
+        _, _, index, command = self.path.split("/")
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body.pop("block") is True
+        self.carry_out(int(index), command, body)
+
+    def answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def carry_out(self, index: int, command: str, body: dict[str, int]) -> None:
+        self.log.append(f"{index} {command}")
+        handle = self.fake.nvmlDeviceGetHandleByIndex(index)
+        calls: dict[str, Callable[..., None]] = {
+            "set_power_limit": self.fake.nvmlDeviceSetPowerManagementLimit,
+            "set_gpu_locked_clocks": self.fake.nvmlDeviceSetGpuLockedClocks,
+            "reset_gpu_locked_clocks": self.fake.nvmlDeviceResetGpuLockedClocks,
+            "set_mem_locked_clocks": self.fake.nvmlDeviceSetMemoryLockedClocks,
+            "reset_mem_locked_clocks": self.fake.nvmlDeviceResetMemoryLockedClocks,
+        }
+        self.fake.permit(True)
+        try:
+            calls[command](handle, *body.values())
+            status = 200
+        except pynvml.NVMLError:
+            status = 400
+        finally:
+            self.fake.permit(False)
+        self.answer(status)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def address_string(self) -> str:
+        return "unix"
+
+
+class Daemon03(Daemon):
+    """Release 0.3 and later: query parameters, unknown ones denied, and GPUs that are told."""
+
+    FIELDS = {  # noqa: RUF012
+        "set_power_limit": ("power_limit_mw",),
+        "set_gpu_locked_clocks": ("min_clock_mhz", "max_clock_mhz"),
+        "reset_gpu_locked_clocks": (),
+        "set_mem_locked_clocks": ("min_clock_mhz", "max_clock_mhz"),
+        "reset_mem_locked_clocks": (),
+    }
+    told: tuple[str, bytes] = ("/discover", b'{"gpu_ids": [0, 1], "cpu_ids": [0]}')
+    token = False
+
+    def do_GET(self) -> None:
+        path, body = self.told
+        if self.token:
+            self.answer(401)
+        else:
+            self.answer(200, body) if self.path == path else self.answer(404)
+
+    def do_POST(self) -> None:
+        url = urlsplit(self.path)
+        command = url.path.removeprefix("/gpu/")
+        if command not in self.FIELDS:
+            self.answer(404)
+            return
+        words = dict(parse_qsl(url.query, strict_parsing=True))
+        if set(words) != {"gpu_ids", *self.FIELDS[command], "block"} or words["block"] != "true":
+            self.answer(400)
+            return
+        fields = {name: int(words[name]) for name in self.FIELDS[command]}
+        self.carry_out(int(words["gpu_ids"]), command, fields)
+
+
+@pytest.fixture(params=[Daemon, Daemon03], ids=["0.2", "0.3"])
+def daemon(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[FakeNVML, str, list[str]]]:
+    fake = FakeNVML([FakeGpu(limit_W=350.0), FakeGpu(limit_W=375.0)], root=False)
+    fake.nvmlInit()
+    log: list[str] = []
+    handler = type("Handler", (request.param,), {"fake": fake, "log": log})
+    path = str(tmp_path / "zeusd.sock")
+    server = socketserver.UnixStreamServer(path, handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield fake, path, log
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class TestZeusd:
+    def test_sets_and_restores_for_those_who_may_not(
+        self, daemon: tuple[FakeNVML, str, list[str]]
+    ) -> None:
+        fake, path, log = daemon
+        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        assert (governor.can_set, governor.means) == (True, "zeusd")
+        assert governor.supported_clocks_MHz[-1] == 1410
+        governor.apply(Settings(clock_MHz=(900, 1200), power_limit_W=250))
+        assert locks(fake) == [(900, 900), (1200, 1200)]
+        assert [fake.limit_W(0), fake.limit_W(1)] == [250.0, 250.0]
+        governor.close()
+        assert locks(fake) == [None, None]
+        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
+        assert "1 set_gpu_locked_clocks" in log
+
+    def test_a_daemon_that_is_not_there_is_said(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "nobody.sock")
+        fake = FakeNVML(root=False)
+        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        assert not governor.can_set
+        assert "needs root" in governor.why_not
+        assert f"zeusd at {path} does not do it either" in governor.why_not
+        governor.close()
+
+    def test_what_the_daemon_refuses_is_an_nvml_error(
+        self, daemon: tuple[FakeNVML, str, list[str]]
+    ) -> None:
+        fake, path, _ = daemon
+        nvml = ZeusdNvml(fake, path)
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        with pytest.raises(pynvml.NVMLError):
+            nvml.nvmlDeviceSetPowerManagementLimit(handle, 5_000_000)
+        assert nvml.nvmlDeviceGetPowerManagementLimit(handle) == 350_000
+        with pytest.raises(AttributeError, match="zeusd has no"):
+            nvml.nvmlDeviceSetApplicationsClocks(handle, 1593, 900)
+
+    @pytest.mark.parametrize(
+        "told",
+        [
+            ("/discover", b'{"gpu_ids": [0, 1, 2, 3], "cpu_ids": []}'),
+            ("/gpu/get_cumulative_energy", b'{"0": {}, "1": {}, "2": {}, "3": {}}'),
+        ],
+        ids=["discover", "readings"],
+    )
+    def test_a_daemon_with_other_gpus_sets_none(
+        self,
+        daemon: tuple[FakeNVML, str, list[str]],
+        told: tuple[str, bytes],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """In a container index 0 is another GPU of the host's."""
+        fake, path, log = daemon
+        monkeypatch.setattr(Daemon, "do_GET", Daemon03.do_GET)
+        for kind in (Daemon, Daemon03):
+            monkeypatch.setattr(kind, "told", told, raising=False)
+            monkeypatch.setattr(kind, "token", False, raising=False)
+        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        assert not governor.can_set
+        assert "has 4 GPUs and NVML shows 2 here" in governor.why_not
+        governor.close()
+        assert log == []
+
+    @pytest.mark.parametrize("daemon", [Daemon03], indirect=True)
+    def test_a_daemon_that_asks_for_a_token_is_no_permission(
+        self, daemon: tuple[FakeNVML, str, list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fake, path, log = daemon
+        monkeypatch.setattr(Daemon03, "token", True)
+        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        assert not governor.can_set
+        governor.close()
+        assert log == []
