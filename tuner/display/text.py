@@ -246,8 +246,9 @@ def summary_lines(result: Result) -> list[str]:
     if said := prediction(result):
         lines += [said, ""]
     lines.append(
-        f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} {found_word(result)} "
-        f"configurations, {result.steps:,} x {result.about.get('unit_of_work', 'step')}"
+        f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} "
+        f"{found_word(result)} configurations, "
+        f"{result.steps:,} x {result.about.get('unit_of_work', 'step')}"
     )
     lines += front_lines(result.front_points, names, intervals=True)
     if result.predicted:
