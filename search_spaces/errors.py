@@ -53,7 +53,7 @@ class UnknownName(InputError):
         known: the names that exist, sorted; a phrase "or ..." comes last.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
         self.kind, self.name = kind, name
         self.known = tuple(sorted(known, key=lambda text: (text.startswith("or "), text)))
         names = [other for other in self.known if not other.startswith("or ")]
@@ -63,7 +63,7 @@ class UnknownName(InputError):
         if len(names) > most:
             names[most:] = [f"and {len(names) - most} more"]
         listed = ", ".join([*names, *phrases]) or "none"
-        super().__init__(f"unknown {kind} {name!r}{hint or ';'} known: {listed}")
+        super().__init__(f"unknown {kind} {name!r}{where}{hint or ';'} known: {listed}")
 
 
 class InvalidValue(InputError):

@@ -148,6 +148,7 @@ def optimize(
     )
     if simulated:
         problem = _as_prediction(problem)
+        settings = replace(settings, verify=False)  # a second launch would repeat the prediction
     run = RunFolder.named(runs_dir, name or new_name(problem.name, runs_dir))
     session = Session(
         problem,
@@ -372,4 +373,4 @@ def _as_prediction(problem: Problem) -> Problem:
     assert problem.cluster is not None
     known = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]
     note = "every figure is the analytic models' prediction: nothing is measured"
-    return replace(problem, notes=(note, *known, *problem.notes))
+    return replace(problem, notes=(note, *known, *problem.notes), simulated=True)

@@ -18,6 +18,8 @@ from tuner.search_spaces.knobs import KNOBS, Value
 __all__ = [
     "Units",
     "change",
+    "duration",
+    "energy_and_kWh",
     "knob_text",
     "knob_words",
     "knobs",
@@ -130,6 +132,19 @@ def change(now: float, before: float, less: str, more: str) -> str:
         noun = less.removeprefix("less ")
         return f"the same {noun}" if noun != less else "no difference"
     return f"{percent(abs(share))} {less if share < 0 else more}"
+
+
+def duration(time_s: float) -> str:
+    """Return a time in the unit in which people say it: "45 s", "31 min", "3.4 h"."""
+    if time_s < 120:
+        return f"{time_s:.0f} s"
+    return f"{time_s / 60:.0f} min" if time_s < 7200 else f"{time_s / 3600:.1f} h"
+
+
+def energy_and_kWh(energy_kJ: float) -> str:
+    """Return an energy, with kilowatt-hours in brackets from a hundredth of one on."""
+    text = Units.for_values([energy_kJ], []).energy_text(energy_kJ)
+    return text if energy_kJ < 36 else f"{text} ({number(energy_kJ / 3600)} kWh)"
 
 
 def one_line(text: str) -> str:

@@ -419,7 +419,7 @@ def test_the_choice_under_constraints(asked, expected, met):
     assert choice.rule == (" + ".join(asked) or "knee")
     assert best.configuration.key in choice.sentence
     if not met:
-        assert "nearest" in choice.sentence
+        assert "Nearest: " in choice.sentence
 
 
 def test_the_choice_says_estimated_where_nothing_was_metered():

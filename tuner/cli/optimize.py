@@ -12,6 +12,7 @@ from tuner.cli.options import (
     Commands,
     add_options,
     add_run_as,
+    add_runs_dir,
     add_script,
     add_storage,
     answer,
@@ -120,7 +121,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add_storage(group, "URL of the study's database")
     add("--name", metavar="NAME", help="name of the run; an existing run is continued")
-    add("--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)")
+    add_runs_dir(group)
     add("--quiet", action="store_true", help="suppress progress output")
     add("--plain", action="store_true", help="print progress as plain lines, even at a terminal")
 

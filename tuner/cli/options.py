@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 
+#: Environment variable of the folder of the runs.
+RUNS = "JOULEFRONT_RUNS"
 #: Help of --point.
 POINT = "recommended, best (the choice), knee, baseline, a number of the front, or a key"
 
@@ -245,6 +247,16 @@ def script_of(args: argparse.Namespace) -> Script | None:
     return None
 
 
+def add_runs_dir(parser: Any) -> None:
+    """Add --runs-dir."""
+    parser.add_argument(
+        "--runs-dir",
+        default=os.environ.get(RUNS) or "runs",
+        metavar="DIR",
+        help=f"folder of the runs (default: ${RUNS}, else runs)",
+    )
+
+
 def add_run_as(parser: Any) -> None:
     """Add --run-as."""
     parser.add_argument(
@@ -322,7 +334,5 @@ class Commands:
         added.add_argument(
             "run", nargs="?", metavar="RUN", help="name or folder of the run (default: the latest)"
         )
-        added.add_argument(
-            "--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)"
-        )
+        add_runs_dir(added)
         return added

@@ -15,6 +15,7 @@ from tuner.cli.options import (
     Commands,
     Quantity,
     add_run_as,
+    add_runs_dir,
     add_script,
     answer,
     job_of_words,
@@ -212,9 +213,7 @@ def add(commands: Commands) -> None:
         default=300.0,
         help="kill the probe after this time (default: 300s)",
     )
-    probe.add_argument(
-        "--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)"
-    )
+    add_runs_dir(probe)
     probe.add_argument("--quiet", action="store_true", help="suppress progress output")
     add_run_as(probe)
 
@@ -277,9 +276,7 @@ def add(commands: Commands) -> None:
         metavar="X",
         help="length of a block, in s (default: 3)",
     )
-    calibrate.add_argument(
-        "--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)"
-    )
+    add_runs_dir(calibrate)
     calibrate.add_argument("--quiet", action="store_true", help="suppress progress output")
     add_run_as(calibrate)
 
@@ -301,9 +298,7 @@ def add(commands: Commands) -> None:
     predict.add_argument(
         "--run", metavar="RUN", help="correct the models by the probes of this run"
     )
-    predict.add_argument(
-        "--runs-dir", default="runs", metavar="DIR", help="folder of the runs (default: runs)"
-    )
+    add_runs_dir(predict)
     doctor = commands.command(
         "doctor", _doctor, "list what this machine, or each node of a Ray cluster, offers"
     )

@@ -58,8 +58,9 @@ class ProgressPrinter:
         lines = []
         for m in record.measurements:
             live = f" at {m.live.key}" if m.live else ""
+            found = "predicted" if record.meter.name == "simulated" else "measured"
             lines.append(
-                f"{record.request.probe_id} measured{live} {number(m.step_time_s)} s a step, "
+                f"{record.request.probe_id} {found}{live} {number(m.step_time_s)} s a step, "
                 f"{number(m.power_W)} W, {number(m.energy_per_step_J)} J a step{estimated}"
                 + (f"  [{'; '.join(m.flags)}]" if m.flags else "")
             )

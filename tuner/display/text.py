@@ -15,6 +15,8 @@ from tuner.display.ascii_plot import ascii_plot
 from tuner.formatting import (
     Units,
     change,
+    duration,
+    energy_and_kWh,
     knobs,
     label,
     number,
@@ -72,6 +74,20 @@ def prediction(result: Result) -> str:
     return (
         "A prediction: every figure is the analytic models', nothing was measured. The commands "
         "tuner predict and python -m benchmarks.published print their known error."
+    )
+
+
+def found_word(result: Result) -> str:
+    """Return "measured", or "predicted" for a study on a simulated cluster."""
+    return "predicted" if prediction(result) else "measured"
+
+
+def real_search_cost(result: Result) -> str:
+    """Return what the simulated probes would take on the cluster itself, as a sentence."""
+    spent = result.spent
+    return (
+        f"A real search like this would take about {duration(spent.time_s)} and "
+        f"{energy_and_kWh(spent.energy_kJ)} of the cluster, in {spent.probes} probes."
     )
 
 
@@ -230,15 +246,17 @@ def summary_lines(result: Result) -> list[str]:
     if said := prediction(result):
         lines += [said, ""]
     lines.append(
-        f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} measured "
-        f"configurations, {result.steps:,} x {result.about.get('unit_of_work', 'step')}"
+        f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} "
+        f"{found_word(result)} configurations, "
+        f"{result.steps:,} x {result.about.get('unit_of_work', 'step')}"
     )
     lines += front_lines(result.front_points, names, intervals=True)
     if result.predicted:
-        lines += ["", "Never measured, and likely on the front (predicted):"]
+        never = "Not tried" if prediction(result) else "Never measured"
+        lines += ["", f"{never}, and likely on the front (predicted):"]
         lines += front_lines(result.predicted, names, intervals=True)
     if same := _same_in_all(result, names):
-        lines.append(f"The same in all that was measured: {same}")
+        lines.append(f"The same in all that was {found_word(result)}: {same}")
     if plot := plot_lines(result):
         lines += ["", *plot]
     if result.baseline is not None:
@@ -295,6 +313,8 @@ def _spent_line(result: Result, estimated: str) -> str:
     spent = result.spent
     if result.points and not spent.energy_kJ and not spent.time_s:
         return payback(result)
+    if prediction(result):
+        return f"{real_search_cost(result)} {payback(result)}"
     stopped = sum(_interrupted(record) for record in result.failures)
     failed = f", {spent.failed - stopped} failed" if spent.failed > stopped else ""
     failed += f", {stopped} interrupted" if stopped else ""

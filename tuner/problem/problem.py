@@ -48,6 +48,7 @@ class Problem:
         target_gpus: number of GPUs for which the front is also predicted.
         surrogate: the scikit-learn regressor that learns step time and power; None for this
             project's Gaussian process.
+        simulated: probes are predictions of the analytic models.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Problem:
     notes: tuple[str, ...] = field(default=())
     target_gpus: int | None = None
     surrogate: Any = None
+    simulated: bool = False
 
     @cached_property
     def prior(self) -> Prior | None:

@@ -244,7 +244,7 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
     known = [path.parent for path in folder.glob("*/study.toml")] if folder.is_dir() else []
     if run is None:
         if not known:
-            raise InputError(f"there is no run in {folder}; `tuner optimize` makes one")
+            raise InputError(f"there is no run in {folder.resolve()}; `tuner optimize` makes one")
         return RunFolder(max(known, key=lambda path: (path / "study.toml").stat().st_mtime))
     places = [folder / run, Path(run)]
     if isinstance(run, Path):
@@ -254,4 +254,5 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
     for path in places:
         if names_a_file(path / "study.toml"):
             return RunFolder(path)
-    raise UnknownName("run", str(run), [path.name for path in known])
+    names = [path.name for path in known]
+    raise UnknownName("run", str(run), names, where=f" in {folder.resolve()}")

@@ -25,6 +25,7 @@ StopKind = Literal[
 
 NoVerdictKind = Literal[
     "not_requested",
+    "prediction",
     "recorded_trace",
     "no_spread",
     "older_release",
@@ -66,9 +67,10 @@ class NoVerdict:
     """Reason why the choice was not verified.
 
     Attributes:
-        kind: "not_requested", "recorded_trace", "no_spread", "older_release" or "running" if it was
-            not to be verified; "few_probes", "no_room", "limits_reached", "spoiled" (launches
-            failed because of the node) or "baseline_failed" if it came to no verdict; "recorded"
+        kind: "not_requested", "prediction", "recorded_trace", "no_spread", "older_release" or
+            "running" if it was not to be verified; "few_probes", "no_room", "limits_reached",
+            "spoiled" (launches failed because of the node) or "baseline_failed" if it came to no
+            verdict; "recorded"
             (`message` is the phrase that an older release recorded).
         figures: numbers of the phrase.
         message: of a failure, or the recorded phrase.
@@ -149,6 +151,7 @@ def stop_sentence(reason: StopReason) -> str:
 
 _PHRASES = {
     "not_requested": "verification was switched off (--no-verify)",
+    "prediction": "every figure is predicted, so a second launch would only repeat the first",
     "recorded_trace": (
         "a recorded trace holds what was measured then, and nothing can be measured again"
     ),

@@ -104,13 +104,18 @@ class StudySpec:
         return made
 
 
-def why_unverified(verify: bool | None, recorded: Mapping[str, Any]) -> NoVerdict | None:
+def why_unverified(
+    verify: bool | None, recorded: Mapping[str, Any], *, simulated: bool = False
+) -> NoVerdict | None:
     """Return why a study does not verify its choice; None if it does.
 
     Args:
         verify: the setting; None if study.toml has none, as that of an older release.
         recorded: the section of the recording, empty for real probes.
+        simulated: the probes are predictions.
     """
+    if simulated:
+        return NoVerdict("prediction")
     if verify:
         return None
     if "trace" in recorded:

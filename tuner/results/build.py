@@ -259,6 +259,7 @@ def _points(
     for i, configuration in enumerate(estimate.configurations):
         mine = [windows.measurements[row] for row in estimate.rows[i]]
         time_se, power_se = float(estimate.log_time_se[i]), float(estimate.log_power_se[i])
+        meter = windows.records[estimate.rows[i][0]].meter
         peaks = [m.peak_memory_bytes for m in mine if m.peak_memory_bytes is not None]
         points.append(
             Point.from_logs(
@@ -269,10 +270,10 @@ def _points(
                 power_se,
                 energy_se=math.hypot(time_se, power_se),
                 steps=steps,
-                source="measured",
+                source="predicted" if meter.name == "simulated" else "measured",
                 windows=len(mine),
                 p_nondominated=float(probability[i]),
-                meter=windows.records[estimate.rows[i][0]].meter,
+                meter=meter,
                 flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
                 peak_memory_bytes=max(peaks, default=None),
                 peak_power_W=_peak_W(windows, estimate.rows[i], run_dir),

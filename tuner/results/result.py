@@ -80,8 +80,9 @@ class Point:
         energy_interval_kJ: 90 % interval.
         time_interval_s: 90 % interval.
         power_W: average power of the whole job.
-        source: "measured" at this very setting, or "predicted" by the surrogates.
-        windows: how many windows measured it.
+        source: "measured" at this very setting, or "predicted": by the surrogates, or by the
+            analytic models where the cluster is simulated.
+        windows: how many windows measured it, or were simulated; 0 for a surrogate's prediction.
         p_nondominated: probability that no other configuration is better on both axes.
         meter: scope and source of the energy.
         flags: what a reader must know.
@@ -148,7 +149,8 @@ class Point:
     def how_measured(self) -> str:
         """Source: "measured, 2 windows, node scope, estimated (utilisation x envelope)"."""
         plural = "s" if self.windows != 1 else ""
-        windows = f", {self.windows} window{plural}" if self.windows else ""
+        measured = self.source == "measured" and self.windows
+        windows = f", {self.windows} window{plural}" if measured else ""
         label = self.meter.label
         return (
             f"{self.source}{windows}, {self.meter.scope} scope, energy {label} "
@@ -329,7 +331,7 @@ class Result:
             are in the trace).
         verification: comparison of the choice with the baseline by fresh launches; None if nothing
             was measured.
-        predicted: points never measured at their own setting that are likely on the front, by the
+        predicted: points never probed at their own setting that are likely on the front, by the
             surrogates (`source="predicted"`, no windows); never among `points` or `front_points`
             and never chosen. Fastest first.
         attainment: the band in which the true front lies; None where nothing was measured.

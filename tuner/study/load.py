@@ -75,7 +75,11 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
             {**settings, "window": read_options(WindowPolicy, window, _WHERE)},
             _WHERE,
         ),
-        unverified=why_unverified(settings.get("verify"), study.get("recorded", {})),
+        unverified=why_unverified(
+            settings.get("verify"),
+            study.get("recorded", {}),
+            simulated=any(record.meter.name == "simulated" for record in records),
+        ),
         transfer=tuple(map(str, study.get("transfer", {}).get("from", ()))),
         driver=str(study.get("driver", "")),
         created=str(study.get("created", "")),

@@ -133,7 +133,11 @@ class Session:
             problem=problem,
             constraints=constraints or Constraints(),
             settings=settings,
-            unverified=why_unverified(settings.verify, problem.identity.get("recorded", {})),
+            unverified=why_unverified(
+                settings.verify,
+                problem.identity.get("recorded", {}),
+                simulated=problem.simulated,
+            ),
             transfer=tuple(map(str, transfer)),
             storage=storage,
         )
@@ -220,7 +224,7 @@ class Session:
         stop, no_verdict = StopReason("interrupted"), None
         try:
             stop = loop.run()
-            if self._spec.settings.verify:
+            if self._spec.settings.verify and self._spec.unverified is None:
                 no_verdict = verify(loop, self._spec, settle_on=self._settle_on)
         except KeyboardInterrupt:
             raise Interrupted(self._run) from None

@@ -45,8 +45,8 @@ def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
     every |= {p.configuration: p for p in result.predicted if p.configuration not in every}
     on_front = {p.configuration for p in result.front_points}
     front = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
-    dominated = [p for c, p in every.items() if c not in on_front and p.source == "measured"]
-    predicted = [p for c, p in every.items() if c not in on_front and p.source != "measured"]
+    dominated = [p for c, p in every.items() if c not in on_front and p.windows]
+    predicted = [p for c, p in every.items() if c not in on_front and not p.windows]
     shown = [p for p in (*front, result.best, result.baseline) if p]
     limit_kJ, limit_s = result.constraints.get("budget_kJ"), result.constraints.get("deadline_s")
     band = result.attainment or Attainment((), (), (), (), 0)

@@ -105,6 +105,7 @@ def _spent_tile(result: Result) -> str:
     if result.points and spent.energy_kJ == 0:
         said = f'<span class="muted">{len(result.points)} settings of past runs</span>'
         return tile("Search spent", "nothing", [said])
+    title = "A real search would take" if prediction(result) else "Search spent"
     own = Units.for_values([spent.energy_kJ], [])
     failed = f", {spent.failed} failed" if spent.failed else ""
     more = [f'<span class="muted">{spent.probes} probes{failed}</span>']
@@ -113,7 +114,7 @@ def _spent_tile(result: Result) -> str:
         share = spent.payback_share
         runs = f"{number(share)} runs" if share > 1 else percent(share)
         more.append(f"repaid after {runs} of the job")
-    return tile("Search spent", own.energy_text(spent.energy_kJ), more, is_estimated(result))
+    return tile(title, own.energy_text(spent.energy_kJ), more, is_estimated(result))
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,10 @@ class _Table:
             power += f'<br><span class="interval">peak {number(point.peak_power_W)}</span>'
         peak = point.peak_memory_bytes
         memory = f"{number(peak / 2**30)} GiB" if peak else "unknown"
-        source = "simulated" if point.meter.name == "simulated" else point.source
-        how = f"{source}, {point.windows} window{'s' * (point.windows != 1)}"
-        how = point.how_measured if self.meters > 1 else how if point.windows else point.source
+        how: str = point.source
+        if how == "measured" and point.windows:
+            how += f", {point.windows} window{'s' * (point.windows != 1)}"
+        how = point.how_measured if self.meters > 1 else how
         flags = "".join(f"<div>{escape(flag)}</div>" for flag in point.flags)
         if len(point.flags) > 1:
             flags = f"<details><summary>{len(point.flags)} notes</summary>{flags}</details>"

@@ -15,7 +15,7 @@ from tuner.display.html.pieces import (
     section,
     value_html,
 )
-from tuner.display.text import is_estimated, payback, unit_of_work
+from tuner.display.text import is_estimated, payback, prediction, unit_of_work
 from tuner.formatting import Units, number, percent
 from tuner.results.result import LeaveOneOut, Result
 from tuner.search_spaces.configuration import Configuration
@@ -52,11 +52,13 @@ def spent_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
     if result.points and spent.energy_kJ == 0:
         return section("What the search spent", f"<p>{escape(result.stopped)}</p>")
     units = Units.for_values([spent.energy_kJ], [spent.time_s])
+    plan = prediction(result)
+    title = "What a real search would take" if plan else "What the search spent"
     rows = [
         ("Energy", units.energy_text(spent.energy_kJ) + estimated_mark(is_estimated(result))),
-        ("Wall-clock time", units.time_text(spent.time_s)),
+        ("Time on the cluster" if plan else "Wall-clock time", units.time_text(spent.time_s)),
         ("Probes", f"{spent.probes}, of which {spent.failed} failed"),
-        ("Windows measured", str(spent.measurements)),
+        ("Windows simulated" if plan else "Windows measured", str(spent.measurements)),
         ("Payback", escape(payback(result))),
         ("Ended because", escape(result.stopped or "it is not recorded")),
     ]
@@ -65,7 +67,7 @@ def spent_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
         "hypervolume": "The front against the energy spent",
         "probes": "What each probe cost",
     }
-    return section("What the search spent", text + panels(figures, titles))
+    return section(title, text + panels(figures, titles))
 
 
 def live_part(figures: Mapping[str, go.Figure]) -> str:

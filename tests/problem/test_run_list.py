@@ -1,0 +1,80 @@
+"""Runs of a folder: list, remove, archive."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.problem.run_folder import RunFolder
+from tuner.testing.studies import write_table
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JOULEFRONT_RUNS", str(tmp_path / "mine"))
+    table = str(write_table(tmp_path / "table", shapes=(1, 4)))
+    for name in ("one", "two"):
+        assert main(["replay", table, "--max-probes", "2", "--quiet", "--name", name]) == 0
+    return tmp_path / "mine"
+
+
+def listed(capsys):
+    capsys.readouterr()
+    assert main(["runs", "--json"]) == 0
+    return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+
+
+def test_a_list_tells_what_each_run_is(runs, capsys):
+    found = listed(capsys)
+    assert found.keys() == {"one", "two"}
+    one = found["one"]
+    assert (one["job"], one["kind"], one["state"], one["probes"]) == (
+        *("made-up", "recording", "done", 2),
+    )
+    files = [path for path in (runs / "one").rglob("*") if path.is_file()]
+    assert one["size_bytes"] == sum(path.stat().st_size for path in files)
+    assert main(["runs"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    (runs / "two" / "study.toml").write_text("= broken")
+    assert listed(capsys)["two"]["state"] == "unreadable"
+
+
+def test_a_run_in_use_is_told_and_kept(runs, capsys):
+    with RunFolder(runs / "one").locked():
+        assert listed(capsys)["one"]["state"] == "running"
+        assert main(["runs", "rm", "one"]) == 2
+        assert "is being run" in capsys.readouterr().err
+    assert listed(capsys)["one"]["state"] == "done"
+
+
+def test_a_run_is_removed_or_archived(runs, capsys):
+    trace = (runs / "two" / "trace" / "probes.jsonl").read_bytes()
+    assert main(["runs", "rm", "one"]) == 0
+    assert not (runs / "one").exists()
+    assert main(["runs", "archive", "two"]) == 0
+    assert listed(capsys) == {}
+    with tarfile.open(runs / "archive" / "two.tar.gz") as packed:
+        packed.extractall(runs, filter="data")
+    assert (runs / "two" / "trace" / "probes.jsonl").read_bytes() == trace
+    assert listed(capsys).keys() == {"two"}
+    assert main(["runs", "archive", "two"]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert (runs / "two").exists()
+
+
+def test_other_folders_and_links_are_kept(runs, capsys, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "study.toml").write_text("")
+    os.symlink(tmp_path / "elsewhere", runs / "link")
+    for name in ("../elsewhere", "link", "tow"):
+        assert main(["runs", "rm", name]) == 2
+    assert "did you mean 'two'?" in capsys.readouterr().err
+    assert (tmp_path / "elsewhere" / "study.toml").exists()
+    assert main(["runs", "rm"]) == 2
+    assert main(["runs", "list", "one"]) == 2
+    assert listed(capsys).keys() >= {"one", "two"}

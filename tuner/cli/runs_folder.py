@@ -1,0 +1,52 @@
+"""`tuner runs`: list, remove and archive the runs of a folder."""
+
+from __future__ import annotations
+
+import argparse
+
+from tuner.cli.options import OK, Commands, add_runs_dir, answer, columns
+from tuner.search_spaces.errors import InputError
+
+ACTIONS = ("list", "rm", "archive")
+
+
+def _runs(args: argparse.Namespace) -> int:
+    from tuner.problem.run_list import archive_run, list_runs, remove_run
+
+    if args.action == "list":
+        if args.run:
+            raise InputError(f"give an action: tuner runs rm {args.run[0]}, or archive")
+        entries = list_runs(args.runs_dir)
+        rows = [("name", "job", "cluster", "kind", "state", "probes", "changed", "size")]
+        rows += [
+            (
+                *(e.name, e.job, e.cluster, e.kind, e.state),
+                *(str(e.probes), e.changed, f"{e.size_bytes / 1e6:.1f} MB"),
+            )
+            for e in entries
+        ]
+        lines = columns(rows) if entries else [f"no runs in {args.runs_dir}"]
+        answer(args, [entry.to_json() for entry in entries], lines)
+        return OK
+    if not args.run:
+        raise InputError(f"name the runs: tuner runs {args.action} NAME ...")
+    act = remove_run if args.action == "rm" else archive_run
+    paths = [str(act(args.runs_dir, name)) for name in args.run]
+    done = "removed" if args.action == "rm" else "archived as"
+    answer(args, {args.action: paths}, [f"{done} {path}" for path in paths])
+    return OK
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of this module."""
+    runs = commands.command("runs", _runs, "list runs, or remove (rm) or archive some of them")
+    runs.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=ACTIONS,
+        metavar="ACTION",
+        help="list, rm (delete) or archive (pack into archive/NAME.tar.gz) (default: list)",
+    )
+    runs.add_argument("run", nargs="*", metavar="RUN", help="names of runs, for rm and archive")
+    add_runs_dir(runs)

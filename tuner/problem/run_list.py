@@ -1,0 +1,155 @@
+"""The runs of a folder: list, remove, archive."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from tuner.problem.run_folder import RunFolder
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.safe_files import require_own
+from tuner.workload.node.rights import private_folder
+from tuner.workload.trace import read_trace
+
+__all__ = ["ARCHIVE", "RunEntry", "archive_run", "list_runs", "remove_run"]
+
+#: Folder of archived runs, in the folder of the runs.
+ARCHIVE = "archive"
+
+Kind = Literal["measured", "plan", "recording", "unknown"]
+State = Literal["running", "interrupted", "done", "unreadable"]
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """A run in a list.
+
+    Attributes:
+        name: of the run.
+        job: what is trained, or the recorded table.
+        cluster: where; "" for a recording.
+        kind: "measured", "plan" (on a simulated cluster), "recording" (a trace, table or past
+            runs) or "unknown" (nothing was probed).
+        state: "running" (a process holds it), "interrupted", "done" or "unreadable".
+        probes: number of probes, failed ones included.
+        changed: date and time of the last change of study.toml.
+        size_bytes: of all its files.
+    """
+
+    name: str
+    job: str
+    cluster: str
+    kind: Kind
+    state: State
+    probes: int
+    changed: str
+    size_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON values."""
+        return asdict(self)
+
+
+def list_runs(runs_dir: str | Path) -> list[RunEntry]:
+    """Return the runs of a folder, the latest first."""
+    folders = [path.parent for path in Path(runs_dir).glob("*/study.toml")]
+    folders.sort(key=lambda path: (path / "study.toml").stat().st_mtime, reverse=True)
+    return [_entry(RunFolder(path)) for path in folders]
+
+
+def _entry(folder: RunFolder) -> RunEntry:
+    size = sum(p.lstat().st_size for p in folder.path.rglob("*") if not p.is_dir())
+    changed = datetime.fromtimestamp(folder.study_file.stat().st_mtime)
+    stamp = changed.isoformat(sep=" ", timespec="minutes")
+    try:
+        study = folder.read_study() or {}
+        records = read_trace(folder.trace).records if folder.trace.exists() else ()
+    except InputError:
+        return RunEntry(folder.path.name, "", "", "unknown", "unreadable", 0, stamp, size)
+    recorded = study.get("recorded", {})
+    kind: Kind = "measured" if records else "unknown"
+    if recorded:
+        kind = "recording"
+    elif records and records[0].meter.name == "simulated":
+        kind = "plan"
+    stop = study.get("ended", {}).get("stop_reason", {})
+    ended = stop.get("kind") if isinstance(stop, dict) else None
+    state: State = "done"
+    if _is_held(folder):
+        state = "running"
+    elif ended in ("running", "interrupted"):  # a killed process could not write how it ended
+        state = "interrupted"
+    job = study.get("job", {}).get("name") or recorded.get("table") or ""
+    cluster = study.get("cluster", {}).get("name", "")
+    return RunEntry(
+        folder.path.name, str(job), str(cluster), kind, state, len(records), stamp, size
+    )
+
+
+def _is_held(folder: RunFolder) -> bool:
+    """Return True if a living process holds the run's lock."""
+    try:
+        fd = os.open(folder.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _own_idle(runs_dir: str | Path, name: str) -> RunFolder:
+    """Return a run of this folder that may be moved away.
+
+    Raises:
+        UnknownName: the folder has no run of this name.
+        InputError: the run is another user's, a link, or in use.
+    """
+    known = {path.parent.name: path.parent for path in Path(runs_dir).glob("*/study.toml")}
+    if name not in known:
+        raise UnknownName("run", name, known, where=f" in {Path(runs_dir).resolve()}")
+    folder = RunFolder(known[name])
+    require_own(folder.path)
+    if folder.path.is_symlink():
+        raise InputError(f"{folder.path} is a link; remove the link or the folder it leads to")
+    if _is_held(folder):
+        raise InputError(f"the run {name!r} is being run; wait until it ends, or interrupt it")
+    return folder
+
+
+def remove_run(runs_dir: str | Path, name: str) -> Path:
+    """Delete a run with everything that it measured; return its folder.
+
+    Raises:
+        UnknownName: the folder has no run of this name.
+        InputError: the run is another user's, a link, or in use.
+    """
+    folder = _own_idle(runs_dir, name)
+    shutil.rmtree(folder.path)
+    return folder.path
+
+
+def archive_run(runs_dir: str | Path, name: str) -> Path:
+    """Pack a run into a compressed archive in the folder `ARCHIVE` and delete it.
+
+    Raises:
+        UnknownName: the folder has no run of this name.
+        InputError: the run is another user's, a link, or in use, or the archive exists.
+    """
+    folder = _own_idle(runs_dir, name)
+    place = Path(runs_dir) / ARCHIVE
+    private_folder(place)
+    path = place / f"{name}.tar.gz"
+    if path.exists():
+        raise InputError(f"{path} exists; move it away first")
+    shutil.make_archive(str(place / name), "gztar", root_dir=runs_dir, base_dir=name)
+    shutil.rmtree(folder.path)
+    return path
