@@ -79,7 +79,8 @@ class Point:
         power_W: average power of the whole job.
         source: "measured" at this very setting, or "predicted" by the surrogates.
         windows: how many windows measured it.
-        p_nondominated: probability that no other configuration is better on both axes.
+        p_nondominated: probability that no other configuration, measured or not, is better on
+            both axes.
         meter: scope and source of the energy.
         flags: what a reader must know.
         peak_memory_bytes: fullest rank; None where unknown.
