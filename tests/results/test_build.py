@@ -7,24 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from tuner.results.build import _launch_spread, measured_points
+from tuner.results.build import measured_points
 from tuner.testing.studies import measured, record, request
-
-
-def test_nothing_repeated_says_nothing():
-    assert _launch_spread([[0], [1]], np.zeros(2), np.full(2, 1e-4)) == (0.0, 1.0)
-
-
-def test_repeats_that_agree_add_nothing():
-    log = np.array([0.0, 0.005, 1.0, 0.995])
-    assert _launch_spread([[0, 1], [2, 3]], log, np.full(4, 1e-4)) == (0.0, 1.0)
-
-
-def test_excess_is_what_the_windows_do_not_state():
-    """Two launches 20 % apart whose windows each claim 1 %."""
-    excess, wider = _launch_spread([[0, 1]], np.array([0.0, 0.2]), np.full(2, 1e-4))
-    assert excess == pytest.approx(0.02 - 1e-4)
-    assert wider == pytest.approx(6.314 / 1.645, rel=1e-3)  # Student's t, one degree of freedom
 
 
 def test_ninety_per_cent_intervals_hold_the_truth_under_launch_noise():
@@ -55,12 +39,13 @@ def test_the_peak_is_the_highest_sample_within_the_window(tmp_path):
     """Samples before the window (a launch) are no part of it; without samples nothing is said."""
     from dataclasses import replace
 
-    from tuner.results.build import _peak_W, _Windows
+    from tuner.results.build import _peak_W
+    from tuner.results.estimates import Windows
     from tuner.workload.meters.base import PowerSample
     from tuner.workload.power_samples import write_power_samples
 
     window = replace(measured(), started_s=10.0, window_s=5.0)
-    windows = _Windows.of([record("p0001", measurements=(window,)), record("p0002")])
+    windows = Windows.of([record("p0001", measurements=(window,)), record("p0002")])
     samples = [PowerSample(t, w) for t, w in ((2.0, 900.0), (11.0, 20.0), (14.0, 31.0), (16.0, 80))]
     write_power_samples(tmp_path, "p0001", samples)
     assert _peak_W(windows, [0], tmp_path) == pytest.approx(31.0)

@@ -111,7 +111,10 @@ def test_it_opens_with_the_answer_that_was_given(
     assert result.spent.probes == result.spent.measurements == recorded.probes
     assert result.best is not None
     assert result.best.configuration.key == recorded.best
-    assert result.best.energy_to_solution_kJ == pytest.approx(recorded.energy_to_solution_kJ)
+    # Launches have been weighed otherwise since; the shift is far below the interval's width.
+    assert result.best.energy_to_solution_kJ == pytest.approx(
+        recorded.energy_to_solution_kJ, rel=1e-3
+    )
     assert main(["front", str(run.path), "--json"]) == 0
     front = json.loads(capsys.readouterr().out)
     assert front["best"]["configuration"] == result.best.configuration.to_json()

@@ -1,12 +1,9 @@
 """Building of a result from a problem and the records of its probes.
 
-A measured configuration's step time and power are the means of its windows, weighted by their
-errors, in logarithms. A window's error is what it states of itself, the fitted spread between
-windows, and the observed difference between launches of one configuration beyond both: a machine
-that others use too is noisier than any single window shows. Where the surrogates, which also use
-the neighbours, put the error of that mean lower, theirs is taken, but never below the
-seen difference of launches: sqrt(posterior variance + (posterior mean - measured mean)^2), which is
-the mean-squared error of the measured figure if the surrogates are right. Intervals are 90 %.
+Step time and power of a measured configuration come from its launches, with errors that hold what
+the windows state and how far launches of the study differ (`tuner.results.estimates`). Intervals
+are 90 %. Joint draws of measured and of unmeasured configurations give the probability of being on
+the front and the band of the front (`tuner.results.front_uncertainty`).
 """
 
 from __future__ import annotations
@@ -14,16 +11,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student_t
 
 from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE, Surrogates
+from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import (
     hypervolume,
     probability_nondominated,
@@ -35,6 +31,7 @@ from tuner.problem.study_file import parse_cluster, parse_job
 from tuner.problem.study_spec import StudySpec
 from tuner.results.calibration import last_calibration
 from tuner.results.choice import decide, front_of
+from tuner.results.estimates import Estimate, Windows, estimate
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
 from tuner.results.result import Attainment, LeaveOneOut, Point, ProgressPoint, Result, Spent
 from tuner.results.verification import choose_verified
@@ -42,185 +39,13 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.measure.statistics import Z90
 from tuner.workload.power_samples import read_power
 from tuner.workload.probe import Measurement, ProbeRecord
 
-__all__ = ["build_result", "estimated_points", "front_of", "measured_points", "spent_kJ"]
-
-#: Joint draws behind the probability of being non-dominated: its standard error is at most 0.011.
-DRAWS = 2000
+__all__ = ["build_result", "front_of", "measured_points", "spent_kJ"]
 
 
-@dataclass(frozen=True)
-class _Windows:
-    """Every window of every measured configuration, row by row."""
-
-    configurations: list[Configuration]
-    measurements: list[Measurement]
-    records: list[ProbeRecord]
-
-    @classmethod
-    def of(cls, records: Sequence[ProbeRecord]) -> _Windows:
-        windows = cls([], [], [])
-        for record in records:
-            for measurement in record.measurements:
-                launch = record.request.launch
-                windows.configurations.append(Configuration(launch, measurement.live))
-                windows.measurements.append(measurement)
-                windows.records.append(record)
-        scopes = sorted({record.meter.scope for record in windows.records})
-        if len(scopes) > 1:
-            raise InputError(
-                f"the probes charge the energy of different scopes ({', '.join(scopes)}), which "
-                "one front cannot hold; give the study another name for each scope"
-            )
-        return windows
-
-    def by_configuration(self) -> dict[Configuration, tuple[Measurement, ...]]:
-        grouped: dict[Configuration, tuple[Measurement, ...]] = {}
-        for configuration, measurement in zip(self.configurations, self.measurements, strict=True):
-            grouped[configuration] = (*grouped.get(configuration, ()), measurement)
-        return grouped
-
-    @property
-    def as_delivered(self) -> list[Configuration]:
-        """Delivered configurations, the models' input: a requested clock may not have held."""
-        pairs = zip(self.configurations, self.measurements, strict=True)
-        return [Configuration(asked.launch, m.as_delivered) for asked, m in pairs]
-
-    @property
-    def step_time_s(self) -> np.ndarray:
-        return np.array([m.step_time_s for m in self.measurements], dtype=float)
-
-    @property
-    def power_W(self) -> np.ndarray:
-        return np.array([m.power_W for m in self.measurements], dtype=float)
-
-    @property
-    def temperature_C(self) -> np.ndarray:
-        """The hottest device's, NaN where unknown."""
-        each = [math.nan if m.temperature_C is None else m.temperature_C for m in self.measurements]
-        return np.array(each, dtype=float)
-
-    @property
-    def relative_errors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Stated relative standard errors of step time and power; NaN where unknown."""
-        time = [m.step_time_rse for m in self.measurements]
-        power = [m.power_rse for m in self.measurements]
-        # A file may state any number; a thousandfold error says as little, and its square is one.
-        return tuple(np.clip(np.array(rse, dtype=float), 0.0, 1e3) for rse in (time, power))
-
-
-@dataclass(frozen=True)
-class _Estimate:
-    """Means and standard errors of log step time and log power, one row a configuration."""
-
-    configurations: list[Configuration]
-    rows: list[list[int]]
-    log_time: np.ndarray
-    log_time_se: np.ndarray
-    log_power: np.ndarray
-    log_power_se: np.ndarray
-    log_time_floor: np.ndarray
-    log_power_floor: np.ndarray
-
-
-def _launch_spread(
-    rows: Sequence[Sequence[int]], log: np.ndarray, variance: np.ndarray
-) -> tuple[float, float]:
-    """Pool the spread of repeated windows beyond their stated errors over all configurations.
-
-    The excess of the pooled variance about each configuration's mean over the stated variance
-    (the moment estimator of a random effect, DerSimonian and Laird 1986, with equal weights), and
-    by how much a 90 % interval must be wider because few repeats tell it: Student's t with as many
-    degrees of freedom as there are repeats, over the normal's.
-
-    Args:
-        rows: the windows of each configuration.
-        log: (windows,), logarithms of the figure.
-        variance: (windows,), what each window states.
-
-    Returns:
-        The excess variance, and the factor on standard errors that it enters; (0, 1) where nothing
-        was repeated or nothing is in excess.
-    """
-    repeated = [list(mine) for mine in rows if len(mine) > 1]
-    freedom = sum(len(mine) - 1 for mine in repeated)
-    if not freedom:
-        return 0.0, 1.0
-    seen = sum(float(np.sum((log[mine] - log[mine].mean()) ** 2)) for mine in repeated) / freedom
-    stated = float(np.mean(np.concatenate([variance[mine] for mine in repeated])))
-    if seen <= stated:
-        return 0.0, 1.0
-    return seen - stated, float(student_t.ppf(0.95, freedom)) / Z90
-
-
-def _weighted(log: np.ndarray, variance: np.ndarray) -> tuple[float, float]:
-    weight = 1 / variance
-    return float(np.sum(weight * log) / np.sum(weight)), float(1 / math.sqrt(np.sum(weight)))
-
-
-def _estimate(windows: _Windows, noise: tuple[float, float]) -> _Estimate:
-    rows: dict[Configuration, list[int]] = {}
-    for row, configuration in enumerate(windows.configurations):
-        rows.setdefault(configuration, []).append(row)
-    figures = []
-    stated = windows.relative_errors
-    for values, errors, floor in zip(
-        (windows.step_time_s, windows.power_W), stated, noise, strict=True
-    ):
-        log, variance = np.log(values), np.nan_to_num(errors) ** 2 + floor**2
-        excess, wider = _launch_spread(list(rows.values()), log, variance)
-        figures.append(
-            np.array(
-                [
-                    (mean, wider * error, wider * math.sqrt(excess / len(mine)))
-                    for mine in rows.values()
-                    for mean, error in [_weighted(log[mine], variance[mine] + excess)]
-                ]
-            ).reshape(-1, 3)
-        )
-    time, power = figures
-    return _Estimate(
-        list(rows),
-        list(rows.values()),
-        log_time=time[:, 0],
-        log_time_se=time[:, 1],
-        log_power=power[:, 0],
-        log_power_se=power[:, 1],
-        log_time_floor=time[:, 2],
-        log_power_floor=power[:, 2],
-    )
-
-
-def _sharpened(estimate: _Estimate, surrogates: Surrogates) -> _Estimate:
-    """Lower standard errors where the surrogates know better (see the module's first lines).
-
-    Only this project's Gaussian process lowers them: a fully grown tree, for one, repeats what was
-    measured and has no spread there.
-    """
-    if not surrogates.sharpens:
-        return estimate
-    said = surrogates.with_intervals(estimate.configurations)
-    time = np.hypot(said.log_time_std, said.log_time - estimate.log_time)
-    power = np.hypot(said.log_power_std, said.log_power - estimate.log_power)
-    return replace(
-        estimate,
-        log_time_se=np.minimum(estimate.log_time_se, np.maximum(time, estimate.log_time_floor)),
-        log_power_se=np.minimum(estimate.log_power_se, np.maximum(power, estimate.log_power_floor)),
-    )
-
-
-def _probabilities(estimate: _Estimate, seed: int) -> np.ndarray:
-    """Probability that each is non-dominated, their errors taken as independent normal."""
-    normal = np.random.default_rng(seed).standard_normal((2, DRAWS, len(estimate.configurations)))
-    log_time = estimate.log_time + normal[0] * estimate.log_time_se
-    log_power = estimate.log_power + normal[1] * estimate.log_power_se
-    return probability_nondominated(log_time + log_power, log_time)
-
-
-def _peak_W(windows: _Windows, rows: Sequence[int], run_dir: Path | None) -> float | None:
+def _peak_W(windows: Windows, rows: Sequence[int], run_dir: Path | None) -> float | None:
     """Return the highest power sample within these windows; None if none was kept."""
     if run_dir is None:
         return None
@@ -249,24 +74,24 @@ def _peak_within(path: str, start_s: float, length_s: float) -> float | None:
 
 
 def _points(
-    windows: _Windows,
-    estimate: _Estimate,
+    windows: Windows,
+    figures: Estimate,
     steps: int,
     probability: np.ndarray,
     run_dir: Path | None = None,
 ) -> tuple[Point, ...]:
     points = []
-    for i, configuration in enumerate(estimate.configurations):
-        mine = [windows.measurements[row] for row in estimate.rows[i]]
-        time_se, power_se = float(estimate.log_time_se[i]), float(estimate.log_power_se[i])
-        meter = windows.records[estimate.rows[i][0]].meter
+    for i, configuration in enumerate(figures.configurations):
+        mine = [windows.measurements[row] for row in figures.rows[i]]
+        time_se, power_se = float(figures.log_time_se[i]), float(figures.log_power_se[i])
+        meter = windows.records[figures.rows[i][0]].meter
         peaks = [m.peak_memory_bytes for m in mine if m.peak_memory_bytes is not None]
         points.append(
             Point.from_logs(
                 configuration,
-                float(estimate.log_time[i]),
+                float(figures.log_time[i]),
                 time_se,
-                float(estimate.log_power[i]),
+                float(figures.log_power[i]),
                 power_se,
                 energy_se=math.hypot(time_se, power_se),
                 steps=steps,
@@ -276,25 +101,30 @@ def _points(
                 meter=meter,
                 flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
                 peak_memory_bytes=max(peaks, default=None),
-                peak_power_W=_peak_W(windows, estimate.rows[i], run_dir),
+                peak_power_W=_peak_W(windows, figures.rows[i], run_dir),
             )
         )
     return tuple(points)
 
 
-def measured_points(records: Sequence[ProbeRecord], steps: int) -> tuple[Point, ...]:
-    """Return the measured points without the surrogates: cheap, for progress and re-measuring.
+def measured_points(
+    records: Sequence[ProbeRecord], steps: int, *, run_dir: Path | None = None
+) -> tuple[Point, ...]:
+    """Return the measured points as in the result, but with NaN as probability of the front.
 
-    Errors take the surrogates' prior noise; the probability of being non-dominated is NaN.
+    Args:
+        records: every probe.
+        steps: that make the solution.
+        run_dir: where the power samples are, for `Point.peak_power_W`.
     """
-    windows = _Windows.of(records)
+    windows = Windows.of(records)
     if not windows.measurements:
         return ()
-    estimate = _estimate(windows, (TIME_NOISE, POWER_NOISE))
-    return _points(windows, estimate, steps, np.full(len(estimate.configurations), math.nan))
+    figures = estimate(windows)
+    return _points(windows, figures, steps, np.full(len(figures.rows), math.nan), run_dir)
 
 
-def _fitted(problem: Problem, windows: _Windows, seed: int) -> tuple[Surrogates, _Estimate]:
+def _fitted(problem: Problem, windows: Windows, seed: int) -> Surrogates:
     candidates = problem.candidates
     others = [c for c in dict.fromkeys(windows.configurations) if c not in candidates]
     if others:  # the baseline, where it may not be chosen, and what an earlier session might
@@ -308,30 +138,7 @@ def _fitted(problem: Problem, windows: _Windows, seed: int) -> tuple[Surrogates,
         *windows.relative_errors,
         temperature_C=windows.temperature_C,
     )
-    return surrogates, _sharpened(_estimate(windows, surrogates.noise()), surrogates)
-
-
-def estimated_points(
-    problem: Problem,
-    records: Sequence[ProbeRecord],
-    *,
-    seed: int = 0,
-    run_dir: Path | None = None,
-) -> tuple[Point, ...]:
-    """Return the measured points as in the result, but without their probabilities (NaN).
-
-    Args:
-        problem: what was searched.
-        records: every probe.
-        seed: of the surrogates.
-        run_dir: where the power samples are, for `Point.peak_power_W`.
-    """
-    windows = _Windows.of(records)
-    if not windows.measurements:
-        return ()
-    _, estimate = _fitted(problem, windows, seed)
-    unknown = np.full(len(estimate.configurations), math.nan)
-    return _points(windows, estimate, problem.steps, unknown, run_dir)
+    return surrogates
 
 
 def spent_kJ(records: Sequence[ProbeRecord]) -> float:
@@ -400,39 +207,20 @@ def _baseline_point(records: Sequence[ProbeRecord], points: Sequence[Point]) -> 
     return next((point for point in points if point.configuration in asked), None)
 
 
-def _beyond(
-    problem: Problem,
-    records: Sequence[ProbeRecord],
-    surrogates: Surrogates,
-    estimate: _Estimate,
-    points: Sequence[Point],
-    seed: int,
-) -> tuple[tuple[Point, ...], Attainment]:
-    """Predict the unmeasured points likely on the front, and the band of the true front."""
-    log_energy = estimate.log_time + estimate.log_power
-    measured = estimate.configurations
+def _unmeasured(
+    problem: Problem, records: Sequence[ProbeRecord], figures: Estimate, surrogates: Surrogates
+) -> list[Configuration]:
+    """Return the unmeasured candidates that may be on the front."""
+    measured = set(figures.configurations)
     tried = [c for record in records if not record.ok for c in record.request.configurations()]
-    unmeasured = likely_unmeasured(
+    return likely_unmeasured(
         surrogates,
         problem.candidates.configurations,
-        measured,
-        log_energy,
-        estimate.log_time,
-        failed=[c for c in tried if c not in set(measured)],
+        figures.configurations,
+        figures.log_time + figures.log_power,
+        figures.log_time,
+        failed=[c for c in tried if c not in measured],
     )
-    energy, time = draw(
-        surrogates,
-        unmeasured,
-        estimate.log_time,
-        estimate.log_time_se,
-        estimate.log_power,
-        estimate.log_power_se,
-        seed=seed,
-    )
-    predicted = predicted_points(
-        surrogates, unmeasured, energy, time, steps=problem.steps, meter=points[0].meter
-    )
-    return predicted, attainment_of(energy, time, problem.steps)
 
 
 def _job_of(problem: Problem) -> TrainingJob | None:
@@ -451,7 +239,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     """
     problem, constraints = spec.problem, spec.constraints
     run_dir, seed, ended = spec.run_dir, spec.settings.seed, spec.ended
-    windows = _Windows.of(records)
+    windows = Windows.of(records)
     points: tuple[Point, ...] = ()
     predicted: tuple[Point, ...] = ()
     attainment: Attainment | None = None
@@ -459,9 +247,20 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     surrogates: Surrogates | None = None
     about: dict[str, Any] = problem.about
     if windows.measurements:
-        surrogates, estimate = _fitted(problem, windows, seed)
-        points = _points(windows, estimate, problem.steps, _probabilities(estimate, seed), run_dir)
-        predicted, attainment = _beyond(problem, records, surrogates, estimate, points, seed)
+        surrogates = _fitted(problem, windows, seed)
+        figures = estimate(windows)
+        others = _unmeasured(problem, records, figures, surrogates)
+        energy, time = draw(figures, surrogates, others, seed=seed)
+        probability = probability_nondominated(energy, time)
+        points = _points(windows, figures, problem.steps, probability, run_dir)
+        predicted = predicted_points(
+            surrogates,
+            others,
+            probability[len(points) :],
+            steps=problem.steps,
+            meter=points[0].meter,
+        )
+        attainment = attainment_of(energy, time, problem.steps)
         if len(windows.measurements) >= 3:
             loo = surrogates.leave_one_out()
         about["meter"] = dict(vars(windows.records[0].meter))

@@ -1,9 +1,10 @@
 """Uncertainty of the front, by draws over measured and over merely predicted points.
 
 A configuration that was never measured at its own setting may still be on the front; the surrogates
-say how likely. Measured points are drawn from their own intervals, unmeasured ones jointly from the
-surrogates' posterior, and each draw has a front. How often a point is on it is its probability of
-being non-dominated, and the quantiles of those fronts are the attainment surfaces (Fonseca and
+say how likely. Measured points are drawn from their estimates, in which the errors of settings of
+one launch go together (`tuner.results.estimates`), unmeasured ones jointly from the surrogates'
+posterior, and each draw has a front of all of them. How often a point is on it is its probability
+of being on the front, and the quantiles of those fronts are the attainment surfaces (Fonseca and
 Fleming 1996, "On the performance assessment and comparison of stochastic multiobjective
 optimizers"). Predicted points are marked so and are never chosen. The band is as good as the
 surrogates: after a few probes of many launches they may not suspect where the front is.
@@ -17,15 +18,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.pareto import nondominated, probability_nondominated
+from tuner.pareto import nondominated
+from tuner.results.estimates import Estimate
 from tuner.results.result import Attainment, Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo
 
 __all__ = ["attainment_of", "likely_unmeasured", "predicted_points"]
 
-#: Joint draws of the unmeasured and the measured: a probability's standard error is at most 0.02.
-DRAWS = 600
+#: Joint draws: the standard error of a probability is at most 0.011.
+DRAWS = 2000
 #: An unmeasured candidate is drawn where its hopeful corner (this many standard deviations better
 #: on both axes) is beaten by no measured point, up to this number, the likeliest first.
 HOPE, MOST_DRAWN = 2.0, 150
@@ -84,38 +86,57 @@ def _behind(
 
 
 def draw(
+    figures: Estimate,
     surrogates: Surrogates,
     unmeasured: Sequence[Configuration],
-    log_time: np.ndarray,
-    log_time_se: np.ndarray,
-    log_power: np.ndarray,
-    log_power_se: np.ndarray,
     *,
     seed: int,
     draws: int = DRAWS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Joint draws of log energy and log time, (draws, measured + unmeasured).
+    """Return joint draws of log energy and log time, (draws, measured + unmeasured).
 
-    The errors of measured points are taken as independent of each other and of the surrogates'.
+    Settings that were measured in one launch share the error of its effect, and so do unmeasured
+    settings of the same launch knobs, whose predictions follow the measured ones.
+
+    Args:
+        figures: estimates of the measured configurations.
+        surrogates: fitted.
+        unmeasured: configurations that are drawn from the surrogates' posterior.
     """
     rng = np.random.default_rng(seed)
-    count = len(log_time)
-    normal = rng.standard_normal((2, draws, count))
-    time = log_time + normal[0] * log_time_se
-    power = log_power + normal[1] * log_power_se
+    time, power = figures.draw(rng, draws)
     if unmeasured:
+        said = surrogates.with_intervals(unmeasured)
+        plain = surrogates.predict(unmeasured)
         more_time, more_power = surrogates.sample(
             unmeasured, rng.standard_normal((draws, 2, len(unmeasured)))
         )
+        # As wide as the intervals that are shown, which the plain posterior is not.
+        more_time = said.log_time + (more_time - plain.log_time) * (
+            said.log_time_std / plain.log_time_std
+        )
+        more_power = said.log_power + (more_power - plain.log_power) * (
+            said.log_power_std / plain.log_power_std
+        )
+        follows = _same_launch(figures.configurations, unmeasured)
+        more_time = more_time + (time - figures.log_time) @ follows
+        more_power = more_power + (power - figures.log_power) @ follows
         time, power = np.hstack([time, more_time]), np.hstack([power, more_power])
     return time + power, time
+
+
+def _same_launch(
+    measured: Sequence[Configuration], unmeasured: Sequence[Configuration]
+) -> np.ndarray:
+    """Return what each measured one counts in the mean of each unmeasured one's launch."""
+    same = np.array([[m.launch == u.launch for u in unmeasured] for m in measured], dtype=float)
+    return np.asarray(same / np.maximum(same.sum(axis=0), 1.0))
 
 
 def predicted_points(
     surrogates: Surrogates,
     unmeasured: Sequence[Configuration],
-    log_energy: np.ndarray,
-    log_time: np.ndarray,
+    probability: np.ndarray,
     *,
     steps: int,
     meter: MeterInfo,
@@ -123,36 +144,33 @@ def predicted_points(
     """Return the unmeasured points that are likely on the front, fastest first.
 
     Args:
-        unmeasured: the last columns of the draws.
-        log_energy, log_time: of `draw`.
+        surrogates: fitted.
+        unmeasured: the configurations.
+        probability: of each to be on the front, (len(unmeasured),).
         steps: that make the solution.
         meter: of the measured points, whose scope the predictions share.
     """
-    if not unmeasured:
-        return ()
-    probability = probability_nondominated(log_energy, log_time)[-len(unmeasured) :]
     likely = [i for i in np.argsort(-probability) if probability[i] >= LEAST_PROBABILITY]
-    chosen = [unmeasured[i] for i in likely[:MOST_SHOWN]]
+    chosen = likely[:MOST_SHOWN]
     if not chosen:
         return ()
-    said = surrogates.with_intervals(chosen)
-    points = []
-    for i, configuration in enumerate(chosen):
-        points.append(
-            Point.from_logs(
-                configuration,
-                float(said.log_time[i]),
-                float(said.log_time_std[i]),
-                float(said.log_power[i]),
-                float(said.log_power_std[i]),
-                energy_se=float(said.log_energy_std[i]),
-                steps=steps,
-                source="predicted",
-                windows=0,
-                p_nondominated=float(probability[likely[i]]),
-                meter=meter,
-            )
+    said = surrogates.with_intervals([unmeasured[i] for i in chosen])
+    points = [
+        Point.from_logs(
+            unmeasured[chosen[i]],
+            float(said.log_time[i]),
+            float(said.log_time_std[i]),
+            float(said.log_power[i]),
+            float(said.log_power_std[i]),
+            energy_se=float(said.log_energy_std[i]),
+            steps=steps,
+            source="predicted",
+            windows=0,
+            p_nondominated=float(probability[chosen[i]]),
+            meter=meter,
         )
+        for i in range(len(chosen))
+    ]
     return tuple(sorted(points, key=lambda point: point.time_to_solution_s))
 
 

@@ -83,7 +83,8 @@ class Point:
         source: "measured" at this very setting, or "predicted": by the surrogates, or by the
             analytic models where the cluster is simulated.
         windows: how many windows measured it, or were simulated; 0 for a surrogate's prediction.
-        p_nondominated: probability that no other configuration is better on both axes.
+        p_nondominated: probability that no other configuration, measured or not, is better on
+            both axes.
         meter: scope and source of the energy.
         flags: what a reader must know.
         peak_memory_bytes: fullest rank; None where unknown.

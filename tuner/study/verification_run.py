@@ -15,7 +15,7 @@ from tuner.formatting import knobs
 from tuner.problem.settings import FEW_PROBES
 from tuner.problem.stop_reason import NoVerdict
 from tuner.problem.study_spec import StudySpec
-from tuner.results.build import estimated_points
+from tuner.results.build import measured_points
 from tuner.results.verification import (
     LEAST_PAIRS,
     MOST_TRIES,
@@ -55,9 +55,7 @@ def verify(
     """
     problem, prefer = spec.problem, spec.ended.chosen
     for _ in range(MOST_TRIES):
-        points = estimated_points(
-            problem, search.records, seed=spec.settings.seed, run_dir=spec.run_dir
-        )
+        points = measured_points(search.records, problem.steps, run_dir=spec.run_dir)
         constraints = constraints_of(spec, search.records, points)
         verified = choose_verified(points, search.records, constraints, prefer=prefer)
         if verified.to_try is None:

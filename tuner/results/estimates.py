@@ -1,0 +1,260 @@
+"""Estimates of step time and power of the measured configurations, from the windows of a study.
+
+Windows of one launch share its effect (`tuner.results.launch_spread`), so a second visit in the
+same launch makes the launch's mean more precise and says nothing about other launches. A
+configuration is estimated from its own windows alone, and the errors of settings that were measured
+in one launch go together. The surrogates do not sharpen it: they were fitted to the same windows,
+and what neighbours tell of a launch's level is less than one launch of its own
+(`python -m benchmarks.coverage`: with their posterior the error is as large and the intervals cover
+80 % instead of 90 %).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE
+from tuner.results.launch_spread import LaunchSpread, launch_spread
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.workload.measure.statistics import Z90
+from tuner.workload.probe import Measurement, ProbeRecord
+
+__all__ = ["Estimate", "Windows", "estimate", "spreads_of"]
+
+#: Values that stand for the posterior of the launches' and the windows' spread.
+COMPONENTS = 24
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Every window of every measured configuration, row by row.
+
+    Attributes:
+        configurations: as requested.
+        measurements: one for each row.
+        records: the probe of each row.
+        launches: number of that probe, which is one launch, (rows,).
+    """
+
+    configurations: list[Configuration]
+    measurements: list[Measurement]
+    records: list[ProbeRecord]
+    launches: np.ndarray
+
+    @classmethod
+    def of(cls, records: Sequence[ProbeRecord]) -> Windows:
+        """Return the windows of these probes.
+
+        Raises:
+            InputError: they charge the energy of different scopes.
+        """
+        rows = [(number, r, m) for number, r in enumerate(records) for m in r.measurements]
+        scopes = sorted({record.meter.scope for _, record, _ in rows})
+        if len(scopes) > 1:
+            raise InputError(
+                f"the probes charge the energy of different scopes ({', '.join(scopes)}), which "
+                "one front cannot hold; give the study another name for each scope"
+            )
+        return cls(
+            [Configuration(record.request.launch, m.live) for _, record, m in rows],
+            [m for _, _, m in rows],
+            [record for _, record, _ in rows],
+            np.array([number for number, _, _ in rows], dtype=int),
+        )
+
+    def by_configuration(self) -> dict[Configuration, tuple[Measurement, ...]]:
+        """Return the windows of each configuration."""
+        grouped: dict[Configuration, tuple[Measurement, ...]] = {}
+        for configuration, measurement in zip(self.configurations, self.measurements, strict=True):
+            grouped[configuration] = (*grouped.get(configuration, ()), measurement)
+        return grouped
+
+    @property
+    def as_delivered(self) -> list[Configuration]:
+        """Delivered configurations, the models' input: a requested clock may not have held."""
+        pairs = zip(self.configurations, self.measurements, strict=True)
+        return [Configuration(asked.launch, m.as_delivered) for asked, m in pairs]
+
+    @property
+    def step_time_s(self) -> np.ndarray:
+        """Step times, (rows,)."""
+        return np.array([m.step_time_s for m in self.measurements], dtype=float)
+
+    @property
+    def power_W(self) -> np.ndarray:
+        """Powers of the whole job, (rows,)."""
+        return np.array([m.power_W for m in self.measurements], dtype=float)
+
+    @property
+    def temperature_C(self) -> np.ndarray:
+        """The hottest device's, NaN where unknown."""
+        each = [math.nan if m.temperature_C is None else m.temperature_C for m in self.measurements]
+        return np.array(each, dtype=float)
+
+    @property
+    def relative_errors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Stated relative standard errors of step time and power; NaN where unknown."""
+        time = [m.step_time_rse for m in self.measurements]
+        power = [m.power_rse for m in self.measurements]
+        # A file may state any number; a thousandfold error says as little, and its square is one.
+        return tuple(np.clip(np.array(rse, dtype=float), 0.0, 1e3) for rse in (time, power))
+
+    @property
+    def rows(self) -> dict[Configuration, list[int]]:
+        """Rows of each configuration, in the order in which they were first measured."""
+        rows: dict[Configuration, list[int]] = {}
+        for row, configuration in enumerate(self.configurations):
+            rows.setdefault(configuration, []).append(row)
+        return rows
+
+    @property
+    def logs_and_stated(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Logarithm and stated squared error, (rows,) each, of step time and of power."""
+        pairs = zip((self.step_time_s, self.power_W), self.relative_errors, strict=True)
+        return [(np.log(values), np.nan_to_num(rse) ** 2) for values, rse in pairs]
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """Logarithm of one figure of several configurations: a mixture of normal distributions, one for
+    each value of the launches' spread.
+
+    Attributes:
+        means: (components, configurations).
+        of_launches: (components, configurations, launches), what an effect of each launch adds.
+        own: (components, configurations), standard deviation of the windows' own errors.
+    """
+
+    means: np.ndarray
+    of_launches: np.ndarray
+    own: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        return np.asarray(self.means.mean(axis=0))
+
+    def error(self) -> np.ndarray:
+        """Half the width of the 90 % interval about the mean, over a standard normal's."""
+        std = np.sqrt(np.sum(self.of_launches**2, axis=2) + self.own**2)
+        apart = self.means - self.mean
+        low = np.zeros(std.shape[1])
+        high = np.max(np.abs(apart) + 4 * std, axis=0, initial=0.0)
+        for _ in range(40):  # bisection: the share inside grows with the half-width
+            half = (low + high) / 2
+            inside = np.mean(ndtr((half - apart) / std) - ndtr((-half - apart) / std), axis=0)
+            low, high = np.where(inside < 0.9, half, low), np.where(inside < 0.9, high, half)
+        return np.asarray(high / Z90)
+
+    def draw(self, rng: np.random.Generator, draws: int) -> np.ndarray:
+        """Return joint draws, (draws, configurations)."""
+        component = rng.integers(len(self.means), size=draws)
+        launches = rng.standard_normal((draws, self.of_launches.shape[2]))
+        own = rng.standard_normal((draws, self.means.shape[1]))
+        found = np.empty_like(own)
+        for number in range(len(self.means)):
+            rows = component == number
+            shared = launches[rows] @ self.of_launches[number].T
+            found[rows] = self.means[number] + shared + own[rows] * self.own[number]
+        return found
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimates of log step time and log power of the measured configurations.
+
+    Attributes:
+        configurations: in the order in which they were first measured.
+        rows: windows of each.
+        log_time, log_power: means, (configurations,).
+        log_time_se, log_power_se: errors: 1.645 times as much on either side is a 90 % interval,
+            widened like Student's t where few repeats tell how far launches differ.
+    """
+
+    configurations: list[Configuration]
+    rows: list[list[int]]
+    log_time: np.ndarray
+    log_time_se: np.ndarray
+    log_power: np.ndarray
+    log_power_se: np.ndarray
+    _figures: tuple[_Figure, _Figure]
+
+    @property
+    def log_energy_se(self) -> np.ndarray:
+        """Errors of log energy; those of time and power are taken as independent."""
+        return np.hypot(self.log_time_se, self.log_power_se)
+
+    def draw(self, rng: np.random.Generator, draws: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return joint draws of log time and log power, (draws, configurations) each."""
+        time, power = (figure.draw(rng, draws) for figure in self._figures)
+        return time, power
+
+
+def spreads_of(windows: Windows) -> list[LaunchSpread]:
+    """Return how far launches and windows differ, in step time and in power."""
+    number = {configuration: i for i, configuration in enumerate(windows.rows)}
+    configurations = [number[each] for each in windows.configurations]
+    return [
+        launch_spread(log, stated, configurations, windows.launches, noise)
+        for (log, stated), noise in zip(
+            windows.logs_and_stated, (TIME_NOISE, POWER_NOISE), strict=True
+        )
+    ]
+
+
+def estimate(windows: Windows) -> Estimate:
+    """Estimate step time and power of the measured configurations.
+
+    A configuration's mean is that of its launches, each weighed by 1 / (tau^2 + its own squared
+    error), and settings of one launch share its effect.
+
+    Args:
+        windows: at least one.
+    """
+    rows = windows.rows
+    found = []
+    for (log, stated), spread in zip(windows.logs_and_stated, spreads_of(windows), strict=True):
+        parts = [
+            _weighted(list(rows.values()), windows.launches, log, stated + window**2, launch)
+            for launch, window in zip(*spread.sample(COMPONENTS), strict=True)
+        ]
+        found.append(_Figure(*(np.array(each) for each in zip(*parts, strict=True))))
+    time, power = found
+    return Estimate(
+        list(rows),
+        list(rows.values()),
+        time.mean,
+        time.error(),
+        power.mean,
+        power.error(),
+        (time, power),
+    )
+
+
+def _weighted(
+    rows: Sequence[Sequence[int]],
+    launches: np.ndarray,
+    log: np.ndarray,
+    variance: np.ndarray,
+    tau: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the fields of a `_Figure`'s component where launches differ by `tau`."""
+    each, launch = np.unique(launches, return_inverse=True)
+    means, own = np.empty(len(rows)), np.empty(len(rows))
+    of_launches = np.zeros((len(rows), len(each)))
+    for i, mine in enumerate(rows):
+        at = launch[list(mine)]
+        precision = np.bincount(at, 1 / variance[mine], minlength=len(each))
+        mean = np.bincount(at, log[mine] / variance[mine], minlength=len(each))
+        there = np.flatnonzero(precision)
+        weights = 1 / (tau**2 + 1 / precision[there])
+        weights /= weights.sum()
+        means[i] = weights @ (mean[there] / precision[there])
+        own[i] = np.sqrt(weights**2 @ (1 / precision[there]))
+        of_launches[i, there] = tau * weights
+    return means, of_launches, own
