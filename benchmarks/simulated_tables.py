@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -121,17 +122,34 @@ def departed(cluster: Cluster, spread: float, seed: int) -> tuple[Cluster, Const
 
 
 class DepartedTruth:
-    """What a cluster of `departed` really does: each value of each launch knob has besides a factor
-    of its own on time and on power, which no constant of the models can take up.
+    """Truth of a cluster of `departed`, which no constants of the models describe.
+
+    Each value of each launch knob has a factor of its own on time and on power. That is what an
+    additive kernel over launch knobs assumes. With `beyond`, there are three more factors that it
+    does not assume: of each pair of values of two launch knobs (an interaction), of the clock to a
+    power that each value of a launch knob has of its own, and of each ordered launch knob beyond a
+    level of its own (a threshold).
 
     Args:
         model: of the departed cluster.
-        spread: standard deviation of the factors' logarithms.
+        spread: standard deviation of the logarithm of each value's factor.
         seed: of the factors.
+        beyond: the same of the three further factors; 0 for none. That of a pair is divided by the
+            root of the number of knobs, so that it does not grow with their number.
+        highest_MHz: clock at which the clock's factor is 1; None without one.
     """
 
-    def __init__(self, model: AnalyticModel, spread: float, seed: int) -> None:
+    def __init__(
+        self,
+        model: AnalyticModel,
+        spread: float,
+        seed: int,
+        *,
+        beyond: float = 0.0,
+        highest_MHz: float | None = None,
+    ) -> None:
         self._model, self._spread, self._seed = model, spread, seed
+        self._beyond, self._highest_MHz = beyond, highest_MHz
 
     def predict(self, configurations: Sequence[Configuration]) -> Prediction:
         said = self._model.predict(configurations)
@@ -139,12 +157,38 @@ class DepartedTruth:
         return replace(said, step_time_s=said.step_time_s * time, power_W=said.power_W * power)
 
     def _factors(self, configuration: Configuration) -> np.ndarray:
-        total = np.zeros(2)
+        knobs = [(name, str(value)) for name, value in configuration.launch.items()]
+        logs = self._spread * np.sum([self._drawn(*knob) for knob in knobs], axis=0)
+        if self._beyond:
+            logs = logs + self._beyond * self._beyond_kernel(configuration, knobs)
+        return np.asarray(np.exp(logs))
+
+    def _beyond_kernel(
+        self, configuration: Configuration, knobs: Sequence[tuple[str, str]]
+    ) -> np.ndarray:
+        """Return the logs of the further factors, in units of their standard deviation, (2,)."""
+        logs = np.zeros(2)
+        for one, other in itertools.combinations(sorted(knobs), 2):
+            logs += self._drawn("pair", *one, *other) / math.sqrt(len(knobs))
+        clock = configuration.get("clock_MHz")
+        if clock is not None and self._highest_MHz:
+            log_clock = math.log(float(np.mean(clock)) / self._highest_MHz)
+            for knob in knobs:
+                logs += log_clock * self._drawn("clock", *knob)
         for name, value in configuration.launch.items():
-            words = f"{self._seed}\n{name}\n{value}".encode()
-            digest = hashlib.sha256(words).digest()[:8]
-            total += np.random.default_rng(int.from_bytes(digest, "big")).standard_normal(2)
-        return np.exp(self._spread * total)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                # Levels of most knobs are powers of two: the threshold lies between two of 1 to 64.
+                level = 2.0 ** float(self._generator("level", name).uniform(0, 6))
+                logs += (value > level) * self._drawn("threshold", name)
+        return logs
+
+    def _generator(self, *words: str) -> np.random.Generator:
+        text = "\n".join([str(self._seed), *words]).encode()
+        return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
+
+    def _drawn(self, *words: str) -> np.ndarray:
+        """Return the log factors on time and power that belong to these words, (2,)."""
+        return np.asarray(self._generator(*words).standard_normal(2))
 
 
 @dataclass(frozen=True)
@@ -171,6 +215,7 @@ def record(
     of_values: float,
     error: float,
     seed: int,
+    beyond: float = 0.0,
 ) -> Recorded:
     """Write one table.
 
@@ -182,6 +227,7 @@ def record(
         of_values: of what each value of a launch knob does besides (`DepartedTruth`).
         error: relative standard deviation of each launch's own departure.
         seed: of everything drawn.
+        beyond: of what an additive kernel does not assume (`DepartedTruth`).
     """
     job, cluster = load_job(job_name), load_cluster(cluster_name)
     candidates = load_space(space).candidates(job, cluster)
@@ -194,7 +240,13 @@ def record(
         model_error=error,
     )
     there, constants = departed(cluster, spread, seed)
-    truth = DepartedTruth(AnalyticModel(job, there, constants=constants), of_values, seed)
+    truth = DepartedTruth(
+        AnalyticModel(job, there, constants=constants),
+        of_values,
+        seed,
+        beyond=beyond,
+        highest_MHz=max(cluster.device.clocks_MHz, default=None),
+    )
     runner = SimulatedRunner(job, there, seed=seed, conditions=still, truth=truth)
     order = np.random.default_rng(seed).permutation(len(candidates.launches))
     window = WindowPolicy(min_s=0.1, min_steps=1, settle_s=0.0)
@@ -221,7 +273,8 @@ def record(
     (folder / "table.toml").write_text(
         f'name = "{job_name} on {cluster_name}"\n'
         f'what = "made by the analytic models with constants drawn off theirs (log-sd {spread:g}), '
-        f"{of_values:g} a value of a launch knob and {error:g} a launch, seed {seed}; nothing was "
+        f"{of_values:g} a value of a launch knob, {beyond:g} beyond an additive kernel and "
+        f"{error:g} a launch, seed {seed}; nothing was "
         f'measured; {kept} of {len(order)} launches, space {space}; {said.sentence}"\n'
         f"launch_knobs = {[n for n in names if n not in live]}\n"
         f"live_knobs = {live}\n"
@@ -281,6 +334,14 @@ def main() -> None:
         default=0.05,
         help="log-sd of what each value of a launch knob does besides (default 0.05)",
     )
+    add(
+        "--beyond-kernel",
+        type=float,
+        default=0.0,
+        metavar="SD",
+        help="log-sd of interactions of launch knobs, of their dependence on the clock and of "
+        "thresholds, none of which an additive kernel assumes (default 0)",
+    )
     add("--error", type=float, default=0.03, help="of each launch besides (default 0.03)")
     add(
         "--seeds",
@@ -308,6 +369,7 @@ def main() -> None:
                 of_values=options.of_values,
                 error=options.error,
                 seed=seed,
+                beyond=options.beyond_kernel,
             )
             print(f"{folder}: {made.configurations} configurations; {made.error.sentence}")
             name = folder.name.replace("-", "_")

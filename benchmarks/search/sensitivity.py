@@ -1,13 +1,14 @@
 """Sensitivity of the search to its constants: jackknifed joules at half, as is, and double.
 
-Every number that a module of the search names in capitals, and every number of `SamplerDesign`, is
-halved and doubled, one at a time (of integers at least 1). The search then runs on the jackknifed
-tables. Printed is the geometric mean of the joules over those of the search as it is, paired by
-table, with the standard error over the groups' means. A constant that cannot be told from both its
-neighbours (less than two standard errors) may as well be the simplest value between them.
+Every number that a module of the search names in capitals, each number of a tuple by itself, and
+every number of `SamplerDesign` is halved and doubled, one at a time (of integers at least 1). The
+search then runs on the jackknifed tables. Printed is the geometric mean of the joules over those of
+the search as it is, paired by table, with the standard error over the groups' means. A constant
+that cannot be told from either neighbour (less than two standard errors) may as well be the
+simplest value between them, as far as these tables can tell: with few tables the standard errors
+are large.
 
-About 9 s a constant and jackknifed table of all thirteen groups of zeus-nsdi23 on one core: with
-the default two tables about ten minutes.
+With the default two tables of each group of zeus-nsdi23 about ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -55,24 +56,48 @@ CODES = {"LAUNCH", "LIVE", "MIXED"}
 CLEAR_SE = 2.0
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Constant:
     """One constant.
 
     Attributes:
         place: the module that defines it, or "SamplerDesign".
         name: as defined there.
+        item: which number of a tuple or an array; None for a number.
     """
 
     place: str
     name: str
+    item: int | None = None
 
     @property
-    def value(self) -> Any:
-        """Its value as it is now."""
+    def whole(self) -> Any:
+        """The number, tuple or array as it is now."""
         if self.place == SamplerDesign.__name__:
             return getattr(SamplerDesign(), self.name)
         return getattr(importlib.import_module(self.place), self.name)
+
+    @property
+    def value(self) -> Any:
+        """The number as it is now."""
+        return self.whole if self.item is None else self.whole[self.item]
+
+    @property
+    def title(self) -> str:
+        """Its name, with the place and the item."""
+        item = "" if self.item is None else f"[{self.item}]"
+        return f"{self.place.removeprefix('tuner.')}.{self.name}{item}"
+
+    def scaled(self, factor: float) -> Any:
+        """Return the number, tuple or array with this number times a factor."""
+        value = scaled(self.value, factor)
+        if self.item is None:
+            return value
+        if isinstance(self.whole, np.ndarray):
+            changed = self.whole.copy()
+            changed[self.item] = value
+            return changed
+        return (*self.whole[: self.item], value, *self.whole[self.item + 1 :])
 
 
 def _is_figure(value: object) -> bool:
@@ -96,7 +121,8 @@ def constants() -> list[Constant]:
                 if " = " in line
             )
             if name.isupper() and name not in CODES and defined and _is_figure(value):
-                found.append(Constant(place, name))
+                items = range(len(value)) if isinstance(value, tuple | np.ndarray) else [None]
+                found += [Constant(place, name, item) for item in items]
     design = SamplerDesign()
     found += [
         Constant("SamplerDesign", one.name)
@@ -107,9 +133,7 @@ def constants() -> list[Constant]:
 
 
 def scaled(value: Any, factor: float) -> Any:
-    """Return a value times a factor; integers stay integers of at least 1."""
-    if isinstance(value, tuple):
-        return tuple(scaled(one, factor) for one in value)
+    """Return a number times a factor; integers stay integers of at least 1."""
     if isinstance(value, int):
         return max(1, math.floor(value * factor))
     return value * factor
@@ -118,7 +142,7 @@ def scaled(value: Any, factor: float) -> Any:
 @contextlib.contextmanager
 def changed(constant: Constant, value: Any) -> Iterator[None]:
     """Give a constant another value, wherever it is imported, while the context lasts."""
-    before = constant.value
+    before = constant.whole
     if constant.place == SamplerDesign.__name__:
         init: Any = SamplerDesign.__init__
         names = [one.name for one in fields(SamplerDesign)]
@@ -153,7 +177,7 @@ def logs_of(
     with contextlib.ExitStack() as stack:
         if change is not None:
             constant, factor = change
-            stack.enter_context(changed(constant, scaled(constant.value, factor)))
+            stack.enter_context(changed(constant, constant.scaled(factor)))
         return [
             math.log(run(problem, OURS, problem.jackknife or 0, most=most).kJ)
             for problem in problems
@@ -222,19 +246,21 @@ def _report(
             continue
         as_is = geometric_mean([math.exp(row) for row in rows])
         print(f"\n{split} groups: {as_is:.2f} x the oracle's joules as is; ratios to that at")
-        print(f"  {'constant':44} {'value':>16} {'half':>15} {'double':>15}")
+        print(f"  {'constant':48} {'value':>8} {'half':>15} {'double':>15}")
         for constant in dict.fromkeys(constant for constant, _ in others):
-            text, clear = "", False
+            text, clear, any_effect = "", False, False
             for factor in FACTORS:
                 mean, error = compared(problems, others[constant, factor], base, split)
                 clear |= abs(mean) > CLEAR_SE * error
+                any_effect |= others[constant, factor] != list(base)
                 text += f" {math.exp(mean):8.3f} ±{error:.3f}"
                 side = "half" if factor < 1 else "double"
-                name = f"sensitivity_{constant.name.lower()}_{side}_{split}"
+                item = "" if constant.item is None else f"_{constant.item}"
+                name = f"sensitivity_{constant.name.lower()}{item}_{side}_{split}"
                 figures.append(Figure(name, math.exp(mean), "ratio"))
-            name = f"{constant.place.removeprefix('tuner.')}.{constant.name}"
             said = "" if clear else "  cannot be told from its neighbours"
-            print(f"  {name:44} {constant.value!s:>16}{text}{said}")
+            said = said if any_effect else "  has no effect on these tables"
+            print(f"  {constant.title:48} {constant.value:>8.4g}{text}{said}")
     return figures
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.search.__main__ import main
 from benchmarks.search.own_stop import own_stops, search_to_own_stop
 from benchmarks.search.problems import (
     Problem,
@@ -178,3 +180,29 @@ def test_a_search_ends_by_its_own_rule_and_pays_for_what_it_probed(folder: Path)
     assert 0 <= stop.missing < 1
     assert 0 < stop.launches <= 4
     assert 0 < stop.kJ <= truth.whole_kJ
+
+
+def test_a_group_that_no_limit_binds_is_marked_and_in_no_figure(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    json_file = tmp_path / "figures.json"
+    options = ["--samplers", "hill-climb", "random", "--jackknife", "2", "--seeds", "0"]
+    main([str(folder), *options, "--json", str(json_file)])
+    out = capsys.readouterr().out
+    assert "limits: idle: 2 jackknifed tables (no power limit binds: not in the headline)" in out
+    assert "held_out groups (1), jackknifed" in out
+    figures = {figure["name"]: figure["value"] for figure in json.loads(json_file.read_text())}
+    problems = [Problem(folder, "mixed", seed) for seed in (0, 1)]
+    ours, climb = (
+        math.exp(
+            np.mean(
+                [
+                    math.log(run(p, name, p.jackknife or 0).kJ / truth_of(p).oracle_kJ)
+                    for p in problems
+                ]
+            )
+        )
+        for name in ("joulefront", "hill-climb")
+    )
+    assert figures["jackknife_over_oracle_held_out"] == pytest.approx(ours)
+    assert figures["jackknife_over_best_peer_held_out"] == pytest.approx(ours / climb)

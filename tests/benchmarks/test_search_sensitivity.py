@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tuner.models.surrogate.gaussian_process as process
@@ -29,8 +28,16 @@ def test_values_are_scaled_as_what_they_are() -> None:
     assert scaled(8, 0.5) == 4
     assert scaled(1, 0.5) == 1
     assert scaled(0.5, 2.0) == 1.0
-    assert scaled((3, 0.5), 2.0) == (6, 1.0)
-    assert scaled(np.array([1.0, 2.0]), 0.5) == pytest.approx([0.5, 1.0])
+
+
+def test_each_number_of_a_tuple_or_an_array_is_scaled_by_itself() -> None:
+    shares = Constant("tuner.models.surrogate.kernel", "SHARES", 1)
+    before = list(shares.whole)
+    assert list(shares.scaled(2.0)) == pytest.approx([before[0], 2 * before[1], before[2]])
+    assert list(shares.whole) == before
+    few = Constant("tuner.models.surrogate.surrogates", "FEW", 0)
+    assert few.scaled(0.5) == (few.whole[0] / 2, few.whole[1])
+    assert {one.item for one in constants() if one.name == "FEW"} == {0, 1}
 
 
 def test_a_constant_is_changed_wherever_it_is_imported_and_changed_back() -> None:

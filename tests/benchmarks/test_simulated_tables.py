@@ -83,6 +83,33 @@ def test_a_value_of_a_launch_knob_shifts_every_launch_that_has_it_alike() -> Non
     assert np.abs(left).max() < 1e-9
 
 
+def test_beyond_the_kernel_knobs_interact_and_their_effect_depends_on_the_clock() -> None:
+    job, cluster = load_job(JOB), load_cluster(CLUSTER)
+    candidates = load_space(SPACE).candidates(job, cluster)
+    model, highest = AnalyticModel(job, cluster), max(cluster.device.clocks_MHz)
+    truth = DepartedTruth(model, 0.0, seed=2, beyond=0.1, highest_MHz=highest)
+    some = [
+        candidates[i]
+        for one in candidates.launches[::40]
+        for i in candidates.indices_of_launch(one)
+    ]
+    shifts = np.log(truth.predict(some).step_time_s / model.predict(some).step_time_s)
+    names = sorted({(n, v) for c in some for n, v in c.launch.items()}, key=str)
+    has = np.array([[float(c.launch.get(n) == v) for n, v in names] for c in some])
+    left = shifts - has @ np.linalg.lstsq(has, shifts, rcond=None)[0]
+    assert np.abs(left).max() > 0.01
+    # In one launch the shift is linear in the log of the clock.
+    first = [i for i, c in enumerate(some) if c.launch == some[0].launch]
+    clocks = np.log([float(some[i].get("clock_MHz") or highest) for i in first])
+    assert np.ptp(clocks) > 0.1
+    slope, level = np.polyfit(clocks, shifts[first], 1)
+    assert abs(slope) > 0.01
+    assert shifts[first] == pytest.approx(slope * clocks + level, abs=1e-9)
+    # Without it nothing departs.
+    still = DepartedTruth(model, 0.0, seed=2).predict(some)
+    assert np.array_equal(still.step_time_s, model.predict(some).step_time_s)
+
+
 def test_a_table_says_what_it_recorded_and_how_far_off_the_models_are(
     table: tuple[Path, Recorded],
 ) -> None:
