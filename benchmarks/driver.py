@@ -193,7 +193,7 @@ def session(problem: Problem, folder: Path, measurements: int, probes: int) -> T
         told_s = time.perf_counter() - began
         executor = TimedExecutor(runner)
         settings = SearchSettings(
-            max_probes=len(records) + probes, remeasure_share=0.0, least_gain=1e-12, verify=False
+            max_probes=len(records) + probes, remeasure_share=0.0, verify=False
         )
         spec = StudySpec("driver", folder, problem, settings=settings)
         search = SearchLoop(

@@ -40,6 +40,8 @@ LENGTH_LOG_MEDIAN, LENGTH_LOG_SD = np.sqrt(2.0), 0.7
 AMPLITUDE_LOG_SD, NOISE_LOG_SD = 1.0, 0.7
 #: Draws of the hyperparameters behind `marginal`, and rows up to which they are still in doubt.
 MARGINAL_DRAWS, MARGINAL_ROWS = 24, 400
+#: Rows up to which joint draws hold that doubt: beyond, a fit per draw is too slow for a proposal.
+MARGINAL_DRAW_ROWS = 128
 
 
 def draw_normal(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -> np.ndarray:
@@ -177,6 +179,7 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
         self._white = self.noise**2
         self._fitted_at = 0
         self._posterior: _HyperPosterior | None = None
+        self._drawn: tuple[_HyperPosterior, np.ndarray, np.ndarray] | None = None
         self._x = np.empty((0, dimension))
         self._y = np.empty(0)
         self._variance = np.empty(0)
@@ -469,23 +472,69 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
         n = self._data_rows
         if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_ROWS:
             return self.posterior(x)
-        y = self._y - self._centre
         means, variances = [], []
-        thetas, weights = self._posterior.draws(MARGINAL_DRAWS, self._seed)
+        thetas, weights = self._hyper_draws(self._posterior)
         for theta in thetas:
-            kernel, white = self._posterior.unpack(theta)
-            offset2 = 9.0 * max(kernel.variance, self.amplitude**2)
-            covariance = kernel(self._x) + offset2
-            covariance[np.diag_indices(n)] += self._variance + white + 1e-10
-            lower = cholesky(covariance, lower=True, check_finite=False)
-            cross = solve_triangular(
-                lower, kernel(self._x, x) + offset2, lower=True, check_finite=False
-            )
-            means.append(solve_triangular(lower, y, lower=True, check_finite=False) @ cross)
+            kernel, offset2, lower = self._factor_at(self._posterior, theta)
+            mean, cross = self._project_at(kernel, offset2, lower, x)
+            means.append(mean)
             variances.append(kernel.variance + offset2 - np.einsum("ij,ij->j", cross, cross))
         mean = weights @ np.array(means)
         variance = weights @ (np.maximum(variances, 0.0) + (np.array(means) - mean) ** 2)
         return self._centre + mean, np.maximum(variance, 1e-12)
+
+    def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """Return joint draws as `draw` does, each at hyperparameters drawn from their posterior.
+
+        Args:
+            x: (m, columns).
+            normals: standard normal draws, (draws, at least m).
+
+        Returns:
+            Draws of offset + f, (draws, m). With more than `MARGINAL_DRAW_ROWS` rows, or too few to
+            fit anything, they are `draw`'s.
+        """
+        n = self._data_rows
+        if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_DRAW_ROWS:
+            return self.draw(x, normals)
+        thetas, weights = self._hyper_draws(self._posterior)
+        # Systematic resampling: each set of hyperparameters gets its share of the draws.
+        places = (np.arange(len(normals)) + 0.5) / len(normals)
+        chosen = np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
+        drawn = np.empty((len(normals), len(x)))
+        for i in np.unique(chosen):
+            kernel, offset2, lower = self._factor_at(self._posterior, thetas[i])
+            mean, cross = self._project_at(kernel, offset2, lower, x)
+            covariance = kernel(x) + offset2 - cross.T @ cross
+            drawn[chosen == i] = draw_normal(self._centre + mean, covariance, normals[chosen == i])
+        return drawn
+
+    def _hyper_draws(self, posterior: _HyperPosterior) -> tuple[np.ndarray, np.ndarray]:
+        """Return draws of the hyperparameters and their weights, drawn once a fit."""
+        if self._drawn is None or self._drawn[0] is not posterior:
+            self._drawn = (posterior, *posterior.draws(MARGINAL_DRAWS, self._seed))
+        return self._drawn[1:]
+
+    def _factor_at(
+        self, posterior: _HyperPosterior, theta: np.ndarray
+    ) -> tuple[AdditiveKernel, float, np.ndarray]:
+        """Return the kernel, the variance of the offset and the Cholesky factor of the data."""
+        kernel, white = posterior.unpack(theta)
+        offset2 = 9.0 * max(kernel.variance, self.amplitude**2)
+        n = self._data_rows
+        covariance = kernel(self._x) + offset2
+        covariance[np.diag_indices(n)] += self._variance + white + 1e-10
+        return kernel, offset2, cholesky(covariance, lower=True, check_finite=False)
+
+    def _project_at(
+        self, kernel: AdditiveKernel, offset2: float, lower: np.ndarray, x: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean at rows `x`, apart from the centre, and L^-1 K(data, x)."""
+        cross = solve_triangular(
+            lower, kernel(self._x, x) + offset2, lower=True, check_finite=False
+        )
+        y = self._y - self._centre
+        return solve_triangular(lower, y, lower=True, check_finite=False) @ cross, cross
 
     def mean(self, x: np.ndarray) -> np.ndarray:
         """Return the posterior mean alone at rows `x`: much cheaper than `posterior`."""

@@ -66,6 +66,9 @@ class Regressor(Protocol):
     def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
         """Return draws at these rows, (draws, n): joint where the model has a covariance."""
 
+    def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """Return `draw`, with the uncertainty of the hyperparameters if the model has it."""
+
     def believe(self, x: np.ndarray) -> None:
         """Take these rows as measured at their mean, until the next call or `update`."""
 
@@ -232,6 +235,10 @@ class ScikitRegressor:
         if self._model is not None and self._model.has_covariance:
             return draw_normal(*self._model.joint(x), normals)
         return _draw_apart(*self.posterior(x), normals)
+
+    def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """See `Regressor.draw_marginal`; the hyperparameters are certain."""
+        return self.draw(x, normals)
 
     def believe(self, x: np.ndarray) -> None:
         """See `Regressor.believe`: the regressor is fitted anew with these rows."""

@@ -302,11 +302,11 @@ class Surrogates:
         power go together, by their leave-one-out residuals. The search keeps to `predict`: what it
         compares is who is worth a probe, and it is cheaper.
         """
-        x, n = self.features.transform(configurations), max(len(self._y), 1)
+        x = self.features.transform(configurations)
         parts: list[np.ndarray] = []
-        for output, few in zip(self._outputs, FEW, strict=True):
+        for output, factor in zip(self._outputs, self.widening, strict=True):
             mean, variance = output.regressor.marginal(x)
-            parts += [mean + output.base(configurations), (1 + few / n) * np.sqrt(variance)]
+            parts += [mean + output.base(configurations), factor * np.sqrt(variance)]
         time, time_std, power, power_std = parts
         return Posterior(time, time_std, power, power_std, self._correlation())
 
@@ -343,6 +343,32 @@ class Surrogates:
             for i, output in enumerate(self._outputs)
         )
         return time, power
+
+    def sample_wide(
+        self, configurations: Sequence[Configuration], normals: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Sample as `sample` does, as wide as `with_intervals`.
+
+        The draws hold the doubt about the hyperparameters, and their deviations from the mean are
+        widened by the factor for few measurements (`FEW`).
+
+        Args:
+            configurations: at most a few hundred.
+            normals: standard normal draws, shape (draws, 2, at least len(configurations)).
+        """
+        x = self.features.transform(configurations)
+        parts = []
+        for i, (output, factor) in enumerate(zip(self._outputs, self.widening, strict=True)):
+            drawn = output.regressor.draw_marginal(x, normals[:, i])
+            centre = drawn.mean(axis=0)
+            parts.append(centre + factor * (drawn - centre) + output.base(configurations))
+        return parts[0], parts[1]
+
+    @property
+    def widening(self) -> tuple[float, float]:
+        """Factors by which few measurements widen the deviations of time and power (`FEW`)."""
+        n = max(len(self._y), 1)
+        return 1 + FEW[0] / n, 1 + FEW[1] / n
 
     def sample_watched(
         self, rows: np.ndarray, normals: np.ndarray

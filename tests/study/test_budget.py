@@ -94,6 +94,20 @@ def test_time_includes_the_expected_length_of_the_next_probes():
             "to take 2.00 kJ and to save 1.00 kJ of the training.",
         ),
         (
+            StopReason("not_worth_it", {"needed_kJ": 2.0, "left_kJ": 1.0}),
+            "The search ended because nothing left is worth its joules: all that is left to find "
+            "is expected to save 1.00 kJ of the training, and one more probe would take 2.00 kJ.",
+        ),
+        (
+            StopReason(
+                "not_worth_it",
+                {"regret": 0.02, "probability": 0.06, "expected_gain": 0.003, "needed_kJ": 3.2},
+            ),
+            "The search ended because nothing left is worth its joules: more than 2.0 % of the "
+            "front's hypervolume is left to find with a probability of 6.0 %, and one more probe "
+            "would take 3.20 kJ and is expected to add 0.3 %.",
+        ),
+        (
             StopReason("node_failures", {"failures": 3}, "no GPU"),
             "The search ended because 3 probes in a row failed because of the node: no GPU.",
         ),

@@ -98,6 +98,7 @@ def continued(run: RunFolder, *, probes: int, **changes: Any) -> TalliedRunner:
             "max_probes": probes,
             "verify": False,
             "report": False,
+            "sampler": "random",  # ours would stop: its next probe would not repay itself
             **changes,
         }
     )

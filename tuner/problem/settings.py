@@ -87,17 +87,11 @@ class SearchSettings:
         above=0,
         alias="search-time",
     )
-    min_probes: int = option(
-        8,
-        "measured launches before the search may end because no probe is worth its energy",
-        least=0,
-        keyword_only=True,
-    )
-    least_gain: float = option(
-        0.002,
-        "end the search of a recording when the best probe is expected to add a smaller share to "
-        "the front's hypervolume; the search of a job ends when the best probe would not pay for "
-        "itself over the training",
+    max_regret: float = option(
+        0.02,
+        "end the search of a recording when it is unlikely (under 10 %) that more than this share "
+        "of the front's hypervolume, and more than the noise, is left to find; the search of a job "
+        "ends when what is left would not repay the next probe over the training",
         least=0,
         keyword_only=True,
     )

@@ -112,15 +112,27 @@ def _probe_budget(figures: Mapping[str, float]) -> str:
 
 
 def _not_worth_it(figures: Mapping[str, float]) -> str:
-    if "expected_gain" in figures:
+    if "probability" in figures:
+        text = (
+            f"more than {percent(figures['regret'])} of the front's hypervolume is left to find "
+            f"with a probability of {percent(figures['probability'])}, and one more probe would "
+            f"take {number(figures['needed_kJ'])} kJ and is expected to add "
+            f"{percent(figures['expected_gain'])}"
+        )
+    elif "left_kJ" in figures:
+        text = (
+            f"all that is left to find is expected to save {number(figures['left_kJ'])} kJ of the "
+            f"training, and one more probe would take {number(figures['needed_kJ'])} kJ"
+        )
+    elif "expected_gain" in figures:  # of a release before the regret was estimated
         gain = percent(figures["expected_gain"])
-        text = f"is expected to add {gain} to the front's hypervolume"
+        text = f"the best probe is expected to add {gain} to the front's hypervolume"
     else:
         text = (
-            f"is expected to take {number(figures['needed_kJ'])} kJ and to save "
+            f"the best probe is expected to take {number(figures['needed_kJ'])} kJ and to save "
             f"{number(figures['saved_kJ'])} kJ of the training"
         )
-    return f"nothing left is worth its joules: the best probe {text}"
+    return f"nothing left is worth its joules: {text}"
 
 
 _CAUSES: dict[str, Callable[[StopReason], str]] = {

@@ -55,9 +55,6 @@ class Scored:
         first_J: joules of the launch and its first window.
         relative_gain: gain over the hypervolume of the front so far, counted from the worst point
             that was tried.
-        saving: gain over the range of log time that the front is counted in: the reduction of log
-            energy, averaged over that range. A gain in time alone is converted at the front's own
-            rate, its range of log energy per range of log time.
     """
 
     members: tuple[int, ...]
@@ -65,7 +62,6 @@ class Scored:
     cost_J: float
     first_J: float
     relative_gain: float
-    saving: float = 0.0
 
     @property
     def score(self) -> float:
@@ -215,7 +211,6 @@ class ProbeAcquisition:
             cost_J=joules,
             first_J=float(launch_J[first] + visit_J[first]),
             relative_gain=total / max(hypervolume(corners, worst), 1e-12),
-            saving=total / float(reference[1] - corners[:, 1].min()),
         )
 
     def _single_gains(

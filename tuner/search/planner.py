@@ -31,6 +31,7 @@ from tuner.workload.probe import ProbeRecord
 if TYPE_CHECKING:
     from optuna.study import Study
 
+    from tuner.search.regret import RegretEstimate
     from tuner.search_spaces.space import Candidates
 
 __all__ = ["ProbePlan", "ProbePlanner"]
@@ -45,23 +46,22 @@ class ProbePlan:
         reason: how it was chosen, e.g. "expected improvement".
         score: expected hypervolume improvement per predicted joule; NaN if not estimated.
         expected_gain: expected hypervolume improvement over the hypervolume of the front so far;
-            infinite if not estimated. The search may end when it falls below a threshold.
-        expected_saving: expected reduction of log energy, averaged over the front's range of times
-            (`tuner.search.acquisition.Scored.saving`); infinite if not estimated.
+            infinite if not estimated.
         cost_J: predicted joules of the probe, its probable continuation included; NaN if not
             estimated.
         first_J: joules of these until `configurations` are visited.
         extendable: whether the launch has further settings, to decide on once these are visited.
+        regret: how much of the front is left to find before this probe; None if not estimated.
     """
 
     configurations: tuple[Configuration, ...]
     reason: str
     score: float = math.nan
     expected_gain: float = math.inf
-    expected_saving: float = math.inf
     cost_J: float = math.nan
     first_J: float = math.nan
     extendable: bool = False
+    regret: RegretEstimate | None = None
 
     @property
     def launch(self) -> Settings:

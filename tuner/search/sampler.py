@@ -16,6 +16,7 @@ import numpy as np
 
 from tuner.models.memory_margin import MEMORY_POLICY, learned_margin
 from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.regressors import FOLDS
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
@@ -23,6 +24,7 @@ from tuner.search.acquisition import (
     JOINT_DRAWS,
     LIVE_TRIED,
     SINGLE_DRAWS,
+    CandidateView,
     FrontEstimate,
     ProbeAcquisition,
     farthest,
@@ -31,6 +33,7 @@ from tuner.search.acquisition import (
 from tuner.search.candidate_pool import CandidatePool
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -108,6 +111,7 @@ class CandidateSampler(ProbePlanner):
             normal_draws(SINGLE_DRAWS, 1, self._seed),
             normal_draws(JOINT_DRAWS, LIVE_TRIED, self._seed + 1),
         )
+        self._regret = RegretModel(self.surrogates, self._seed + 2)
         self._pool = CandidatePool(
             self.surrogates, candidates, self._members, self._launch_of, self._rng
         )
@@ -288,10 +292,30 @@ class CandidateSampler(ProbePlanner):
             "expected improvement",
             score=best.score,
             expected_gain=best.relative_gain,
-            expected_saving=best.saving,
             cost_J=best.cost_J,
             first_J=best.first_J,
             extendable=self._extendable(members, closed),
+            regret=self._regret_of(observations, candidates),
+        )
+
+    def _regret_of(
+        self, observations: Observations, candidates: CandidateView
+    ) -> RegretEstimate | None:
+        """Return what the measured configurations and those in flight miss of the front.
+
+        None with too few measurements to fit the hyperparameters, or with fewer than the folds of
+        the cross-validation of a regressor that has no posterior of its own.
+        """
+        least = LEAST_MEASUREMENTS if self.surrogates.sharpens else FOLDS + 1
+        if len(observations.measured) < least:
+            return None
+        chosen = dict.fromkeys(
+            [*(m.candidate for m in observations.measured), *observations.pending]
+        )
+        return self._regret.estimate(
+            [self._configurations[i] for i in chosen],
+            [self._configurations[i] for i in candidates.members],
+            candidates,
         )
 
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:

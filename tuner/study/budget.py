@@ -14,10 +14,13 @@ from tuner.results.build import spent_kJ
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["RESERVED", "Budget", "CostEstimate", "SearchStatus"]
+__all__ = ["LAUNCHES_BEFORE_RESERVE", "RESERVED", "Budget", "CostEstimate", "SearchStatus"]
 
 #: Purposes for which a share of every limit is reserved (`SearchSettings.kept_share`).
 RESERVED = ("remeasure", "verify")
+#: Distinct launches for which the whole time limit may be used: there has to be a front before it
+#: is worth measuring again.
+LAUNCHES_BEFORE_RESERVE = 8
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class SearchStatus:
         in_flight: number of probes in flight.
         in_flight_kJ: energy that they are expected to use.
         elapsed_s: seconds of all sessions.
-        enough_launches: the smallest number of distinct launches is measured.
+        enough_launches: `LAUNCHES_BEFORE_RESERVE` distinct launches are measured, or all.
         estimated: the energy is an estimate.
     """
 

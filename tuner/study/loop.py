@@ -24,12 +24,13 @@ from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError
-from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus
+from tuner.study.budget import LAUNCHES_BEFORE_RESERVE, RESERVED, Budget, CostEstimate, SearchStatus
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
     baseline_due,
     node_failures,
+    not_repaid,
     not_worth_it,
     settings_to_remeasure,
 )
@@ -102,10 +103,10 @@ class SearchLoop:
 
     @property
     def _enough_launches(self) -> bool:
-        """True if the smallest number of distinct launches is measured."""
+        """True if there are enough distinct launches to measure some of them again."""
         launches = {r.request.launch for r in self.records if r.measurements}
         every = len(self._problem.candidates.launches)
-        return len(launches) >= min(self._settings.min_probes, every)
+        return len(launches) >= min(LAUNCHES_BEFORE_RESERVE, every)
 
     def _limit(
         self, cost_kJ: float, reserve: Sequence[str] = (), count: int = 1
@@ -162,11 +163,6 @@ class SearchLoop:
     def _node_failures(self) -> StopReason | None:
         return node_failures(self.records, self._earlier)
 
-    def _not_worth_it(self, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
-        if not self._enough_launches:
-            return None
-        return not_worth_it(self._spec, self.records, plan, cost_kJ)
-
     def _request(
         self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
     ) -> ProbeRequest:
@@ -200,7 +196,7 @@ class SearchLoop:
                 self._stopped = StopReason("exhausted")
             return None
         cost_kJ = self._expected_kJ(plan.configurations, plan.cost_J / 1000)
-        if reason := self._not_worth_it(plan, cost_kJ):
+        if reason := not_worth_it(self._spec, self.records, plan, cost_kJ):
             if not self._flying:
                 self._stopped = reason
             return None
@@ -306,7 +302,7 @@ class SearchLoop:
             return ()
         used_kJ = math.fsum(m.energy_J for m in measurements) / 1000
         cost_kJ = self._cost.used_over_planned * plan.cost_J / 1000
-        if self._not_worth_it(plan, cost_kJ):
+        if not_repaid(self._spec, self.records, plan, cost_kJ):
             return ()
         if self._limit(max(0.0, used_kJ - flight.cost_kJ) + cost_kJ, RESERVED, count=0):
             return ()

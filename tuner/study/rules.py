@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import StopReason
@@ -20,6 +21,7 @@ __all__ = [
     "baseline_due",
     "constraints_of",
     "node_failures",
+    "not_repaid",
     "not_worth_it",
     "settings_to_remeasure",
 ]
@@ -30,6 +32,8 @@ ENOUGH_WINDOWS = 3
 BASELINE_TRIES = 2
 #: Consecutive failures of the node that end the search: the next probe would fail, too.
 NODE_TRIES = 3
+#: A search ends when more than the allowed regret is left with a smaller probability than this.
+STOP_PROBABILITY = 0.1
 
 
 def baseline_due(spec: StudySpec, records: Sequence[ProbeRecord]) -> bool:
@@ -63,11 +67,10 @@ def node_failures(records: Sequence[ProbeRecord], earlier: int) -> StopReason | 
 def not_worth_it(
     spec: StudySpec, records: Sequence[ProbeRecord], plan: ProbePlan, cost_kJ: float
 ) -> StopReason | None:
-    """Return why a probe would not pay for itself, or None.
+    """Return why the search may end instead of making this probe, or None.
 
-    With a job, its expected reduction of the front's energy, applied to the whole training as it
-    would be recommended now, has to repay it. A recording has no training to come, so there the
-    front's hypervolume decides.
+    With a job, what is left to find has to repay the probe (`not_repaid`). A recording has no
+    training to come, so there it has to be more than `max_regret` and than the noise.
 
     Args:
         spec: the study.
@@ -75,10 +78,37 @@ def not_worth_it(
         plan: the probe.
         cost_kJ: its expected energy.
     """
-    if spec.problem.job is None or not math.isfinite(plan.expected_saving):
-        if plan.expected_gain >= spec.settings.least_gain:
-            return None
-        return StopReason("not_worth_it", {"expected_gain": plan.expected_gain})
+    if spec.problem.job is not None or plan.regret is None:
+        return not_repaid(spec, records, plan, cost_kJ)
+    least = spec.settings.max_regret
+    probability = plan.regret.probability_above(least)
+    if probability >= STOP_PROBABILITY:
+        return None
+    figures = {
+        "regret": max(least, float(np.median(plan.regret.noise))),
+        "probability": probability,
+        "expected_gain": plan.expected_gain,
+        "needed_kJ": cost_kJ,
+    }
+    return StopReason("not_worth_it", figures)
+
+
+def not_repaid(
+    spec: StudySpec, records: Sequence[ProbeRecord], plan: ProbePlan, cost_kJ: float
+) -> StopReason | None:
+    """Return why a probe, or a continuation of one, cannot repay its energy, or None.
+
+    All that is left to find, applied to the whole training as it would be recommended now, has to
+    be worth more. A recording has no training to come, so there nothing has to be repaid.
+
+    Args:
+        spec: the study.
+        records: probes so far.
+        plan: the probe.
+        cost_kJ: its expected energy.
+    """
+    if spec.problem.job is None or plan.regret is None:
+        return None
     points = measured_points(records, spec.problem.steps)
     front = front_of(points)
     if not front:
@@ -86,10 +116,10 @@ def not_worth_it(
     best, _ = decide(points, front, constraints_of(spec, records, points))
     whole_kJ = (best or front[-1]).energy_to_solution_kJ
     # A fall of log energy by s leaves exp(-s) of it.
-    saved_kJ = -math.expm1(-plan.expected_saving) * whole_kJ
-    if saved_kJ >= cost_kJ:
+    left_kJ = float(np.mean(-np.expm1(-plan.regret.saving))) * whole_kJ
+    if left_kJ >= cost_kJ:
         return None
-    return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "saved_kJ": saved_kJ})
+    return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "left_kJ": left_kJ})
 
 
 def constraints_of(

@@ -50,7 +50,8 @@ def test_a_whole_replay_by_extra_trees_is_resumed_and_reported(table: Path, caps
     # Without the option a resumed study keeps its surrogate; with it, it takes another one.
     assert replayed(table, "--max-probes", "7") == 0
     assert recorded(table) == NAME
-    assert load_result("one", runs_dir=runs).spent.probes > first.spent.probes
+    resumed = load_result("one", runs_dir=runs).spent.probes  # may end at once by its own rule
+    assert first.spent.probes <= resumed <= 7
     assert replayed(table, "--max-probes", "7", "--surrogate", "gaussian-process") == 0
     assert recorded(table) == "gaussian-process"
     again = load_result("one", runs_dir=runs).leave_one_out

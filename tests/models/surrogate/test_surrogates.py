@@ -228,6 +228,19 @@ def test_shown_intervals_are_wider_while_little_is_known() -> None:
     assert shares[0] > shares[1] > shares[2] > 1.0
 
 
+def test_wide_draws_are_as_wide_as_the_shown_intervals() -> None:
+    configurations = picked(8)
+    here = Surrogates(FeatureMap(CANDIDATES))
+    here.fit(configurations, *figures(configurations))
+    rest = [c for c in CANDIDATES.configurations if c not in configurations][:20]
+    shown = here.with_intervals(rest)
+    normals = np.random.default_rng(0).standard_normal((2000, 2, len(rest)))
+    log_t, log_p = here.sample_wide(rest, normals)
+    assert log_t.std(axis=0) == pytest.approx(shown.log_time_std, rel=0.15)
+    assert log_p.std(axis=0) == pytest.approx(shown.log_power_std, rel=0.15)
+    assert log_t.mean(axis=0) == pytest.approx(shown.log_time, abs=0.2 * shown.log_time_std.max())
+
+
 def test_intervals_before_any_measurement_are_the_priors() -> None:
     here = Surrogates(FeatureMap(CANDIDATES))
     every = list(CANDIDATES.configurations)

@@ -1,0 +1,64 @@
+"""Regret: what the measured configurations miss, and how sure that is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, MEASURED, fitted, truth
+from tuner.pareto import hypervolume, reference_point
+from tuner.search.acquisition import CandidateView
+from tuner.search.regret import RegretEstimate, RegretModel
+
+
+def regret_of(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
+    surrogates = fitted(measured)
+    free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)
+    view = CandidateView(
+        members=free,
+        rows=free,
+        launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
+        posterior=surrogates.predict([CONFIGURATIONS[i] for i in free]),
+        fits=np.full(len(free), fits),
+    )
+    return RegretModel(surrogates, seed=0).estimate(
+        [CONFIGURATIONS[i] for i in measured], [CONFIGURATIONS[i] for i in free], view
+    )
+
+
+def true_missing(measured: list[int]) -> float:
+    t, p = np.array([truth(c) for c in CONFIGURATIONS]).T
+    points = np.log(np.column_stack([t * p, t]))
+    reference = reference_point(points)
+    return 1 - hypervolume(points[measured], reference) / hypervolume(points, reference)
+
+
+def test_it_holds_what_is_really_missing() -> None:
+    missing = regret_of(MEASURED).missing
+    assert missing.min() <= true_missing(MEASURED) <= missing.max()
+    assert ((missing >= 0) & (missing <= 1)).all()
+
+
+def test_it_falls_as_the_front_is_measured() -> None:
+    best_launch = [i for i, c in enumerate(CONFIGURATIONS) if c.micro_batch == 16]
+    before, after = regret_of(MEASURED), regret_of([*MEASURED, *best_launch])
+    assert true_missing([*MEASURED, *best_launch]) < 0.01
+    assert np.median(after.missing) < 0.2 * np.median(before.missing)
+    assert after.saving.mean() < 0.2 * before.saving.mean()
+    assert after.probability_above(0.5) < before.probability_above(0.0)
+
+
+def test_what_does_not_fit_in_memory_is_not_missed() -> None:
+    assert (regret_of(MEASURED, fits=0.0).missing == 0).all()
+    some = regret_of(MEASURED, fits=0.5)
+    assert 0 < some.missing.mean() < regret_of(MEASURED).missing.mean()
+
+
+def test_what_is_below_the_noise_does_not_count() -> None:
+    estimate = RegretEstimate(
+        missing=np.array([0.01, 0.03, 0.05, 0.3]),
+        noise=np.array([0.0, 0.0, 0.1, 0.1]),
+        saving=np.zeros(4),
+    )
+    assert estimate.probability_above(0.02) == pytest.approx(0.5)
+    assert estimate.probability_above(0.0) == pytest.approx(0.75)
