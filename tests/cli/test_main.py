@@ -149,13 +149,11 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
     assert code == 0
     for part in ("probing shape=", "measured at speed=", "kJ spent", "front so far"):
         assert part in err
-    for part in (
-        "Front of r",
-        "Choice: Fastest within",
-        "Spent:",
-        "Baseline:",
-        "runs/r/report.html",
-    ):
+    for part in ("today", "fastest", "Spent:", "Next: tuner front r", "runs/r/report.html"):
+        assert part in out
+    assert len(out.strip().splitlines()) <= 14
+    _, out, _ = run(capsys, "front", "r")
+    for part in ("Front of r", "Choice: Fastest within", "Spent:", "Baseline:"):
         assert part in out
     assert Path("runs/r/report.html").is_file()
 
@@ -163,7 +161,7 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
 def test_quiet_tells_only_the_answer(capsys, table):
     code, out, err = run(capsys, "replay", table, "--max-probes", 3, "--quiet")
     assert (code, err) == (0, "")
-    assert "Front of replay-made-up" in out
+    assert "Next: tuner front replay-made-up" in out
 
 
 def test_json_is_the_whole_answer(capsys, table):

@@ -16,6 +16,7 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.display.live import LiveView, can_be_live, small_plot
+from tuner.display.progress import ProgressPrinter
 from tuner.search_spaces.configuration import Settings
 from tuner.study.callbacks import Progress
 from tuner.testing.results import ESTIMATED, failed, large_result
@@ -71,7 +72,7 @@ def test_the_view_shows_limits_flights_front_and_failures() -> None:
     text = shown(view)
     assert "2 of 14" in text
     assert "1.20 of 5 kJ (estimated)" in text
-    assert re.search(r"p0002 +node-a +12 s +micro_batch=4 +2", text)
+    assert re.search(r"p0002 +12 s +2 +node-a +micro_batch=4", text)
     assert "node-b, node-c" in text
     assert "p0000" not in text  # it ended
     assert "p0001 out of memory: a rank ran out of memory" in text
@@ -79,6 +80,45 @@ def test_the_view_shows_limits_flights_front_and_failures() -> None:
     above = console.file.getvalue()  # type: ignore[attr-defined]
     assert "importing torch" in above
     assert "p0001 failed" in above
+
+
+def test_at_80_columns_only_the_launch_setting_is_shortened() -> None:
+    from rich.console import Console
+
+    view = LiveView(Console(file=io.StringIO(), width=80), clock=lambda: 0.0, lines=False)
+    for event in events():
+        if event.request is not None:
+            long = Settings({f"a_long_name_of_a_knob_{i}": "none" for i in range(6)})
+            request = replace(event.request, launch=long)
+            event = replace(event, request=request, varying=tuple(long))
+        view(event)
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(view.picture())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    (row,) = [line for line in text.splitlines() if line.startswith("p0003")]
+    assert re.match(r"p0003 +0 s +2 +node-b, node-c +a_long_name_of_a_knob_0=none.*…", row)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_front_of_two_points_takes_no_plot() -> None:
+    from rich.console import Console
+
+    view = LiveView(Console(file=io.StringIO(), width=110), clock=lambda: 0.0, lines=False)
+    for event in events():
+        view(replace(event, front=event.front[:2]))
+    assert "front so far: 2 points" in shown(view)
+    assert "+----" not in shown(view)
+
+
+def test_each_plain_line_carries_the_time_of_day() -> None:
+    stream = io.StringIO()
+    printer = ProgressPrinter(stream, now=lambda: "12:31:07")
+    for event in events():
+        printer(event)
+    lines = stream.getvalue().splitlines()
+    assert "12:31:07 importing torch" in lines
+    assert any(line.startswith("12:31:07 p0002 probing micro_batch=4") for line in lines)
+    assert all(line.startswith(("12:31:07 ", "  ")) for line in lines)
 
 
 def test_words_of_others_move_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +206,7 @@ def test_at_a_terminal_the_view_is_drawn_and_wiped(tmp_path: Path) -> None:
     assert "in flight" in screen or "no probe in flight" in screen
     assert "p0000 measured" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
     assert "\x1b[" not in out
-    assert "Front of" in out
+    assert "Next: tuner front " in out
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import re
 import pytest
 
 from tuner.cli.main import main
+from tuner.display.answer import answer_lines
 from tuner.display.report import render_report
 from tuner.display.text import summary_lines
 from tuner.problem.settings import SearchSettings
@@ -50,7 +51,12 @@ def test_the_purpose_of_no_probe_is_to_verify(plan):
 
 def test_the_answer_says_what_a_real_search_would_take(plan):
     result, _ = plan
-    text = "\n".join(summary_lines(result))
+    for lines in (summary_lines(result), answer_lines(result)):
+        said(lines)
+
+
+def said(lines):
+    text = "\n".join(lines)
     assert "A real search like this would take about " in text
     assert "kWh) of the cluster, in " in text
     assert "Spent:" not in text

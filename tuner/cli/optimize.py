@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def _optimize(args: argparse.Namespace) -> int:
     from tuner.api import optimize
-    from tuner.display.text import summary_lines
+    from tuner.display.answer import answer_lines
 
     if args.job and args.job_option:
         raise InputError(f"give the job once: {args.job!r} or --job {args.job_option!r}")
@@ -59,7 +59,7 @@ def _optimize(args: argparse.Namespace) -> int:
             runs_dir=args.runs_dir,
             on_progress=on_progress,
         )
-    answer(args, result.to_json(), ["", *summary_lines(result)])
+    answer(args, result.to_json(), ["", *answer_lines(result)])
     return _exit_code(result)
 
 
@@ -71,7 +71,7 @@ def _exit_code(result: Result) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     from tuner.api import replay
-    from tuner.display.text import summary_lines
+    from tuner.display.answer import answer_lines
 
     with progress(args) as on_progress:
         result = replay(
@@ -89,7 +89,7 @@ def _replay(args: argparse.Namespace) -> int:
             runs_dir=args.runs_dir,
             on_progress=on_progress,
         )
-    answer(args, result.to_json(), ["", *summary_lines(result)])
+    answer(args, result.to_json(), ["", *answer_lines(result)])
     return _exit_code(result)
 
 

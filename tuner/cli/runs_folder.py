@@ -1,4 +1,4 @@
-"""`tuner runs`: list, remove and archive the runs of a folder."""
+"""`tuner runs` lists, removes and archives the runs of a folder; `tuner diff` compares two."""
 
 from __future__ import annotations
 
@@ -37,6 +37,17 @@ def _runs(args: argparse.Namespace) -> int:
     return OK
 
 
+def _diff(args: argparse.Namespace) -> int:
+    from tuner.api import load_result
+    from tuner.results.run_difference import run_difference
+
+    first, second = (load_result(run, runs_dir=args.runs_dir) for run in (args.a, args.b))
+    found = run_difference(first, second)
+    lines = columns([("", *found.names), *found.rows])
+    answer(args, found.to_json(), [*lines, found.sentence])
+    return OK
+
+
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
     runs = commands.command("runs", _runs, "list runs, or remove (rm) or archive some of them")
@@ -50,3 +61,7 @@ def add(commands: Commands) -> None:
     )
     runs.add_argument("run", nargs="*", metavar="RUN", help="names of runs, for rm and archive")
     add_runs_dir(runs)
+    diff = commands.command("diff", _diff, "compare two runs: question, baseline, recommendation")
+    diff.add_argument("a", metavar="RUN", help="name or folder of the run to compare with")
+    diff.add_argument("b", metavar="OTHER", help="name or folder of the run that is compared")
+    add_runs_dir(diff)

@@ -32,6 +32,8 @@ __all__ = ["LiveView", "can_be_live", "small_plot"]
 
 #: So many failures are shown, the last ones.
 _FAILURES = 3
+#: Points from which on a plot of them shows more than their number does.
+_PLOTTED = 3
 _PLOT_WIDTH, _PLOT_HEIGHT = 46, 9
 
 
@@ -136,7 +138,8 @@ class LiveView:
             estimated = label(any(p.meter.estimated for p in front))
             count = f"{len(front)} point{'s' * (len(front) != 1)}"
             parts.append(Text(f"front so far: {count}, energy{estimated} over time", style="bold"))
-            parts += [Text(line, style="cyan", no_wrap=True) for line in small_plot(front)]
+            plot = small_plot(front) if len(front) >= _PLOTTED else []
+            parts += [Text(line, style="cyan", no_wrap=True) for line in plot]
         for record in failed:
             assert record.failure is not None
             said = f"{record.request.probe_id} {record.failure.kind.replace('_', ' ')}: "
@@ -168,8 +171,10 @@ class LiveView:
         if not flying:
             return "no probe in flight"
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("in flight", "node", "for", "launch setting", "visits"):
-            table.add_column(name, no_wrap=True, overflow="ellipsis")
+        # Rich narrows columns that may wrap, and only then the others.
+        for name in ("in flight", "for", "visits", "node", "launch setting"):
+            fixed = name != "launch setting"
+            table.add_column(name, no_wrap=fixed, max_width=24 if name == "node" else None)
         for probe_id, (event, since_s) in flying.items():
             request = event.request
             assert request is not None
@@ -178,10 +183,10 @@ class LiveView:
             places = event.places() if event.places is not None else {}
             table.add_row(
                 probe_id,
-                Text(visible(places.get(probe_id, "") or "this node")),
                 f"{self._clock() - since_s:.0f} s",
-                Text(visible(launch or request.launch.key)),
                 str(len(request.live)),
+                Text(visible(places.get(probe_id, "") or "this node")),
+                Text(visible(launch or request.launch.key), no_wrap=True, overflow="ellipsis"),
             )
         return table
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from typing import TextIO
 
 from tuner.display.text import front_lines
@@ -19,9 +21,16 @@ class ProgressPrinter:
 
     Args:
         stream: where to; standard error when not given.
+        now: returns the time of day as text.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
+    ) -> None:
+        self._now = now
         self._stream: TextIO | None = stream or sys.stderr
         self._front: tuple[Configuration, ...] = ()
 
@@ -29,8 +38,14 @@ class ProgressPrinter:
         if self._stream is None:
             return
         try:
+            stamp = self._now()
             for line in self._lines(event):
-                print(line, file=self._stream, flush=True)
+                # Continued lines belong to the one above.
+                print(
+                    line if line.startswith(" ") else f"{stamp} {line}",
+                    file=self._stream,
+                    flush=True,
+                )
         except BrokenPipeError:  # the reader is gone (`tuner optimize 2>&1 | head`)
             self._stream = None
 

@@ -1,0 +1,69 @@
+"""The final answer: short, the recommendation first, and a menu whose commands work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tuner.display.answer import answer_lines, menu
+from tuner.testing.results import failed, large_result, small_result
+
+
+def test_the_menu_names_each_point_once():
+    result = large_result()
+    rows = menu(result)
+    names = [name for words, _ in rows for name in words.split(", ")]
+    assert names == ["fastest", "within 5 % of the fastest", "knee", "least energy"]
+    assert len({found.name for _, found in rows}) == len(rows)
+    points = {name: found.point for words, found in rows for name in words.split(", ")}
+    fastest_s = min(p.time_to_solution_s for p in result.points)
+    near = [p for p in result.points if p.time_to_solution_s <= 1.05 * fastest_s]
+    assert points["fastest"].time_to_solution_s == fastest_s
+    assert points["within 5 % of the fastest"].energy_to_solution_kJ == min(
+        p.energy_to_solution_kJ for p in near
+    )
+    assert points["least energy"].energy_to_solution_kJ == min(
+        p.energy_to_solution_kJ for p in result.points
+    )
+    for _, found in rows:
+        assert result.point(found.name).configuration == found.point.configuration
+
+
+@pytest.mark.parametrize("make", [large_result, small_result])
+def test_the_answer_is_short_and_begins_with_what_to_do(make):
+    result = make()
+    lines = answer_lines(result)
+    assert lines[0] == result.recommendation.headline
+    assert len(lines) <= 14
+    text = "\n".join(lines)
+    assert text.count("(recommended)") >= 1
+    assert "Spent: " in text
+    assert f"tuner front {result.name}" in text
+    assert "micro_batch=" not in text.replace(lines[0], "").replace("\n".join(lines[1:3]), "")
+
+
+def test_a_choice_beside_the_menu_has_a_row_of_its_own():
+    result = large_result()
+    in_menu = [found.point.configuration for _, found in menu(result)]
+    other = next(
+        p
+        for p in result.points
+        if p.configuration not in in_menu and p.configuration != result.baseline.configuration
+    )
+    advice = replace(result.recommendation, point=other)
+    result.__dict__["recommendation"] = advice  # as the cached property would keep it
+    assert "choice (recommended)" in "\n".join(answer_lines(result))
+
+
+def test_nothing_measured_and_unmet_requests_are_told():
+    result = large_result()
+    failure = failed("p0003", "out_of_memory", "98 of 85 GB", "")
+    empty = replace(
+        result, points=(), front_points=(), best=None, baseline=None, failures=(failure, failure)
+    )
+    lines = answer_lines(empty)
+    assert lines[0] == "Nothing was measured, so there is nothing to recommend."
+    assert lines[1].startswith("Failed: p0003: out of memory: 98 of 85 GB, and 1 more (tuner fr")
+    unmet = replace(result, choice=replace(result.choice, met=False, sentence="The deadline ..."))
+    assert "The deadline ..." in answer_lines(unmet)

@@ -1,0 +1,72 @@
+"""Two runs side by side."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.results.run_difference import run_difference
+from tuner.testing.results import large_result
+from tuner.testing.studies import write_table
+
+
+def test_a_run_against_itself_differs_in_nothing():
+    result = large_result()
+    found = run_difference(result, result)
+    assert all(first == second for _, first, second in found.rows)
+    assert found.sentence == "gpt-h100 against gpt-h100: the same energy and the same time."
+
+
+def test_the_recommended_points_are_compared():
+    first = large_result()
+    cheap = [replace(p, energy_to_solution_kJ=0.8 * p.energy_to_solution_kJ) for p in first.points]
+    by_key = {p.configuration: p for p in cheap}
+    second = replace(
+        first,
+        name="new",
+        points=tuple(cheap),
+        best=by_key[first.best.configuration],
+        baseline=by_key[first.baseline.configuration],
+    )
+    assert run_difference(first, second).sentence.startswith("new against gpt-h100: 20 % less en")
+    assert run_difference(second, first).sentence.startswith("gpt-h100 against new: 25 % more en")
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        ({"steps": 7}, "they train 10,000 steps and 7 steps"),
+        ({"source": "predicted"}, "one was measured and the other was predicted"),
+        ({"scope": "cpu"}, "their energy has the scopes"),
+    ],
+)
+def test_what_must_not_be_compared_is_not(change, phrase):
+    first = large_result()
+    points = first.points
+    if "source" in change:
+        points = tuple(replace(p, source="predicted") for p in points)
+    if "scope" in change:
+        points = tuple(replace(p, meter=replace(p.meter, scope="cpu")) for p in points)
+    second = replace(first, points=points, steps=change.get("steps", first.steps))
+    found = run_difference(first, second)
+    assert any(phrase in each for each in found.obstacles)
+    assert found.sentence.startswith("Their figures cannot be compared: ")
+
+
+def test_the_command_takes_two_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table = str(write_table(tmp_path / "table", shapes=(1, 4)))
+    for name, probes in (("one", "2"), ("two", "4")):
+        assert main(["replay", table, "--max-probes", probes, "--quiet", "--name", name]) == 0
+    capsys.readouterr()
+    assert main(["diff", "one", "two", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"] == ["one", "two"]
+    assert ["limits", "max_probes=2", "max_probes=4"] in found["rows"]
+    assert found["obstacles"] == []
+    assert main(["diff", "one", "two"]) == 0
+    assert "two against one: " in capsys.readouterr().out
+    assert main(["diff", "one", "thre"]) == 2

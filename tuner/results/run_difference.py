@@ -1,0 +1,121 @@
+"""Two runs side by side: what was asked, the baseline and the choice of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.formatting import Units, change, label, settings_text
+from tuner.results.result import Point, Result
+
+__all__ = ["RunDifference", "run_difference"]
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """Difference of two runs.
+
+    Attributes:
+        names: of the two runs.
+        rows: label, and the text of each run; only where at least one has something to say.
+        obstacles: why their figures must not be compared, a phrase each; empty if they may be.
+        choices: the point that each run recommends; None if it measured nothing.
+    """
+
+    names: tuple[str, str]
+    rows: tuple[tuple[str, str, str], ...]
+    obstacles: tuple[str, ...]
+    choices: tuple[Point | None, Point | None]
+
+    @property
+    def sentence(self) -> str:
+        """What the second run's recommendation takes against the first one's."""
+        first, second = self.choices
+        if self.obstacles:
+            return f"Their figures cannot be compared: {'; '.join(self.obstacles)}."
+        if first is None or second is None:
+            return "One of them measured nothing."
+        estimated = label(first.meter.estimated or second.meter.estimated)
+        energy = change(
+            second.energy_to_solution_kJ, first.energy_to_solution_kJ, "less energy", "more energy"
+        )
+        time = change(second.time_to_solution_s, first.time_to_solution_s, "less time", "more time")
+        return f"{self.names[1]} against {self.names[0]}: {energy}{estimated} and {time}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as JSON values."""
+        return {
+            "runs": list(self.names),
+            "rows": [list(row) for row in self.rows],
+            "obstacles": list(self.obstacles),
+            "recommended": [p.to_json() if p else None for p in self.choices],
+            "sentence": self.sentence,
+        }
+
+
+def run_difference(first: Result, second: Result) -> RunDifference:
+    """Put two runs side by side.
+
+    Args:
+        first: the run to compare with.
+        second: the run that is compared.
+    """
+    both = first, second
+    units = Units.of([point for result in both for point in result.points])
+
+    def row(name: str, texts: list[str]) -> tuple[str, str, str]:
+        return name, texts[0] or "none", texts[1] or "none"
+
+    def costs(point: Point | None) -> str:
+        if point is None:
+            return ""
+        return (
+            f"{units.time_text(point.time_to_solution_s)}, "
+            f"{units.energy_text(point.energy_to_solution_kJ)}{label(point.meter.estimated)}"
+        )
+
+    def settings(result: Result) -> str:
+        point, today = result.recommended, result.baseline
+        if point is None:
+            return ""
+        if today is not None and point.configuration == today.configuration:
+            return "the baseline"
+        return settings_text(point.configuration, today.configuration if today else None)
+
+    def limits(result: Result) -> str:
+        return ", ".join(f"{name}={value:g}" for name, value in result.constraints.items())
+
+    rows = (
+        row("job", [_job(result) for result in both]),
+        row("cluster", [result.cluster.name if result.cluster else "" for result in both]),
+        row("limits", [limits(result) for result in both]),
+        row("probes", [str(result.spent.probes) for result in both]),
+        row("on the front", [str(len(result.front_points)) for result in both]),
+        row("baseline", [costs(result.baseline) for result in both]),
+        row("recommended", [settings(result) for result in both]),
+        row("it takes", [costs(result.recommended) for result in both]),
+    )
+    names = first.name, second.name
+    return RunDifference(
+        names, rows, tuple(_obstacles(first, second)), (first.recommended, second.recommended)
+    )
+
+
+def _job(result: Result) -> str:
+    recorded = result.about.get("recorded", {})
+    name = result.job.name if result.job else str(recorded.get("table", ""))
+    return f"{name}, {result.steps:,} steps".removeprefix(", ")
+
+
+def _obstacles(first: Result, second: Result) -> list[str]:
+    found = []
+    if _job(first) != _job(second):
+        found.append(f"they train {_job(first)} and {_job(second)}")
+    meters = [{p.meter.scope for p in result.points} for result in (first, second)]
+    if all(meters) and meters[0] != meters[1]:
+        scopes = [" and ".join(sorted(each)) for each in meters]
+        found.append(f"their energy has the scopes {scopes[0]} and {scopes[1]}")
+    sources = [{p.source for p in result.points} for result in (first, second)]
+    if all(sources) and sources[0] != sources[1]:
+        found.append("one was measured and the other was predicted")
+    return found
