@@ -315,6 +315,11 @@ def test_a_study_verifies_its_choice_within_its_limits(tmp_path) -> None:
     assert result.verification.status == "confirmed"
     assert result.verification.attempts[-1].configuration == result.best.configuration
     assert result.verification.probes == made.count("verify")
+    # When probing is repaid follows from the fresh launches alone.
+    saving = -result.verification.attempts[-1].energy.relative
+    saved_kJ = saving * result.baseline.energy_to_solution_kJ
+    expected = result.spent.energy_kJ / saved_kJ
+    assert result.spent.payback_share == pytest.approx(expected)
     # The same from the folder alone.
     again = tuner.load_result(result.run_dir)
     assert again.verification == result.verification
