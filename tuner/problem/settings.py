@@ -23,7 +23,7 @@ DEFAULT_SEARCH_S = 300.0
 SIMULATED_PROBES = 40
 SIMULATED_LIMIT_S = 3600.0
 #: Pairs of launches that verify one candidate at most. At launches that differ by 1 % a saving of
-#: 2 % is then shown in 80 % of the cases (`python -m benchmarks.verdicts`).
+#: 2 % is then shown in 88 % of the cases (`python -m benchmarks.verdicts`).
 MOST_PAIRS = 8
 #: With fewer probes than this none is reserved for verifying the choice.
 FEW_PROBES = 12
