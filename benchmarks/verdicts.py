@@ -10,70 +10,82 @@ does not matter.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from benchmarks.figures import Figure, arguments, publish
 from tuner.deploy.drift import DriftMonitor, Expectation
-from tuner.results.verification import attempts_of, next_is_baseline
+from tuner.problem.settings import MOST_PAIRS
+from tuner.results.verification import MOST_TRIES, attempts_of, next_is_baseline
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 METER = MeterInfo("drawn", "node", "a benchmark's draws", estimated=True)
 BASELINE = Configuration.of(data_parallel=2, micro_batch=1)
-TRIED = Configuration.of(data_parallel=2, micro_batch=2)
+TRIED = tuple(Configuration.of(data_parallel=2, micro_batch=size) for size in (2, 4, 8))
 
 
 def _launch(
-    number: int, tried: bool, seconds: float, power_W: float, purpose: str = "verify"
+    number: int,
+    configuration: Configuration,
+    seconds: float,
+    power_W: float,
+    purpose: str = "verify",
 ) -> ProbeRecord:
     window = Measurement(
-        live=(TRIED if tried else BASELINE).live,
+        live=configuration.live,
         steps=10,
         window_s=10 * seconds,
         step_time_s=seconds,
         energy_J=10 * seconds * power_W,
         power_W=power_W,
     )
-    launch = (TRIED if tried else BASELINE).launch
-    return ProbeRecord(ProbeRequest(f"p{number:04d}", launch, purpose=purpose), (window,), METER)
+    request = ProbeRequest(f"p{number:04d}", configuration.launch, purpose=purpose)
+    return ProbeRecord(request, (window,), METER)
 
 
-def survived(
-    rng: np.random.Generator, saving: float, pairs: int, spread: float, earlier: float | None = None
-) -> bool:
-    """One verification: time and energy truly lower by `saving`, launches that differ by `spread`.
+def verified(
+    rng: np.random.Generator,
+    savings: Sequence[float],
+    *,
+    pairs: int = MOST_PAIRS * MOST_TRIES,
+    spread: float = 0.01,
+) -> tuple[bool, int]:
+    """Verify candidates one after the other, pair by pair, until one is confirmed.
 
-    The search had found it 5 % better in both, by luck or not.
+    The search had found each of them 5 % better in time and energy, by luck or not.
 
     Args:
         rng: of the draws.
-        saving: by what share the truth is lower.
-        pairs: launches of each.
+        savings: by what share each candidate's time and energy are truly lower, in order.
+        pairs: room for pairs of launches in all.
         spread: standard deviation of a launch's log step time; of its log power twice that.
-        earlier: the same while the search ran, which launched two configurations twice each; None:
-            it launched nothing twice.
+
+    Returns:
+        Whether a candidate was confirmed, and the pairs that it took.
     """
-    records = [_launch(0, False, 1.0, 20.0, "baseline"), _launch(1, True, 0.95, 20.0, "search")]
-    if earlier is not None:
-        records = [
-            _launch(
-                900 + number,
-                tried,
-                (0.95 if tried else 1.0) * math.exp(rng.normal(0, earlier)),
-                20.0 * math.exp(rng.normal(0, 2 * earlier)),
-                "search" if tried or number else "baseline",
-            )
-            for number, tried in enumerate((False, True, False, True))
-        ]
-    group: list[ProbeRecord] = []
-    while len(group) < 2 * pairs:
-        tried = not next_is_baseline(group, BASELINE)
-        seconds = (1 - saving if tried else 1.0) * math.exp(rng.normal(0, spread))
-        power_W = 20.0 * math.exp(rng.normal(0, 2 * spread))
-        group.append(_launch(2 + len(group), tried, seconds, power_W))
-    (attempt,) = attempts_of([*records, *group], BASELINE)
-    return attempt.survived
+    records = [_launch(0, BASELINE, 1.0, 20.0, "baseline")]
+    records += [_launch(1 + i, tried, 0.95, 20.0, "search") for i, tried in enumerate(TRIED)]
+    made = 0
+    for tried, saving in zip(TRIED, savings, strict=False):
+        group: list[ProbeRecord] = []
+        while made < pairs:
+            for _ in range(2):
+                of_baseline = next_is_baseline(group, BASELINE)
+                seconds = (1.0 if of_baseline else 1 - saving) * math.exp(rng.normal(0, spread))
+                power_W = 20.0 * math.exp(rng.normal(0, 2 * spread))
+                what = BASELINE if of_baseline else tried
+                group.append(_launch(len(records) + len(group), what, seconds, power_W))
+            made += 1
+            attempts = attempts_of([*records, *group], BASELINE)
+            found = [each for each in attempts if each.configuration == tried]
+            if found and found[0].survived:
+                return True, made
+            if found and not found[0].undecided:
+                break
+        records += group
+    return False, made
 
 
 def drift_at(rng: np.random.Generator, off: float, blocks: int) -> int | None:
@@ -92,22 +104,23 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=400)
     options = parser.parse_args()
     figures = []
-    for pairs in (2, 3):
-        for saving in (0.0, 0.02, 0.05, 0.10):
+    rng = np.random.default_rng(0)
+    wrong = [verified(rng, (0.0, 0.0, 0.0)) for _ in range(3 * options.trials)]
+    share = float(np.mean([confirmed for confirmed, _ in wrong]))
+    print(f"three candidates that are no better: one is confirmed in {100 * share:.1f} %")
+    figures.append(Figure("false_confirmations", share, "ratio"))
+    for pairs in (3, MOST_PAIRS):
+        for saving in (0.02, 0.05, 0.10):
             rng = np.random.default_rng(int(1000 * saving) + pairs)
-            kept = sum(survived(rng, saving, pairs, 0.01) for _ in range(options.trials))
-            share = 100 * kept / options.trials
-            print(f"{pairs} pairs, truly {100 * saving:.0f} % better: survives in {share:.1f} %")
-            name = f"survives_{100 * saving:.0f}_per_cent_better_{pairs}_pairs"
-            figures.append(Figure(name, share, "%"))
-    for what, earlier in (("as_noisy", 0.01), ("calmer", 0.003), ("noisier", 0.03)):
-        for saving in (0.0, 0.05):
-            rng = np.random.default_rng(int(1000 * saving) + 77)
-            kept = sum(survived(rng, saving, 2, 0.01, earlier) for _ in range(options.trials))
-            share = 100 * kept / options.trials
-            print(f"2 pairs after a search {what}, {100 * saving:.0f} %: survives in {share:.1f} %")
-            name = f"survives_{100 * saving:.0f}_per_cent_better_search_{what}"
-            figures.append(Figure(name, share, "%"))
+            found = [verified(rng, (saving,), pairs=pairs) for _ in range(options.trials)]
+            share, made = (float(each) for each in np.mean(found, axis=0))
+            print(
+                f"room for {pairs} pairs, truly {100 * saving:.0f} % better: confirmed in "
+                f"{100 * share:.1f} %, after {made:.1f} pairs"
+            )
+            name = f"power_{100 * saving:.0f}_percent"
+            name += "" if pairs == MOST_PAIRS else f"_{pairs}_pairs"
+            figures.append(Figure(name, share, "ratio"))
     for off, blocks in ((0.0, 1000), (0.03, 1000), (0.05, 1000), (0.10, 1000)):
         rng = np.random.default_rng(int(1000 * off))
         trials = max(20, options.trials // 4)

@@ -205,20 +205,18 @@ def test_two_launches_each_have_a_sensible_interval() -> None:
     assert "2 and 2 launches" in pooled.method
 
 
-def test_repeats_widen_what_agrees_by_luck_and_never_narrow_what_does_not() -> None:
+def test_a_stricter_level_widens_the_interval_and_the_p_value() -> None:
     rng = np.random.default_rng(3)
-    a, b = launches(rng, 2, 1.0, 1e-6), launches(rng, 2, 0.99, 1e-6)
-    repeats = [launches(rng, 2, 2.0, 0.05) for _ in range(4)]
-    alone = compare_launches(a, b, meter=GPU).step_time
-    known = compare_launches(a, b, meter=GPU, repeats=[*repeats, repeats[0][:1]]).step_time
-    assert alone.shown
-    assert not known.shown
-    assert "8 others" in known.method
-    noisy = launches(rng, 2, 0.99, 0.2)
-    calm = [launches(rng, 2, 2.0, 0.001) for _ in range(4)]
-    assert compare_launches(a, noisy, meter=GPU, repeats=calm) == compare_launches(
-        a, noisy, meter=GPU
-    )
+    a, b = launches(rng, 4, 1.0, 0.01), launches(rng, 4, 0.97, 0.01)
+    usual = compare_launches(a, b, meter=GPU).step_time
+    strict = compare_launches(a, b, meter=GPU, level=0.005).step_time
+    assert usual.shown
+    assert not strict.shown
+    assert strict.low < usual.low < usual.high < 0 < strict.high
+    assert strict.p_value == pytest.approx(5 * usual.p_value)
+    nothing = compare_launches(a, b, meter=GPU, level=0.0).step_time
+    assert nothing.p_value == 1.0
+    assert not nothing.shown
 
 
 def test_one_launch_each_is_refused() -> None:

@@ -11,8 +11,16 @@ import pytest
 import tuner
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
+from tuner.problem.settings import MOST_PAIRS
 from tuner.results.result import Point
-from tuner.results.verification import ab_pairs, attempts_of, choose_verified, next_is_baseline
+from tuner.results.verification import (
+    LEAST_PAIRS,
+    LOOK_SHARE,
+    ab_pairs,
+    attempts_of,
+    choose_verified,
+    next_is_baseline,
+)
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.studies import (
     METER,
@@ -147,6 +155,58 @@ def test_what_fell_is_passed_over_and_the_next_is_tried() -> None:
     assert verified.verification.probes == 12
 
 
+def test_what_is_not_clear_yet_is_measured_further_and_not_chosen_meanwhile() -> None:
+    """1 % less time after two pairs is neither shown nor given up."""
+    points = points_of((A, 1.0, 20.0), (B, 0.95, 20.0), (C, 0.97, 20.0))
+    records = searched((A, 1.0), (B, 0.95), (C, 0.97)) + in_turn(3, B, [1.0, 1.02], [0.99, 1.0])
+    (attempt,) = attempts_of(records, A)
+    assert attempt.undecided
+    assert not attempt.survived
+    assert "is undecided" in attempt.sentence
+    verified = choose_verified(points, records, Constraints(), unfinished="no room is left")
+    assert verified.to_try == B
+    assert verified.verification.status == "unfinished"
+    # Once another candidate is tried, it is no longer open; that one is not chosen unverified.
+    records += in_turn(7, C, [1.0, 1.02], [0.99, 1.0])
+    first, second = attempts_of(records, A)
+    assert not first.undecided
+    assert second.undecided
+    verified = choose_verified(points, records, Constraints(), unfinished="no room is left")
+    assert verified.to_try == C
+    assert verified.best.configuration == A
+    assert "no room is left" in verified.verification.sentence
+
+
+def test_later_attempts_have_less_to_spend_and_a_fourth_nothing() -> None:
+    a, b = [1.0, 1.01, 0.99, 1.0], [0.97, 0.98, 0.96, 0.97]
+    records = searched((A, 1.0), (B, 0.9))
+    p_values = []
+    for number in range(4):
+        tried = Configuration.of(data_parallel=2, micro_batch=2 ** (number + 1))
+        records += in_turn(2 + 8 * number, tried, a, b)
+        records[1:1] = [launch(100 + number, tried, 0.9, purpose="search")]
+    for attempt in attempts_of(records, A):
+        p_values.append(attempt.step_time.p_value)
+    assert p_values[1] == pytest.approx(2 * p_values[0])
+    assert p_values[2] == pytest.approx(6 * p_values[0])
+    assert p_values[3] == 1.0
+
+
+def test_looks_share_the_level_of_an_attempt() -> None:
+    """The chance that any look crosses its level is at most the attempt's (`LOOK_SHARE`)."""
+    from scipy import stats
+
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 200_000, MOST_PAIRS))
+    least = np.ones(len(a))
+    for n in range(LEAST_PAIRS, MOST_PAIRS + 1):
+        x, y = a[:, :n], b[:, :n]
+        error = np.sqrt((x.var(axis=1) + y.var(axis=1)) / (n - 1))
+        least = np.minimum(least, stats.t.sf((x.mean(1) - y.mean(1)) / error, 2 * n - 2))
+    for level in (0.0075, 0.015, 0.03):
+        assert 0.75 * level < np.mean(least < LOOK_SHARE * level) < 1.05 * level
+
+
 def test_where_nothing_survives_the_baseline_is_kept() -> None:
     points = points_of((A, 1.0, 20.0), (B, 0.8, 20.0))
     records = searched((A, 1.0), (B, 0.8)) + in_turn(2, B, [1.0, 1.02, 0.98], [1.0, 0.98, 1.02])
@@ -255,6 +315,11 @@ def test_a_study_verifies_its_choice_within_its_limits(tmp_path) -> None:
     assert result.verification.status == "confirmed"
     assert result.verification.attempts[-1].configuration == result.best.configuration
     assert result.verification.probes == made.count("verify")
+    # When probing is repaid follows from the fresh launches alone.
+    saving = -result.verification.attempts[-1].energy.relative
+    saved_kJ = saving * result.baseline.energy_to_solution_kJ
+    expected = result.spent.energy_kJ / saved_kJ
+    assert result.spent.payback_share == pytest.approx(expected)
     # The same from the folder alone.
     again = tuner.load_result(result.run_dir)
     assert again.verification == result.verification

@@ -33,6 +33,7 @@ NoVerdictKind = Literal[
     "few_probes",
     "no_room",
     "limits_reached",
+    "not_clear",
     "spoiled",
     "baseline_failed",
     "recorded",
@@ -69,9 +70,9 @@ class NoVerdict:
     Attributes:
         kind: "not_requested", "prediction", "recorded_trace", "no_spread", "older_release" or
             "running" if it was not to be verified; "few_probes", "no_room", "limits_reached",
-            "spoiled" (launches failed because of the node) or "baseline_failed" if it came to no
-            verdict; "recorded"
-            (`message` is the phrase that an older release recorded).
+            "not_clear" (what was launched does not show it yet), "spoiled" (launches failed because
+            of the node) or "baseline_failed" if it came to no verdict; "recorded" (`message` is the
+            phrase that an older release recorded).
         figures: numbers of the phrase.
         message: of a failure, or the recorded phrase.
         run: name of the run to continue.
@@ -185,6 +186,12 @@ def no_verdict_phrase(reason: NoVerdict) -> str:
             f"{why}, and it takes at least {reason.figures['least_pairs']:g} launches each of the "
             f"choice and of the baseline; the same command with --name {reason.run} and {more} "
             "continues from here"
+        )
+    if reason.kind == "not_clear":
+        return (
+            f"{reason.figures['pairs']:g} launches of each do not show yet that it is better, and "
+            "the limits leave no room for more; the same command with "
+            f"--name {reason.run} and higher limits continues from here"
         )
     if reason.kind == "spoiled":
         return f"its launches were spoiled: {reason.message}"

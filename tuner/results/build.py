@@ -33,7 +33,15 @@ from tuner.results.calibration import last_calibration
 from tuner.results.choice import decide, front_of
 from tuner.results.estimates import Estimate, Windows, estimate
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
-from tuner.results.result import Attainment, LeaveOneOut, Point, ProgressPoint, Result, Spent
+from tuner.results.result import (
+    Attainment,
+    LeaveOneOut,
+    Point,
+    ProgressPoint,
+    Result,
+    Spent,
+    Verification,
+)
 from tuner.results.verification import choose_verified
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
@@ -178,11 +186,17 @@ def _spent(
     steps: int,
     best: Point | None,
     baseline: Point | None,
+    verification: Verification | None,
 ) -> Spent:
+    """Return what probing cost and when it is repaid; by a verified saving if there is one."""
     energy_kJ = spent_kJ(records)
     payback: float | None = None
     if best is not None and baseline is not None:
         saved_kJ = baseline.energy_to_solution_kJ - best.energy_to_solution_kJ
+        for attempt in verification.attempts if verification else ():
+            if attempt.survived and attempt.configuration == best.configuration and attempt.energy:
+                # The search's own windows made the choice look better than it is.
+                saved_kJ = -attempt.energy.relative * baseline.energy_to_solution_kJ
         if saved_kJ > 0:
             payback = energy_kJ / (saved_kJ / steps)
     return Spent(
@@ -298,7 +312,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         best=best,
         choice=choice,
         baseline=baseline,
-        spent=_spent(records, time_s, problem.steps, best, baseline),
+        spent=_spent(records, time_s, problem.steps, best, baseline, verified.verification),
         steps=problem.steps,
         constraints={**constraints.limits, **spec.settings.limits},
         failures=tuple(record for record in records if not record.ok),

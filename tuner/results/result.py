@@ -233,6 +233,7 @@ class Attempt:
         survived: True if it was again better where the search had found it better.
         reason: why it did or did not, as a phrase.
         sentence: the verdict with its figures, for people.
+        undecided: True if it is not shown yet and further launches may show it.
     """
 
     configuration: Configuration
@@ -242,6 +243,7 @@ class Attempt:
     survived: bool
     reason: str
     sentence: str
+    undecided: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the attempt as JSON values."""

@@ -5,7 +5,7 @@ times, else on blocks of neighbouring steps; energy by blocks of whole steps, si
 that follow each other are alike. Blocks that are still correlated count for fewer. A difference is
 called one only where its 95 % interval leaves out zero; otherwise the answer says that none was
 shown, and how small a difference could have been. Fresh launches made in turn are compared with
-the spread of all repeated launches of their study (`compare_launches`).
+their own spread (`compare_launches`).
 """
 
 from __future__ import annotations
@@ -152,10 +152,15 @@ def _between(a: _Mean, b: _Mean, quantity: str, method: str) -> Difference:
 
 
 def _of_variance(
-    difference: float, variance: float, freedom: float, quantity: str, method: str
+    difference: float,
+    variance: float,
+    freedom: float,
+    quantity: str,
+    method: str,
+    level: float = LEVEL / 2,
 ) -> Difference:
     if variance > 0:
-        return _tested(difference, math.sqrt(variance), freedom, quantity, method)
+        return _tested(difference, math.sqrt(variance), freedom, quantity, method, level)
     relative = _share(difference)
     if variance == 0 and difference != 0:
         return Difference(quantity, relative, relative, relative, 0.0, method)
@@ -168,12 +173,18 @@ def _share(log: float) -> float:
 
 
 def _tested(
-    difference: float, error: float, freedom: float, quantity: str, method: str
+    difference: float,
+    error: float,
+    freedom: float,
+    quantity: str,
+    method: str,
+    level: float = LEVEL / 2,
 ) -> Difference:
     from scipy import stats
 
-    reach = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * error
-    p_value = float(2 * stats.t.sf(abs(difference) / error, freedom))
+    reach = float(stats.t.isf(level, freedom)) * error
+    one_sided = float(stats.t.sf(abs(difference) / error, freedom))
+    p_value = min(1.0, one_sided * LEVEL / level) if level > 0 else 1.0
     low, high = _share(difference - reach), _share(difference + reach)
     return Difference(quantity, _share(difference), low, high, p_value, method)
 
@@ -282,32 +293,28 @@ def compare_launches(
     *,
     names: tuple[str, str] = ("a", "b"),
     meter: MeterInfo,
-    repeats: Sequence[Sequence[Measurement]] = (),
+    level: float = LEVEL / 2,
 ) -> Comparison:
     """Compare two configurations by a few fresh launches of each, one window a launch.
 
     Two or three launches hardly tell their own spread: with Welch's degrees of freedom, which fall
-    to 1, an interval reached from -98.8 to +2,108 %. So one spread is taken for launches of
-    whatever configuration, as `tuner.results.build` does for the intervals of the front, and the
-    error is pooled as in an analysis of variance (Student 1908; Fisher, Statistical Methods for
-    Research Workers, 1925): with x the logarithm of a window's figure,
+    to 1, an interval reached from -98.8 to +2,108 %. So one spread is taken for both (Student
+    1908): with x the logarithm of a window's figure,
 
-        s^2 = sum over groups g and launches i of (x_gi - mean_g)^2 / f,  f = sum over g (n_g - 1),
+        s^2 = sum over both groups g and launches i of (x_gi - mean_g)^2 / f,  f = n_a + n_b - 2,
 
     and (mean_b - mean_a) / (s sqrt(1/n_a + 1/n_b)) is compared with Student's t with f degrees of
-    freedom. The groups are `a` and `b`, and beside them `repeats` where `a` and `b` differ by no
-    more than those let expect (their ratio of variances is below the median of Fisher's F): then
-    what the study knows widens an error that may be small by luck. Where they differ by more, the
-    machine may have been calmer before, and they speak for themselves. This bound keeps false
-    confirmations under 5 % even after a search in which launches differed by a third as much
-    (`python -m benchmarks.verdicts`); the usual one, the upper 5 % of F, let 11 % through.
+    freedom. Other launches of the study do not enter: a machine that was calmer before would let
+    chance through.
 
     Args:
         a, b: the windows of each, at least two, one a launch.
         names: for people.
         meter: scope and source of the energy.
-        repeats: windows of other launches of this study, a group for each configuration; a group
-            of one says nothing.
+        level: one-sided error that this comparison may make; 0 shows nothing. The p-value is
+            multiplied by `LEVEL / level`, and the interval is as wide, so that a difference is
+            shown at `LEVEL` where the one-sided p-value is below `level`. 2.5 %, the default, is
+            the usual two-sided test at 5 %.
 
     Raises:
         InputError: one of the two has fewer than two windows.
@@ -316,31 +323,18 @@ def compare_launches(
         if len(side) < 2:
             raise InputError(f"{name} has {len(side)} launches; at least 2 are compared")
 
-    def logs(side: Sequence[Measurement], quantity: str) -> np.ndarray:
-        energy = quantity == "energy_per_step"
-        return np.log([m.energy_per_step_J if energy else m.step_time_s for m in side])
-
-    def squares(groups: Sequence[Sequence[Measurement]], quantity: str) -> tuple[float, int]:
-        each = [logs(group, quantity) for group in groups]
-        return (
-            math.fsum(float(np.sum((x - x.mean()) ** 2)) for x in each),
-            sum(x.size - 1 for x in each),
-        )
-
     def difference(quantity: str) -> Difference:
-        from scipy import stats
-
-        others = [group for group in repeats if len(group) > 1]
-        own, freedom = squares((a, b), quantity)
-        before, more = squares(others, quantity)
-        calmer = bool(more) and own / freedom > before / more * stats.f.ppf(0.5, freedom, more)
-        pooled = f"{len(a)} and {len(b)} launches"
-        if others and not calmer:
-            own, freedom = own + before, freedom + more
-            pooled += f", their spread with that of {sum(map(len, others))} others"
-        variance = own / freedom * (1 / len(a) + 1 / len(b))
-        apart = float(logs(b, quantity).mean() - logs(a, quantity).mean())
-        return _of_variance(apart, variance, freedom, quantity, f"t on {pooled}")
+        energy = quantity == "energy_per_step"
+        x, y = (
+            np.log([m.energy_per_step_J if energy else m.step_time_s for m in side])
+            for side in (a, b)
+        )
+        freedom = x.size + y.size - 2
+        squares = float(np.sum((x - x.mean()) ** 2) + np.sum((y - y.mean()) ** 2))
+        variance = squares / freedom * (1 / x.size + 1 / y.size)
+        method = f"t on {len(a)} and {len(b)} launches"
+        apart = float(y.mean() - x.mean())
+        return _of_variance(apart, variance, freedom, quantity, method, level)
 
     return Comparison(*names, difference("step_time"), difference("energy_per_step"), meter)
 

@@ -2,8 +2,9 @@
 
 A phase of its own after the search: one probe at a time on the search's own executor, the baseline
 and the choice in the order A B B A A B, recorded in the trace and the study like any probe, with
-the purpose "verify". Where the choice does not survive (`tuner.results.verification`), the next one
-is tried. It spends what the limits kept for it and what the search left over. Launches in the trace
+the purpose "verify". Pairs are added until the verdict is clear (`tuner.results.verification`).
+Where the choice does not survive, the next one is tried. It spends what the limits kept for it and
+what the search left over. Launches in the trace
 count, so that an interrupted verification continues where it stopped.
 """
 
@@ -12,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tuner.formatting import knobs
-from tuner.problem.settings import FEW_PROBES
+from tuner.problem.settings import FEW_PROBES, MOST_PAIRS
 from tuner.problem.stop_reason import NoVerdict
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points
+from tuner.results.result import Attempt
 from tuner.results.verification import (
     LEAST_PAIRS,
     MOST_TRIES,
@@ -31,10 +33,8 @@ from tuner.study.loop import SearchLoop
 from tuner.study.rules import constraints_of
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["MOST_PAIRS", "verify"]
+__all__ = ["verify"]
 
-#: Pairs of launches where there is room for them.
-MOST_PAIRS = 3
 #: A launch that the node spoiled (no fault of the configuration) is made again so often.
 SPOILED = 2
 
@@ -68,7 +68,7 @@ def verify(
         room = _room(search, baseline, verified.to_try)
         if room < LEAST_PAIRS:
             return _no_room(search, spec)
-        if reason := _try(search, verified.to_try, baseline, feasible, room):
+        if reason := _try(search, spec, verified.to_try, baseline, feasible, room):
             return reason
     return None
 
@@ -95,15 +95,25 @@ def _no_room(search: SearchLoop, spec: StudySpec) -> NoVerdict:
 
 
 def _try(
-    search: SearchLoop, tried: Configuration, baseline: Configuration, feasible: bool, room: int
+    search: SearchLoop,
+    spec: StudySpec,
+    tried: Configuration,
+    baseline: Configuration,
+    feasible: bool,
+    room: int,
 ) -> NoVerdict | None:
     """Measure one configuration and the baseline alternately; return why there is no verdict."""
+
+    def verdict() -> Attempt | None:
+        attempts = attempts_of(search.records, baseline, feasible=feasible)
+        return next((each for each in attempts if each.configuration == tried), None)
+
     group = _launches(search, baseline, tried)
     pairs = min(MOST_PAIRS, room)
     if not group:
         search.note(
-            f"verifying {' '.join(knobs(tried)) or tried.key} against the baseline: {pairs} fresh "
-            "launches of each, in turn"
+            f"verifying {' '.join(knobs(tried)) or tried.key} against the baseline: at most "
+            f"{pairs} fresh launches of each, in turn"
         )
     spoiled = 0
     while len(group) < 2 * pairs:
@@ -124,11 +134,15 @@ def _try(
         elif not record.measurements:
             break  # a verdict: it failed
         group = _launches(search, baseline, tried)
-    attempts = attempts_of(search.records, baseline, feasible=feasible)
-    verdicts = [attempt for attempt in attempts if attempt.configuration == tried]
-    if not verdicts:
+        found = verdict() if len(group) % 2 == 0 else None
+        if found is not None and not found.undecided:
+            break
+    found = verdict()
+    if found is None:
         return NoVerdict("limits_reached")
-    search.note(verdicts[-1].sentence)
+    search.note(found.sentence)
+    if found.undecided:
+        return NoVerdict("not_clear", {"pairs": found.pairs}, run=spec.name)
     return None
 
 
