@@ -32,6 +32,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.preflight import busy_gpus
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.rank_server import RankServer
+from tuner.workload.node.torch_build import TorchBuild, why_torch_cannot_use_gpus
 from tuner.workload.probe import ProbeRequest
 
 __all__ = ["FINDINGS", "Finding", "preload_touches"]
@@ -63,7 +64,7 @@ class Finding:
 
 
 @contextlib.contextmanager
-def _node(*gpus: TwinGpu, **options: bool) -> Iterator[TwinNode]:
+def _node(*gpus: TwinGpu, **options: int) -> Iterator[TwinNode]:
     with tempfile.TemporaryDirectory() as folder:
         node = TwinNode(Path(folder) / "node", gpus, **options)  # type: ignore[arg-type]
         with node.joined():
@@ -185,6 +186,14 @@ def _rank_env(interface: str) -> Mapping[str, str]:
     return launch._rank_env(0, 1, Place(0, 1, ("127.0.0.1", 1), interface))
 
 
+def _unusable_torch() -> str:
+    """Ask with a driver for CUDA 12 and a build with CUDA 13, and with a build for CPUs."""
+    builds = TorchBuild("2.13.0", "13.0", "sm_80"), TorchBuild("2.13.0+cpu", "")
+    with _node(TwinGpu(), cuda_driver=12040):
+        passed = [build for build in builds if not why_torch_cannot_use_gpus(build, environ={})]
+    return f"{passed[0]} passes" if passed else ""
+
+
 def _order_and_interface() -> str:
     env = _rank_env("ib0")
     found = env.get("CUDA_DEVICE_ORDER"), env.get("NCCL_SOCKET_IFNAME")
@@ -236,7 +245,12 @@ FINDINGS = (
     Finding(10, "probes cost global batches"),
     Finding(11, "step ends between boundaries are host times"),
     Finding(12, "a closing boundary subtracts its wait at a stale power", _edges),
-    Finding(13, "nothing asks if torch can use the GPU"),
+    Finding(
+        13,
+        "nothing asks if torch can use the GPU",
+        _unusable_torch,
+        "a /dev/shm that is too small for NCCL",
+    ),
     Finding(
         14,
         "OMP threads count cores that were not granted",
