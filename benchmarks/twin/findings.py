@@ -138,7 +138,8 @@ def _zeusd() -> str:
             self.send_response(200 if body or self.command == "POST" else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if body:  # a client that has its status is gone already
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
