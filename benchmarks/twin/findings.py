@@ -11,7 +11,7 @@ import os
 import socketserver
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -26,11 +26,13 @@ from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.zeusd import SOCKET
+from tuner.workload.hook.link import _lacks_memory
 from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.preflight import busy_gpus
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.rank_server import RankServer
+from tuner.workload.node.torch_build import TorchBuild, why_torch_cannot_use_gpus
 from tuner.workload.probe import ProbeRequest
 
 __all__ = ["FINDINGS", "Finding", "preload_touches"]
@@ -62,7 +64,7 @@ class Finding:
 
 
 @contextlib.contextmanager
-def _node(*gpus: TwinGpu, **options: bool) -> Iterator[TwinNode]:
+def _node(*gpus: TwinGpu, **options: int) -> Iterator[TwinNode]:
     with tempfile.TemporaryDirectory() as folder:
         node = TwinNode(Path(folder) / "node", gpus, **options)  # type: ignore[arg-type]
         with node.joined():
@@ -136,7 +138,8 @@ def _zeusd() -> str:
             self.send_response(200 if body or self.command == "POST" else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if body:  # a client that has its status is gone already
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -174,18 +177,42 @@ def _edges() -> str:
     return "" if worst < 0.01 else f"window energies are off by up to {worst:.1%}"
 
 
-def _threads() -> str:
-    granted = os.sched_getaffinity(0)
-    if (os.cpu_count() or 1) < 2:
-        return "one core: nothing to be granted less of"
+def _rank_env(interface: str) -> Mapping[str, str]:
+    """Return the environment of the only rank on a node of an H100 cluster."""
     node = SimpleNamespace(
         server=SimpleNamespace(env={}), cluster=load_cluster("h100-32"), run_dir=Path("run")
     )
     request = ProbeRequest("p", Configuration.of(data_parallel=1).launch)
     launch = RankLaunch(cast(ProbeNode, node), request)
+    return launch._rank_env(0, 1, Place(0, 1, ("127.0.0.1", 1), interface))
+
+
+def _unusable_torch() -> str:
+    """Ask with a driver for CUDA 12 and a build with CUDA 13, and with a build for CPUs."""
+    builds = TorchBuild("2.13.0", "13.0", "sm_80"), TorchBuild("2.13.0+cpu", "")
+    with _node(TwinGpu(), cuda_driver=12040):
+        passed = [build for build in builds if not why_torch_cannot_use_gpus(build, environ={})]
+    return f"{passed[0]} passes" if passed else ""
+
+
+def _order_and_interface() -> str:
+    env = _rank_env("ib0")
+    found = env.get("CUDA_DEVICE_ORDER"), env.get("NCCL_SOCKET_IFNAME")
+    return "" if found == ("PCI_BUS_ID", "ib0") else f"a rank gets {found}"
+
+
+def _library_memory() -> str:
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+    return "" if _lacks_memory(error) else "CUBLAS_STATUS_ALLOC_FAILED is read as a crash"
+
+
+def _threads() -> str:
+    granted = os.sched_getaffinity(0)
+    if (os.cpu_count() or 1) < 2:
+        return "one core: nothing to be granted less of"
     try:
         os.sched_setaffinity(0, {min(granted)})
-        threads = launch._rank_env(0, 1, Place(0, 1, ("127.0.0.1", 1), "lo"))["OMP_NUM_THREADS"]
+        threads = _rank_env("lo")["OMP_NUM_THREADS"]
     finally:
         os.sched_setaffinity(0, granted)
     return "" if threads == "1" else f"{threads} OMP threads on one granted core"
@@ -219,7 +246,12 @@ FINDINGS = (
     Finding(10, "probes cost global batches"),
     Finding(11, "step ends between boundaries are host times"),
     Finding(12, "a closing boundary subtracts its wait at a stale power", _edges),
-    Finding(13, "nothing asks if torch can use the GPU"),
+    Finding(
+        13,
+        "nothing asks if torch can use the GPU",
+        _unusable_torch,
+        "a /dev/shm that is too small for NCCL",
+    ),
     Finding(
         14,
         "OMP threads count cores that were not granted",
@@ -238,8 +270,18 @@ FINDINGS = (
         _boost,
         "assumed peaks of GeForce and Blackwell, listed clocks that are never reached",
     ),
-    Finding(17, "out-of-memory errors of CUDA libraries are read as crashes"),
-    Finding(18, "device order, boundaries of other devices, NCCL's interface, folders of ops"),
+    Finding(
+        17,
+        "out-of-memory errors of CUDA libraries are read as crashes",
+        _library_memory,
+        "memory outside torch's allocator, and ranks that take long to release it",
+    ),
+    Finding(
+        18,
+        "device order, boundaries of other devices, NCCL's interface, folders of ops",
+        _order_and_interface,
+        "nodes of a shared home build ops in one folder",
+    ),
     Finding(19, "the built-in program is plain transformers and DeepSpeed"),
     Finding(20, "idle power, idle locks, lost locks and other smaller ones"),
 )

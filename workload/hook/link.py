@@ -20,7 +20,17 @@ from . import state
 # Ordinary exceptions that mean "no memory left", by name: torch cannot be imported here.
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
 _PEER_WORDS = ("gloo", "nccl", "closed by peer", "connection reset", "broken pipe")
-_OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory")
+_OOM_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+)
+# cuBLAS and cuDNN cannot be set up on a full device (pytorch issue 128601), but fail so for other
+# reasons, too: it is memory only if this share of the device or less is free.
+_SETUP_WORDS = ("cublas_status_not_initialized", "cudnn_status_not_initialized")
+_FULL_SHARE = 0.05
 
 
 class Marks:
@@ -126,8 +136,7 @@ class Link:
         """Report an error to the agent, with its kind."""
         kind = "crash"
         text = str(error)
-        names = {cls.__name__ for cls in type(error).__mro__}
-        if names & _OOM_TYPES or any(word in text.lower() for word in _OOM_WORDS):
+        if _lacks_memory(error):
             kind = "out_of_memory"
         elif isinstance(error, state.NotAsAsked) or (self.starting and _raised_by_framework(error)):
             kind = "refused"
@@ -135,8 +144,24 @@ class Link:
         told = " ".join(lines[:3]) if lines[0].endswith(":") else lines[0]  # a list follows
         message = f"{type(error).__name__}: {told}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
-        effect = any(word in text.lower() for word in _PEER_WORDS)
+        effect = kind != "out_of_memory" and any(word in text.lower() for word in _PEER_WORDS)
         self.send("fail " + json.dumps({"kind": kind, "message": message[:2000], "effect": effect}))
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Return True if an error says that the host or the device has no memory left."""
+    text = str(error).lower()
+    if {cls.__name__ for cls in type(error).__mro__} & _OOM_TYPES:
+        return True
+    if any(word in text for word in _OOM_WORDS):
+        return True
+    if not any(word in text for word in _SETUP_WORDS) or not (cuda := _cuda_in_use()):
+        return False
+    try:
+        free, total = cuda.mem_get_info()
+    except Exception:  # the device does not answer any more: the error stays what it says
+        return False
+    return free <= _FULL_SHARE * total
 
 
 def _raised_by_framework(error: BaseException) -> bool:
@@ -155,26 +180,46 @@ def _raised_by_framework(error: BaseException) -> bool:
 
 def _device_event() -> Any:
     """Record an event on the CUDA stream; return None if no device is in use."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not (cuda := _cuda_in_use()):
         return None
-    event = torch.cuda.Event(enable_timing=True)
+    event = cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
-def _finish_device_work() -> None:
+def _cuda_in_use() -> Any:
+    """Return torch.cuda if this process has initialised it, else None."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    return torch.cuda
+
+
+def _own_devices(cuda: Any) -> list[int]:
+    """Return the devices that hold this rank's tensors, which need not be the current one.
+
+    A program may use `cuda:{local_rank}` without `set_device`; asking for another device's work
+    would start a context there.
+    """
+    try:
+        own = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
+    except Exception:  # an allocator of the program's own may not tell
+        own = []
+    return own or [cuda.current_device()]
+
+
+def _finish_device_work() -> None:
+    if cuda := _cuda_in_use():
+        for index in _own_devices(cuda):
+            cuda.synchronize(index)
 
 
 def _peaks() -> dict[str, int]:
     """Return the peak memory of this rank, bytes: on the device, if any, and on the host."""
     peaks = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        peaks["device_bytes"] = torch.cuda.max_memory_reserved()
+    if cuda := _cuda_in_use():
+        reserved = [cuda.max_memory_reserved(index) for index in _own_devices(cuda)]
+        peaks["device_bytes"] = max(reserved)
     return peaks
 
 

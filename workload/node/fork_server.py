@@ -96,7 +96,24 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
     for name in request.get("ops", ()):
         _load_op(name, own_folder=request["own_folder"])
     _release_nvml()
-    return {"prepared_s": time.monotonic() - began, "fork_unsafe": _why_fork_is_unsafe()}
+    return {
+        "prepared_s": time.monotonic() - began,
+        "fork_unsafe": _why_fork_is_unsafe(),
+        "torch": _torch_build(),
+    }
+
+
+def _torch_build() -> dict[str, str] | None:
+    """Return what torch is built for, as compiled in; None if it is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)() or ""
+    return {
+        "version": str(torch.__version__),
+        "cuda": str(torch.version.cuda or ""),
+        "architectures": flags,
+    }
 
 
 def _why_fork_is_unsafe() -> str:

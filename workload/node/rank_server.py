@@ -27,6 +27,7 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.rank_group import RankGroup, ServerError
 from tuner.workload.node.rights import RunAs, run_as
+from tuner.workload.node.torch_build import TorchBuild
 
 __all__ = [
     "PRELOAD",
@@ -127,6 +128,7 @@ class RankServer:
 
     Attributes:
         account: the account that it and the ranks run as; None if it is the agent's own.
+        torch: the torch that it has imported; None before that, or without one.
         fork_unsafe: the reason why ranks must start in new interpreters; empty if they are forked.
 
     Raises:
@@ -165,6 +167,7 @@ class RankServer:
         self._error_log: Any = None
         self.ready_s = 0.0
         self.fork_unsafe = ""
+        self.torch: TorchBuild | None = None
 
     @property
     def alive(self) -> bool:
@@ -221,6 +224,7 @@ class RankServer:
                 timeout_s=300,
             )
             self.fork_unsafe = answer["fork_unsafe"]
+            self.torch = TorchBuild(**answer["torch"]) if answer["torch"] else None
         except ServerError as error:
             if str(error).startswith("ModuleNotFoundError"):
                 missing = str(error).partition(": ")[2]

@@ -16,7 +16,7 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InvalidConfiguration
+from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.workload.clocks.governor import Governor, GovernorError, open_governor
@@ -25,6 +25,7 @@ from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import PRELOAD, RankServer
 from tuner.workload.node.rights import private_folder
+from tuner.workload.node.torch_build import why_torch_cannot_use_gpus
 from tuner.workload.probe import (
     Failure,
     MeterInfo,
@@ -128,8 +129,8 @@ class LocalRunner:
             Seconds it took: near 0 when it was done before.
 
         Raises:
-            InputError: the interpreter lacks torch or DeepSpeed, or the account that trains cannot
-                reach it or the run folder.
+            InputError: the interpreter lacks torch or DeepSpeed, its torch cannot use the GPUs, or
+                the account that trains cannot reach it or the run folder.
             ServerError: an op cannot be built, or the fork server fails.
         """
         began = time.monotonic()
@@ -137,6 +138,7 @@ class LocalRunner:
             self.open_folder()
             self._say("importing torch, deepspeed and transformers once for all probes")
             self.node.server.start()
+            self._require_gpus()
         if ops:
             self._say(f"loading {', '.join(ops)} (compiled once a machine, up to a minute)")
             self.node.server.load_ops(ops)
@@ -144,6 +146,19 @@ class LocalRunner:
             self._said = why
             self._say(f"{why}, so every rank starts in a new interpreter, some seconds slower")
         return time.monotonic() - began
+
+    def _require_gpus(self) -> None:
+        """Check that torch can use the cluster's GPUs, if it has any.
+
+        Raises:
+            InputError: it cannot, with the reason; the server is ended.
+        """
+        build = self.node.server.torch
+        if self.node.cluster.device.type != "cuda" or build is None:
+            return
+        if why := why_torch_cannot_use_gpus(build):
+            self.node.server.close()
+            raise InputError(f"nothing can be trained on the GPUs of this machine: {why}")
 
     def open_folder(self) -> None:
         """Make the run folder, closed to other users, and let the account that trains read it.

@@ -48,7 +48,8 @@ class Daemon(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if body:  # a client that has its status is gone already
+            self.wfile.write(body)
 
     def carry_out(self, index: int, command: str, body: dict[str, int]) -> None:
         self.log.append(f"{index} {command}")

@@ -1,0 +1,86 @@
+"""Errors and boundaries of a rank on a CUDA device, with a fake torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tuner.workload.hook import link as hook_link
+
+
+class Cuda:
+    """Devices of one rank; the last one holds its tensors."""
+
+    def __init__(self, reserved: tuple[int, ...], free: int = 10, total: int = 100) -> None:
+        self.reserved, self.memory, self.synchronized = reserved, (free, total), list[int]()
+
+    def is_available(self) -> bool:
+        return True
+
+    is_initialized = is_available
+
+    def device_count(self) -> int:
+        return len(self.reserved)
+
+    def current_device(self) -> int:
+        return 0
+
+    def memory_reserved(self, index: int) -> int:
+        return self.reserved[index]
+
+    max_memory_reserved = memory_reserved
+
+    def synchronize(self, index: int) -> None:
+        self.synchronized.append(index)
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return self.memory
+
+
+def failure(error: Exception) -> dict[str, object]:
+    link = object.__new__(hook_link.Link)
+    link.starting = False
+    sent: list[str] = []
+    link.send = sent.append  # type: ignore[method-assign]
+    link.fail(error)
+    return dict(json.loads(sent[0].removeprefix("fail ")))
+
+
+@pytest.mark.parametrize(
+    ("message", "free", "kind"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", 50, True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", 50, True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling", 3, True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling", 60, False),
+        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", 1, True),
+        ("CUDA error: an illegal memory access was encountered", 1, False),
+    ],
+)
+def test_libraries_that_find_no_memory_are_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch, message: str, free: int, kind: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=Cuda((1,), free)))
+    told = failure(RuntimeError(message))
+    assert told["kind"] == ("out_of_memory" if kind else "crash")
+
+
+def test_no_memory_inside_nccl_is_a_cause_and_no_effect() -> None:
+    error = "NCCL error: unhandled cuda error ... Cuda failure 2 'out of memory'"
+    assert failure(RuntimeError(error))["effect"] is False
+    assert failure(RuntimeError(error))["kind"] == "out_of_memory"
+    assert failure(RuntimeError("NCCL error: remote process exited"))["effect"] is True
+
+
+@pytest.mark.parametrize(("reserved", "waited"), [((0, 0, 7), [2]), ((5, 0), [0]), ((0, 0), [0])])
+def test_a_boundary_waits_for_the_devices_that_hold_tensors(
+    monkeypatch: pytest.MonkeyPatch, reserved: tuple[int, ...], waited: list[int]
+) -> None:
+    cuda = Cuda(reserved)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    hook_link._finish_device_work()
+    assert cuda.synchronized == waited
+    assert hook_link._peaks()["device_bytes"] == max(reserved)
