@@ -7,7 +7,7 @@ import pytest
 
 from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, MEASURED, fitted, truth
 from tuner.pareto import hypervolume, reference_point
-from tuner.search.acquisition import CandidateView
+from tuner.search.acquisition import CandidateView, FrontEstimate
 from tuner.search.regret import RegretEstimate, RegretModel
 
 
@@ -21,8 +21,9 @@ def regret_of(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
         posterior=surrogates.predict([CONFIGURATIONS[i] for i in free]),
         fits=np.full(len(free), fits),
     )
+    known = [CONFIGURATIONS[i] for i in measured]
     return RegretModel(surrogates, seed=0).estimate(
-        [CONFIGURATIONS[i] for i in measured], [CONFIGURATIONS[i] for i in free], view
+        known, FrontEstimate.of(surrogates, known), [CONFIGURATIONS[i] for i in free], view
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from tuner.models.surrogate.gaussian_process import LEAST_ROWS
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import hypervolume, hypervolume_sd, improvement, reference_point
-from tuner.search.acquisition import CandidateView, normal_draws
+from tuner.search.acquisition import CandidateView, FrontEstimate, normal_draws
 from tuner.search_spaces.configuration import Configuration
 
 __all__ = ["LEAST_MEASUREMENTS", "RegretEstimate", "RegretModel"]
@@ -69,6 +69,7 @@ class RegretModel:
     def estimate(
         self,
         chosen: Sequence[Configuration],
+        front: FrontEstimate,
         still_open: Sequence[Configuration],
         view: CandidateView,
     ) -> RegretEstimate:
@@ -76,10 +77,11 @@ class RegretModel:
 
         Args:
             chosen: measured or in flight, at least one.
+            front: posterior means of these.
             still_open: the configurations of `view`, in its order.
             view: the candidates that may be proposed.
         """
-        near, promising = self._relevant(chosen, view)
+        near, promising = self._relevant(front.points, view)
         if self._normals is None:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
         both = [*(chosen[i] for i in near), *(still_open[i] for i in promising)]
@@ -98,12 +100,8 @@ class RegretModel:
             saving[draw] = left / float(reference[1] - every[:, 1].min())
         return RegretEstimate(missing, noise, saving)
 
-    def _relevant(
-        self, chosen: Sequence[Configuration], view: CandidateView
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _relevant(self, front: np.ndarray, view: CandidateView) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the chosen and of the open candidates that can matter."""
-        log_t, log_p = self._surrogates.mean(chosen)
-        front = np.column_stack([log_t + log_p, log_t])
         posterior, (wide_t, wide_p) = view.posterior, self._surrogates.widening
         best_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
         best_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std

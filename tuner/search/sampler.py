@@ -295,11 +295,11 @@ class CandidateSampler(ProbePlanner):
             cost_J=best.cost_J,
             first_J=best.first_J,
             extendable=self._extendable(members, closed),
-            regret=self._regret_of(observations, candidates),
+            regret=self._regret_of(observations, front, candidates),
         )
 
     def _regret_of(
-        self, observations: Observations, candidates: CandidateView
+        self, observations: Observations, front: FrontEstimate, candidates: CandidateView
     ) -> RegretEstimate | None:
         """Return what the measured configurations and those in flight miss of the front.
 
@@ -309,11 +309,10 @@ class CandidateSampler(ProbePlanner):
         least = LEAST_MEASUREMENTS if self.surrogates.sharpens else FOLDS + 1
         if len(observations.measured) < least:
             return None
-        chosen = dict.fromkeys(
-            [*(m.candidate for m in observations.measured), *observations.pending]
-        )
+        measured = dict.fromkeys(m.candidate for m in observations.measured)
         return self._regret.estimate(
-            [self._configurations[i] for i in chosen],
+            [self._configurations[i] for i in (*measured, *observations.pending)],
+            front,
             [self._configurations[i] for i in candidates.members],
             candidates,
         )
