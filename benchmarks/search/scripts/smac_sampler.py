@@ -21,6 +21,7 @@ from ConfigSpace import (
 )
 from smac import HyperparameterOptimizationFacade as Facade
 from smac import Scenario
+from smac.main.exceptions import ConfigurationSpaceExhaustedException
 from smac.multi_objective.parego import ParEGO
 from smac.runhistory.dataclasses import TrialInfo, TrialValue
 
@@ -62,7 +63,10 @@ def main() -> None:
             for i, energy_J, time_s in message["tell"]:
                 told = TrialInfo(Configuration(space, values=rows[i]), seed=0)
                 smac.tell(told, TrialValue(cost=[energy_J, time_s]))
-            proposed = dict(smac.ask().config)
+            try:
+                proposed = dict(smac.ask().config)
+            except ConfigurationSpaceExhaustedException:  # also when most of a space is told
+                proposed = rows[message["open"][0]]
 
             def distance(i: int, proposed: dict[str, object] = proposed) -> tuple[int, int]:
                 steps = [
