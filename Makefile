@@ -1,8 +1,14 @@
 # `make run` and `make test` do everything from a bare clone: environment, install, then the work.
-PYTHON ?= python3.11
+# `make run` installs what a search on this machine needs; `make test` adds the rest.
 VENV := .venv
 BIN := $(VENV)/bin
+RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
+
+# The first Python here that is new enough and can make a virtual environment.
+FITS := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
+    "$$name" -c "$(FITS)" 2> /dev/null && echo "$$name" && break; done)
 
 # CI installs only files whose sha256 is in .ci/requirements.txt, and builds with the setuptools that
 # is pinned there; DeepSpeed is an archive of sources, so setuptools must come first.
@@ -11,22 +17,34 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: run test check slow docs install hashes clean
 
-run: install
+run: $(RUNNABLE)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/tuner optimize
 
 install: $(READY)
 
-$(READY): pyproject.toml constraints.txt $(if $(CI),$(HASHED))
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo "make: this needs Python 3.11 or newer with its venv module (on \
+	Debian: apt install python3-venv), and none is on the PATH; name one: make PYTHON=/path/to/python3" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+
 ifdef CI
+$(READY): pyproject.toml constraints.txt $(HASHED) | $(BIN)/python
 	sed -n '/^setuptools==/,/[^\\]$$/p' $(HASHED) > $(VENV)/setuptools.txt
 	$(PIP) --require-hashes -r $(VENV)/setuptools.txt
 	$(PIP) --require-hashes --no-build-isolation -r $(HASHED)
 	$(PIP) --no-deps --no-build-isolation -e .
+	touch $(RUNNABLE) $(READY)
+
+$(RUNNABLE): $(READY)
 else
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -c constraints.txt -e '.[all,dev]'
+	touch $(RUNNABLE) $(READY)
+
+$(RUNNABLE): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -c constraints.txt -e '.[train,ray,dashboard,terminal]'
+	touch $(RUNNABLE)
 endif
-	touch $(READY)
 
 # After a change of constraints.txt.
 hashes: install

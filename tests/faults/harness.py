@@ -1,16 +1,19 @@
 """Harness of the faults: runners that keep a ledger, killed children, and counts of the losses.
 
-A fault is one function that causes it for real, in a folder of its own, and says what was seen. The
-driver that is killed runs in a forked child; what its runner measured stands in a ledger beside the
-run, written by the runner itself, so that "lost" is counted against what was really measured and
-not against what the driver remembers. Processes are found by a mark in their environment.
+A fault is one function that causes it for real, in a folder of its own, and says what was seen.
+The driver that is killed runs in a child process; what its runner measured stands in a ledger
+beside the run, written by the runner itself, so that "lost" is counted against what was really
+measured and not against what the driver remembers. Processes are found by a mark in their
+environment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -36,6 +39,7 @@ __all__ = [
     "count_losses",
     "fork",
     "in_child",
+    "in_interpreter",
     "joined",
     "living",
     "marked",
@@ -44,6 +48,7 @@ __all__ = [
     "wait_gone",
 ]
 
+ROOT = Path(__file__).resolve().parents[2]
 #: Variable that marks every process of a fault.
 MARK = "JOULEFRONT_FAULT"
 #: Windows of the faults: long enough for some steps, since nothing here is about precision.
@@ -204,6 +209,32 @@ def in_child(body: Callable[[], object], folder: Path) -> Child:
     """Run `body` in a forked child to its end, however that comes."""
     out = folder / f"child-{uuid.uuid4().hex[:6]}.out"
     return joined(fork(body, out), out)
+
+
+def in_interpreter(body: Callable[[], object], folder: Path, *, limit_s: float = 120.0) -> Child:
+    """Run `body`, which can be pickled, in a new interpreter to its end, however that comes.
+
+    What uses Ray cannot be forked: threads of a Ray that this process used before are missing in
+    the child, which then waits for them.
+    """
+    out = folder / f"child-{uuid.uuid4().hex[:6]}.out"
+    work = "import pickle, sys; sys.exit(pickle.load(sys.stdin.buffer)())"
+    with out.open("wb") as said:
+        child = subprocess.Popen(
+            [sys.executable, "-c", work],
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            process_group=0,
+        )
+    try:
+        child.communicate(pickle.dumps(body), timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        return Child(-999, f"it did not end within {limit_s:g} s")
+    return Child(child.returncode, out.read_text(errors="replace"))
 
 
 def command(*words: str) -> Callable[[], int]:

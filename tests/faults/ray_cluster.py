@@ -22,7 +22,7 @@ from tests.faults.harness import (
     LedgerRunner,
     Outcome,
     count_losses,
-    in_child,
+    in_interpreter,
     marked,
     phrases,
     wait_gone,
@@ -135,7 +135,7 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
 
 def _struck(strike: Strike, words: str, folder: Path, *, asked: bool = False) -> Outcome:
     with marked() as mark:
-        child = in_child(partial(_study, folder, strike, asked=asked), folder)
+        child = in_interpreter(partial(_study, folder, strike, asked=asked), folder)
     run = RunFolder(folder / "runs" / "study")
     lost, twice, running = count_losses(run, folder / "ledger")
     records = read_trace(run.trace).records

@@ -1,0 +1,71 @@
+"""Install by the Makefile: the interpreter it takes, and pins that every Python 3.11 can have."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make(folder: Path, *words: str, path: str) -> subprocess.CompletedProcess[str]:
+    """Run make on a copy of the Makefile, with this PATH alone."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    command = [shutil.which("make") or "make", *words]
+    return subprocess.run(
+        command, cwd=folder, env={"PATH": path}, capture_output=True, text=True, check=False
+    )
+
+
+def interpreter(folder: Path, name: str, code: int) -> None:
+    """Make a stand-in for a Python that answers the Makefile's question with an exit code."""
+    program = folder / name
+    program.write_text(f"#!/bin/sh\nexit {code}\n")
+    program.chmod(0o755)
+
+
+def test_the_first_interpreter_that_fits_is_taken(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    interpreter(programs, "python3.11", 1)  # without its venv module, as on Debian
+    interpreter(programs, "python3.12", 0)
+    interpreter(programs, "python3", 0)
+    done = make(tmp_path, "--dry-run", "run", path=f"{programs}:/bin")
+    assert "python3.12 -m venv .venv" in done.stdout
+
+
+def test_without_one_that_fits_a_sentence_says_what_is_needed(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("python3.11", "python3.12", "python3.13", "python3.14", "python3"):
+        interpreter(programs, name, 1)
+    done = make(tmp_path, "run", path=f"{programs}:/bin")
+    assert done.returncode == 2
+    assert "this needs Python 3.11 or newer" in done.stderr
+    assert "make PYTHON=/path/to/python3" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_a_search_installs_less_than_the_tests(tmp_path: Path) -> None:
+    run = make(tmp_path, "--dry-run", "PYTHON=python3", "run", path="/usr/bin:/bin").stdout
+    test = make(tmp_path, "--dry-run", "PYTHON=python3", "test", path="/usr/bin:/bin").stdout
+    assert "'.[train,ray,dashboard,terminal]'" in run
+    assert "dev" not in run
+    assert "'.[all,dev]'" in test
+
+
+@pytest.mark.parametrize("line", (ROOT / "constraints.txt").read_text().split())
+def test_every_pin_can_be_installed_on_every_python_3_11(line: str) -> None:
+    name, _, version = line.partition("==")
+    found = distribution(name)
+    if found.version.partition("+")[0] != version:
+        pytest.skip(f"{name} {found.version} is installed here")
+    assert SpecifierSet(found.metadata["Requires-Python"] or "").contains("3.11.2"), (
+        "Debian 12 has Python 3.11.2"
+    )
