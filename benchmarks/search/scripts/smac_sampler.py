@@ -65,7 +65,7 @@ def main() -> None:
                 smac.tell(told, TrialValue(cost=[energy_J, time_s]))
             try:
                 proposed = dict(smac.ask().config)
-            except ConfigurationSpaceExhaustedException:  # also when most of a space is told
+            except (ConfigurationSpaceExhaustedException, StopIteration):  # most of it is told
                 proposed = rows[message["open"][0]]
 
             def distance(i: int, proposed: dict[str, object] = proposed) -> tuple[int, int]:
