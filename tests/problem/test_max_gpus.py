@@ -17,7 +17,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
 from tuner.study.rebuild import rebuild
-from tuner.testing.studies import METER, measured, run_optimize
+from tuner.testing.studies import LONG_JOB, METER, measured, run_optimize
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.trace import read_trace
 
@@ -84,7 +84,7 @@ def test_a_run_goes_on_under_another_bound(tmp_path, storage) -> None:
 
     def study(max_gpus: int | None, max_probes: int):
         result = run_optimize(
-            "tiny-gpt",
+            LONG_JOB,
             executor=SimulatedExecutor(Halving()),
             cluster="cpu-2",
             baseline=TWO,

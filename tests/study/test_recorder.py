@@ -21,6 +21,7 @@ from tuner.storage import open_storage
 from tuner.study.recorder import METRICS, StudyRecorder
 from tuner.study.session import Interrupted
 from tuner.testing.studies import (
+    LONG_JOB,
     METER,
     ModelRunner,
     TalliedRunner,
@@ -35,6 +36,7 @@ from tuner.workload.trace import TraceWriter, read_trace
 @pytest.fixture
 def options(tmp_path):
     return {
+        "job": LONG_JOB,
         "cluster": "cpu-2",
         "runs_dir": tmp_path / "runs",
         "name": "study",
@@ -65,7 +67,7 @@ def trials(run, state, storage=None):
 
 
 def test_one_trial_a_measurement_with_flat_figures(options, run):
-    result = optimize(ModelRunner(), options, budget_kJ=10.0, deadline_s=1e6)
+    result = optimize(ModelRunner(), options, budget_kJ=10.0, deadline_s=1e9)
     study = load(run)
     assert study.metric_names == list(METRICS)
     complete = study.get_trials(states=(TrialState.COMPLETE,))
@@ -75,7 +77,7 @@ def test_one_trial_a_measurement_with_flat_figures(options, run):
         attrs = trial.user_attrs
         (m,) = records[attrs["probe_id"]].measurements
         assert trial.values == pytest.approx(
-            [m.power_W * m.step_time_s * 2000 / 1000, m.step_time_s * 2000]
+            [m.power_W * m.step_time_s * LONG_JOB.steps / 1000, m.step_time_s * LONG_JOB.steps]
         )
         assert attrs["power_W"] == m.power_W
         assert attrs["step_time_rse"] == pytest.approx(0.01)
@@ -228,14 +230,15 @@ def test_a_crash_anywhere_repeats_no_finished_probe(
 def test_a_driver_killed_by_the_kernel_is_resumed(options, run):
     script = f"""
         import os, signal
-        from tuner.testing.studies import ModelRunner, TalliedRunner, run_optimize
+        from tuner.testing.studies import LONG_JOB, ModelRunner, TalliedRunner, run_optimize
         from tuner.executors.local import SimulatedExecutor
         def spoil(request):
             if request.probe_id == "p0003":
                 os.kill(os.getpid(), signal.SIGKILL)
         run_optimize(
-            cluster="cpu-2", runs_dir={str(options["runs_dir"])!r}, name="study", report=False,
-            max_probes=8, executor=SimulatedExecutor(TalliedRunner(ModelRunner(), spoil)),
+            LONG_JOB, cluster="cpu-2", runs_dir={str(options["runs_dir"])!r}, name="study",
+            report=False, max_probes=8,
+            executor=SimulatedExecutor(TalliedRunner(ModelRunner(), spoil)),
         )
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True)

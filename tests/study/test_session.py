@@ -19,6 +19,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import load_job
 from tuner.testing.studies import (
+    LONG_JOB,
     METER,
     TOML,
     TRACES,
@@ -41,10 +42,6 @@ def table(tmp_path):
 @pytest.fixture
 def options(tmp_path):
     return {"runs_dir": tmp_path / "runs", "name": "study", "report": False}
-
-
-#: A training so long that every probe repays itself, so that the limits end the search.
-LONG_JOB = replace(load_job("tiny-gpt"), steps=10**8)
 
 
 def optimize(runner, options, *, capacity=1, job=LONG_JOB, **more):

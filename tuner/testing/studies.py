@@ -36,6 +36,8 @@ TRACES = Path(
 )
 
 METER = MeterInfo("estimated", "node", "a test's envelope", estimated=True)
+#: A training so long that every probe repays itself, so that its limits end a search.
+LONG_JOB = replace(load_job("tiny-gpt"), steps=10**8)
 TOML = """
 name = "made-up"
 launch_knobs = ["shape"]
