@@ -52,8 +52,13 @@ def draw_normal(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -
         covariance: (m, m).
         normals: standard normal draws, shape (draws, at least m).
     """
-    values, vectors = np.linalg.eigh(covariance)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    try:
+        # The jitter is far below any noise; without it, equal rows would make the factor fail.
+        jitter = 1e-10 + 1e-9 * float(covariance.diagonal().max(initial=0.0))
+        root = np.linalg.cholesky(covariance + jitter * np.eye(len(mean)))
+    except np.linalg.LinAlgError:  # rounding left a negative direction: ten times as slow
+        values, vectors = np.linalg.eigh(covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
     return np.asarray(mean + normals[:, : len(mean)] @ root.T)
 
 

@@ -122,19 +122,81 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class _Cells:
+    """Pairs of a configuration and a launch that measured it, sorted by configuration.
+
+    Attributes:
+        order: windows sorted by pair, (windows,).
+        windows: place in `order` of the first window of each pair, (pairs,).
+        launch: number of each pair's launch, from 0, (pairs,).
+        first: place of the first pair of each configuration, (configurations,).
+    """
+
+    order: np.ndarray
+    windows: np.ndarray
+    launch: np.ndarray
+    first: np.ndarray
+
+    @classmethod
+    def of(cls, configurations: np.ndarray, launches: np.ndarray) -> _Cells:
+        """Return the pairs of windows whose configurations and launches have these numbers."""
+        launch = np.unique(launches, return_inverse=True)[1]
+        order = np.lexsort((launch, configurations))
+        here, there = configurations[order], launch[order]
+        starts = np.flatnonzero(
+            np.r_[True, np.diff(here).astype(bool) | np.diff(there).astype(bool)]
+        )
+        first = np.flatnonzero(np.r_[True, np.diff(here[starts]).astype(bool)])
+        return cls(order, starts, there[starts], first)
+
+    def of_windows(self, values: np.ndarray) -> np.ndarray:
+        """Return the sums over each pair's windows, (..., pairs), of values (..., windows)."""
+        return np.asarray(np.add.reduceat(values[..., self.order], self.windows, axis=-1))
+
+    def of_pairs(self, values: np.ndarray) -> np.ndarray:
+        """Return the sums over each configuration's pairs, (..., configurations)."""
+        return np.asarray(np.add.reduceat(values, self.first, axis=-1))
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Return each configuration's value at its pairs, (..., pairs)."""
+        return np.repeat(values, np.diff(np.r_[self.first, len(self.launch)]), axis=-1)
+
+
+@dataclass(frozen=True)
 class _Figure:
     """Logarithm of one figure of several configurations: a mixture of normal distributions, one for
     each value of the launches' spread.
 
     Attributes:
+        cells: which launches measured which configuration.
         means: (components, configurations).
-        of_launches: (components, configurations, launches), what an effect of each launch adds.
+        of_launches: what an effect of the launch adds at each pair, (components, pairs).
         own: (components, configurations), standard deviation of the windows' own errors.
     """
 
+    cells: _Cells
     means: np.ndarray
     of_launches: np.ndarray
     own: np.ndarray
+
+    @classmethod
+    def weighted(
+        cls, cells: _Cells, log: np.ndarray, variance: np.ndarray, tau: np.ndarray
+    ) -> _Figure:
+        """Weigh the launches of each configuration by 1 / (tau^2 + their own squared error).
+
+        Args:
+            cells: of the windows.
+            log: (windows,).
+            variance: squared error of each window, (components, windows).
+            tau: standard deviation of the launches, (components,).
+        """
+        precision = cells.of_windows(1 / variance)
+        mean = cells.of_windows(log / variance) / precision
+        weights = 1 / (tau[:, None] ** 2 + 1 / precision)
+        weights /= cells.spread(cells.of_pairs(weights))
+        own = np.sqrt(cells.of_pairs(weights**2 / precision))
+        return cls(cells, cells.of_pairs(weights * mean), tau[:, None] * weights, own)
 
     @property
     def mean(self) -> np.ndarray:
@@ -142,11 +204,11 @@ class _Figure:
 
     def error(self) -> np.ndarray:
         """Half the width of the 90 % interval about the mean, over a standard normal's."""
-        std = np.sqrt(np.sum(self.of_launches**2, axis=2) + self.own**2)
+        std = np.sqrt(self.cells.of_pairs(self.of_launches**2) + self.own**2)
         apart = self.means - self.mean
         low = np.zeros(std.shape[1])
         high = np.max(np.abs(apart) + 4 * std, axis=0, initial=0.0)
-        for _ in range(40):  # bisection: the share inside grows with the half-width
+        for _ in range(25):  # bisection: the share inside grows with the half-width
             half = (low + high) / 2
             inside = np.mean(ndtr((half - apart) / std) - ndtr((-half - apart) / std), axis=0)
             low, high = np.where(inside < 0.9, half, low), np.where(inside < 0.9, high, half)
@@ -155,13 +217,14 @@ class _Figure:
     def draw(self, rng: np.random.Generator, draws: int) -> np.ndarray:
         """Return joint draws, (draws, configurations)."""
         component = rng.integers(len(self.means), size=draws)
-        launches = rng.standard_normal((draws, self.of_launches.shape[2]))
+        launches = rng.standard_normal((draws, int(self.cells.launch.max()) + 1))
         own = rng.standard_normal((draws, self.means.shape[1]))
         found = np.empty_like(own)
         for number in range(len(self.means)):
             rows = component == number
-            shared = launches[rows] @ self.of_launches[number].T
-            found[rows] = self.means[number] + shared + own[rows] * self.own[number]
+            effects = launches[rows][:, self.cells.launch] * self.of_launches[number]
+            found[rows] = self.means[number] + self.cells.of_pairs(effects)
+            found[rows] += own[rows] * self.own[number]
         return found
 
 
@@ -218,13 +281,13 @@ def estimate(windows: Windows) -> Estimate:
         windows: at least one.
     """
     rows = windows.rows
+    number = {configuration: i for i, configuration in enumerate(rows)}
+    numbers = np.array([number[each] for each in windows.configurations])
+    cells = _Cells.of(numbers, windows.launches)
     found = []
     for (log, stated), spread in zip(windows.logs_and_stated, spreads_of(windows), strict=True):
-        parts = [
-            _weighted(list(rows.values()), windows.launches, log, stated + window**2, launch)
-            for launch, window in zip(*spread.sample(COMPONENTS), strict=True)
-        ]
-        found.append(_Figure(*(np.array(each) for each in zip(*parts, strict=True))))
+        launch, window = spread.sample(COMPONENTS)
+        found.append(_Figure.weighted(cells, log, stated + window[:, None] ** 2, launch))
     time, power = found
     return Estimate(
         list(rows),
@@ -235,27 +298,3 @@ def estimate(windows: Windows) -> Estimate:
         power.error(),
         (time, power),
     )
-
-
-def _weighted(
-    rows: Sequence[Sequence[int]],
-    launches: np.ndarray,
-    log: np.ndarray,
-    variance: np.ndarray,
-    tau: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the fields of a `_Figure`'s component where launches differ by `tau`."""
-    each, launch = np.unique(launches, return_inverse=True)
-    means, own = np.empty(len(rows)), np.empty(len(rows))
-    of_launches = np.zeros((len(rows), len(each)))
-    for i, mine in enumerate(rows):
-        at = launch[list(mine)]
-        precision = np.bincount(at, 1 / variance[mine], minlength=len(each))
-        mean = np.bincount(at, log[mine] / variance[mine], minlength=len(each))
-        there = np.flatnonzero(precision)
-        weights = 1 / (tau**2 + 1 / precision[there])
-        weights /= weights.sum()
-        means[i] = weights @ (mean[there] / precision[there])
-        own[i] = np.sqrt(weights**2 @ (1 / precision[there]))
-        of_launches[i, there] = tau * weights
-    return means, of_launches, own
