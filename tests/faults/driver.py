@@ -59,18 +59,23 @@ def optimize(
     patience_s: float = 2.0,
     cluster: str = "cpu-2",
     space: str = "default",
+    job: str | None = None,
 ) -> int:
-    """One session of the study, as the command runs it; its exit code. Notes go to stdout."""
+    """One session of the study, as the command runs it; its exit code. Notes go to stdout.
+
+    Without a job its training is so long that every probe repays itself.
+    """
     import tuner.study.recorder
     from tuner.search_spaces.errors import InputError
     from tuner.study.session import Interrupted
-    from tuner.testing.studies import ModelRunner
+    from tuner.testing.studies import LONG_JOB, ModelRunner
 
     runs_dir = runs_dir or folder / "runs"
     runner = LedgerRunner(ModelRunner(cluster=cluster), folder / "ledger", before)
     tuner.study.recorder.STORAGE_PATIENCE_S = patience_s
     try:
         result = tuner.optimize(
+            job or LONG_JOB,
             cluster=cluster,
             space=space,
             executor=InlineExecutor(runner, keep_in=runs_dir / "study"),
@@ -99,7 +104,7 @@ def verdict(
     expected: int | None,
     said: str = "",
     storage: str | None = None,
-    probes: int = PROBES,
+    probes: int | None = PROBES,
 ) -> Outcome:
     """Judge a study that was broken off and asked again.
 
@@ -110,10 +115,11 @@ def verdict(
         expected: the exit code that the first should have; None where any will do.
         said: what the user was told; by default the first's last sentence.
         storage: where the study is, if not in its journal.
-        probes: how many it should have in the end.
+        probes: how many it should have in the end; None where the search decides that.
     """
     lost, twice, running = count_losses(run_of(folder), folder / "ledger", storage)
     good = expected is None or child.code == expected
+    done = "done " if probes is None else f"done {probes}\n"
     return Outcome(
         said=said or sentence(child.said),
         lost=lost,
@@ -121,7 +127,7 @@ def verdict(
         wrong=phrases(
             (good, f"it ended with {child.code}: {child.said[-300:]}"),
             ("Traceback" not in child.said + resumed.said, "a traceback was shown"),
-            (resumed.code == 0 and f"done {probes}" in resumed.said, f"not resumed: {resumed}"),
+            (resumed.code == 0 and done in resumed.said, f"not resumed: {resumed}"),
             (running == 0, f"{running} trials were left running"),
         ),
     )
@@ -304,11 +310,12 @@ def _interrupted(folder: Path, *, times: int, number: signal.Signals = signal.SI
 def _as_command(folder: Path, strike: Callable[[ProbeRequest], None]) -> int:
     """Do what `tuner optimize` does, with the faults' own runner."""
     import tuner
-    from tuner.testing.studies import ModelRunner
+    from tuner.testing.studies import LONG_JOB, ModelRunner
 
     runs_dir = folder / "runs"
     runner = LedgerRunner(ModelRunner(), folder / "ledger", strike)
     tuner.optimize(
+        LONG_JOB,
         cluster="cpu-2",
         executor=InlineExecutor(runner, keep_in=runs_dir / "study"),
         runs_dir=runs_dir,

@@ -122,12 +122,12 @@ def real_runner(
         shared: use the fork server of this process; else one of its own, of the same kind.
         options: of `LocalRunner`.
     """
-    from tuner.search_spaces.job import load_job
+    from tuner.testing.studies import LONG_JOB
     from tuner.workload.node.machine import detect_cluster
 
     options = {"step_limit_s": 4.0, "cluster": detect_cluster(), **options}
     runner = LocalRunner(
-        load_job(),
+        LONG_JOB,
         options.pop("cluster"),
         run_dir=folder / "runs" / "study",
         program=_program(folder, body, start),
@@ -151,11 +151,13 @@ def study(
 ) -> list[str]:
     """Run a study over that runner and return its notes; call `before` with each request."""
     import tuner
+    from tuner.testing.studies import LONG_JOB
 
     notes: list[str] = []
     file = folder / "space.toml"
     file.write_text(space)
     tuner.optimize(
+        LONG_JOB,
         cluster=runner.node.cluster,
         space=str(file),
         executor=InlineExecutor(

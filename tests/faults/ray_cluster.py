@@ -80,8 +80,8 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
     from tests.faults import open_launch
     from tuner.executors.ray_executor import RayExecutor
     from tuner.search_spaces.cluster import load_cluster
-    from tuner.search_spaces.job import load_job
     from tuner.study.loop import SearchLoop
+    from tuner.testing.studies import LONG_JOB
 
     nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2})
     # With GPUs, which nobody looks for, the second is the only one that is used.
@@ -89,7 +89,7 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
     # Of which there are two: two in flight.
     cluster = replace(load_cluster(open_launch.CLUSTER if asked else "cpu-2"), nodes=1)
     executor = RayExecutor(
-        load_job(),
+        LONG_JOB,
         cluster,
         run_dir=folder / "runs" / "study",
         address=nodes.address,
@@ -118,6 +118,7 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
     else:
         threading.Thread(target=watch, daemon=True).start()
     result = tuner.optimize(
+        LONG_JOB,
         cluster=cluster,
         space=str(space) if asked else "default",
         executor=executor,

@@ -527,7 +527,7 @@ def test_a_run_replays_as_a_trace(options):
     first = optimize(ModelRunner(), options, max_probes=9)
     replayed = run_replay(first.run_dir, runs_dir=options["runs_dir"], name="again", report=False)
     known = {p.configuration: p for p in first.points}
-    assert replayed.steps == first.steps == 2000
+    assert replayed.steps == first.steps == LONG_JOB.steps
     assert replayed.points
     for p in replayed.points:
         assert p.time_to_solution_s == pytest.approx(known[p.configuration].time_to_solution_s)
