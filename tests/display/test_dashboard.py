@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import urllib.request
@@ -326,7 +327,11 @@ def dashboard_command(journal: Path, *more: str) -> Iterator[tuple[str, str]]:
             yield f"http://127.0.0.1:{port}", url
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(timeout=30)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:  # leaving the block would wait for it
+                process.kill()
+                raise
 
 
 def let_in(url: str) -> dict[str, str]:
@@ -388,3 +393,40 @@ def test_a_browser_is_let_in_by_the_printed_address(study: optuna.Study, journal
     assert not [line for line in console if "Uncaught" in line or "violates" in line], console
     assert "gpt" in dom
     assert "it holds a token" in outside
+
+
+def test_an_interrupt_while_a_page_is_made_ends_the_server(tmp_path: Path) -> None:
+    code = """
+        import sys, time
+        from tuner.display.guarded import serve_until_interrupted
+        def slow(environ, start_response):
+            print("asked", flush=True)
+            time.sleep(60)
+        try:
+            serve_until_interrupted(slow, "127.0.0.1", int(sys.argv[1]))
+        except KeyboardInterrupt:
+            print("ended", flush=True)
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(port)], stdout=subprocess.PIPE, text=True
+    )
+    asking = socket.socket()
+    try:
+        for _ in range(300):
+            with contextlib.suppress(ConnectionRefusedError):
+                asking.connect(("127.0.0.1", port))
+                break
+            time.sleep(0.1)
+        asking.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert server.stdout is not None
+        assert server.stdout.readline() == "asked\n"
+        server.send_signal(signal.SIGINT)
+        assert server.stdout.readline() == "ended\n"
+        assert server.wait(timeout=10) == 0
+    finally:
+        asking.close()
+        server.kill()
+        server.wait()

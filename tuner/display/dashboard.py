@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.display.guarded import Guarded
+from tuner.display.guarded import Guarded, serve_until_interrupted
 from tuner.display.text import (
     comparison,
     is_estimated,
@@ -150,13 +150,8 @@ def serve(
     if not 0 < port < 65536:
         raise InvalidValue("port", port, "1 to 65535")
     app = application(storage, artifacts=artifacts)
-    from bottle import run  # what optuna-dashboard is written with
-
     guarded = Guarded(app, token, host=host, port=port, writable=writable)
-    try:
-        run(guarded, host=host, port=port, quiet=True)  # its log would hold the token
-    except OSError as error:
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    serve_until_interrupted(guarded, host, port)
 
 
 def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -> None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import hmac
 import socket
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-__all__ = ["Guarded", "guarded_url"]
+from tuner.search_spaces.errors import InputError
+
+__all__ = ["Guarded", "guarded_url", "serve_until_interrupted"]
 
 #: Sent with every answer: types are taken as stated, other sites learn no address
 #: and frame nothing.
@@ -132,3 +136,38 @@ class Guarded:
         headers = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")]
         start_response("403 Forbidden", [*headers, *_HEADERS])
         return [f"{sentence}\n".encode()]
+
+
+class _Silent(WSGIRequestHandler):
+    """Handler without a log, which would hold the token, and without look-ups of host names."""
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
+
+    def address_string(self) -> str:
+        """Return the address of the one who asks."""
+        return str(self.client_address[0])
+
+
+class _OverIPv6(WSGIServer):
+    address_family = socket.AF_INET6
+
+
+def serve_until_interrupted(app: Callable[..., Any], host: str, port: int) -> None:
+    """Serve a WSGI application until this thread is interrupted.
+
+    Requests are answered in a thread of their own: wsgiref swallows every exception in a request,
+    and with it a Ctrl-C that arrives while a page is being made.
+
+    Raises:
+        InputError: the address cannot be listened on.
+    """
+    kind = _OverIPv6 if ":" in host else WSGIServer
+    try:
+        server = make_server(host, port, app, kind, _Silent)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    with server:
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        serving.join()  # not ended in an orderly way, which would wait for the page
