@@ -28,7 +28,7 @@ from tuner.storage import StorageError, open_storage, without_password
 from tuner.study.rebuild import rebuild
 from tuner.study.recorder import STORAGE_TRIES, StudyRecorder
 from tuner.testing.postgresql import PASSWORD, QUOTED, Server, postgresql
-from tuner.testing.studies import ModelRunner, run_optimize, run_replay
+from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize, run_replay
 from tuner.workload.pending import recover_pending
 from tuner.workload.trace import compact, read_trace
 
@@ -38,6 +38,7 @@ OLD = Path(__file__).parent / "data" / "older-release"
 def optimize(folder: Path, **more):
     options = {"cluster": "cpu-2", "name": "study", "report": False, "max_probes": 4, **more}
     return run_optimize(
+        LONG_JOB,
         executor=InlineExecutor(ModelRunner(), keep_in=folder / "study"),
         runs_dir=folder,
         **options,

@@ -52,13 +52,22 @@ def draw_normal(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -
         covariance: (m, m).
         normals: standard normal draws, shape (draws, at least m).
     """
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(mean + normals[:, : len(mean)] @ root.T)
+
+
+def _draw_quickly(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -> np.ndarray:
+    """Return draws as `draw_normal` does, in a tenth of its time.
+
+    The factor is Cholesky's, whose columns are not sorted by their share of the variance, as few
+    quasi-random draws would need.
+    """
+    jitter = 1e-10 + 1e-9 * float(covariance.diagonal().max(initial=0.0))
     try:
-        # The jitter is far below any noise; without it, equal rows would make the factor fail.
-        jitter = 1e-10 + 1e-9 * float(covariance.diagonal().max(initial=0.0))
         root = np.linalg.cholesky(covariance + jitter * np.eye(len(mean)))
-    except np.linalg.LinAlgError:  # rounding left a negative direction: ten times as slow
-        values, vectors = np.linalg.eigh(covariance)
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
+    except np.linalg.LinAlgError:  # rounding left a negative direction
+        return draw_normal(mean, covariance, normals)
     return np.asarray(mean + normals[:, : len(mean)] @ root.T)
 
 
@@ -511,7 +520,8 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
             kernel, offset2, lower = self._factor_at(self._posterior, thetas[i])
             mean, cross = self._project_at(kernel, offset2, lower, x)
             covariance = kernel(x) + offset2 - cross.T @ cross
-            drawn[chosen == i] = draw_normal(self._centre + mean, covariance, normals[chosen == i])
+            rows = chosen == i
+            drawn[rows] = _draw_quickly(self._centre + mean, covariance, normals[rows])
         return drawn
 
     def _hyper_draws(self, posterior: _HyperPosterior) -> tuple[np.ndarray, np.ndarray]:

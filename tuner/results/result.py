@@ -520,7 +520,10 @@ class Result:
 
         Args:
             constraints: every limit on the training job, and the objective.
-            budget_kJ, deadline_s, power_cap_W, max_slowdown: limits, as in `tuner.optimize`.
+            budget_kJ: as in `tuner.optimize`.
+            deadline_s: as in `tuner.optimize`.
+            power_cap_W: as in `tuner.optimize`.
+            max_slowdown: as in `tuner.optimize`.
 
         Raises:
             InputError: nothing was measured, or the slowdown is limited and the baseline was not

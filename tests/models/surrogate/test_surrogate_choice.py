@@ -39,10 +39,12 @@ def recorded(table: Path) -> str:
 
 
 def test_a_whole_replay_by_extra_trees_is_resumed_and_reported(table: Path, capsys) -> None:
+    runs = table.parent / "runs"
     assert replayed(table, "--surrogate", NAME, "--max-probes", "6") == 0
+    capsys.readouterr()
+    assert main(["front", "one", "--runs-dir", str(runs)]) == 0
     assert "10-fold cross-validation: median error" in capsys.readouterr().out
     assert recorded(table) == NAME
-    runs = table.parent / "runs"
     first = load_result("one", runs_dir=runs)
     assert first.leave_one_out is not None
     assert first.leave_one_out.folds == 10
