@@ -7,7 +7,16 @@ import shlex
 import sys
 from pathlib import Path
 
-from tuner.cli.options import FAILED, INTERRUPTED, OK, POINT, Commands, add_run_as, answer
+from tuner.cli.options import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    POINT,
+    Commands,
+    add_quiet,
+    add_run_as,
+    answer,
+)
 from tuner.terminal import raw_stream
 
 
@@ -94,5 +103,5 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--no-clocks", dest="clocks", action="store_false", help="leave the clocks as they are"
     )
-    run.add_argument("--quiet", action="store_true", help="suppress progress output")
+    add_quiet(run)
     add_run_as(run)

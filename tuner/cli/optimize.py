@@ -10,7 +10,9 @@ from tuner.cli.options import (
     OK,
     UNMET,
     Commands,
+    add_cluster,
     add_options,
+    add_quiet,
     add_run_as,
     add_runs_dir,
     add_script,
@@ -122,7 +124,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     add_storage(group, "URL of the study's database")
     add("--name", metavar="NAME", help="name of the run; an existing run is continued")
     add_runs_dir(group)
-    add("--quiet", action="store_true", help="suppress progress output")
+    add_quiet(group)
     add("--plain", action="store_true", help="print progress as plain lines, even at a terminal")
 
 
@@ -149,12 +151,7 @@ def add(commands: Commands) -> None:
     add_script(optimize)
     where = optimize.add_argument_group("where to run it")
     add = where.add_argument
-    add(
-        "--cluster",
-        default="auto",
-        metavar="NAME",
-        help="cluster file or name, auto for this machine (default: auto)",
-    )
+    add_cluster(where)
     add(
         "--executor",
         metavar="NAME",

@@ -257,6 +257,21 @@ def add_runs_dir(parser: Any) -> None:
     )
 
 
+def add_cluster(parser: Any) -> None:
+    """Add --cluster."""
+    parser.add_argument(
+        "--cluster",
+        default="auto",
+        metavar="NAME",
+        help="cluster file or name, auto for this machine (default: auto)",
+    )
+
+
+def add_quiet(parser: Any) -> None:
+    """Add --quiet."""
+    parser.add_argument("--quiet", action="store_true", help="suppress progress output")
+
+
 def add_run_as(parser: Any) -> None:
     """Add --run-as."""
     parser.add_argument(

@@ -14,6 +14,8 @@ from tuner.cli.options import (
     OK,
     Commands,
     Quantity,
+    add_cluster,
+    add_quiet,
     add_run_as,
     add_runs_dir,
     add_script,
@@ -197,12 +199,7 @@ def add(commands: Commands) -> None:
     probe.add_argument(
         "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs to change"
     )
-    probe.add_argument(
-        "--cluster",
-        default="auto",
-        metavar="NAME",
-        help="cluster file or name, auto for this machine (default: auto)",
-    )
+    add_cluster(probe)
     add_script(probe)
     probe.add_argument(
         "--time-limit",
@@ -214,19 +211,14 @@ def add(commands: Commands) -> None:
         help="kill the probe after this time (default: 300s)",
     )
     add_runs_dir(probe)
-    probe.add_argument("--quiet", action="store_true", help="suppress progress output")
+    add_quiet(probe)
     add_run_as(probe)
 
     record = commands.command(
         "record", _record, "measure a space, or part of it, into a recorded table"
     )
     record.add_argument("job", nargs="?", metavar="JOB", help="job file, or name of a built-in job")
-    record.add_argument(
-        "--cluster",
-        default="auto",
-        metavar="NAME",
-        help="cluster file or name, auto for this machine (default: auto)",
-    )
+    add_cluster(record)
     record.add_argument(
         "--space",
         default="default",
@@ -247,7 +239,7 @@ def add(commands: Commands) -> None:
         help="random seed of the draw and the order (default: 0)",
     )
     record.add_argument("--out", required=True, metavar="DIR", help="folder of the table")
-    record.add_argument("--quiet", action="store_true", help="suppress progress output")
+    add_quiet(record)
     add_run_as(record)
 
     calibrate = commands.command(
@@ -256,12 +248,7 @@ def add(commands: Commands) -> None:
     calibrate.add_argument(
         "job", nargs="?", metavar="JOB", help="job file, or name of a built-in job"
     )
-    calibrate.add_argument(
-        "--cluster",
-        default="auto",
-        metavar="NAME",
-        help="cluster file or name, auto for this machine (default: auto)",
-    )
+    add_cluster(calibrate)
     calibrate.add_argument(
         "--pairs",
         type=int,
@@ -277,7 +264,7 @@ def add(commands: Commands) -> None:
         help="length of a block, in s (default: 3)",
     )
     add_runs_dir(calibrate)
-    calibrate.add_argument("--quiet", action="store_true", help="suppress progress output")
+    add_quiet(calibrate)
     add_run_as(calibrate)
 
     predict = commands.command(
@@ -286,12 +273,7 @@ def add(commands: Commands) -> None:
     predict.add_argument(
         "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs to change"
     )
-    predict.add_argument(
-        "--cluster",
-        default="auto",
-        metavar="NAME",
-        help="cluster file or name, auto for this machine (default: auto)",
-    )
+    add_cluster(predict)
     predict.add_argument(
         "--target-gpus", type=int, metavar="N", help="predict for N devices of the cluster's kind"
     )
