@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 from tuner.display.ascii_plot import ascii_plot
+from tuner.display.plan_text import plan_lines, probe_lines
 from tuner.formatting import (
     Units,
     change,
@@ -272,7 +273,8 @@ def summary_lines(result: Result) -> list[str]:
     if saves := comparison(result, units):
         lines.append(saves)
     lines.append(f"Choice: {result.choice.sentence}")
-    lines.append(_spent_line(result, estimated))
+    if result.plan is None:
+        lines.append(_spent_line(result, estimated))
     if result.leave_one_out is not None:
         loo = result.leave_one_out
         lines.append(
@@ -287,7 +289,7 @@ def summary_lines(result: Result) -> list[str]:
             f"Failed: {record.request.probe_id} {record.request.launch.key}: "
             f"{record.failure.kind.replace('_', ' ')}: {record.failure.message}"
         )
-    lines += _target_lines(result)
+    lines += [*_target_lines(result), *plan_lines(result), *probe_lines(result)]
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")
     return lines
