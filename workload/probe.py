@@ -91,6 +91,8 @@ class ProbeRequest:
         live: the live settings to visit, in this order; an empty `Settings` changes nothing.
         window: length and precision of each measurement.
         time_limit_s: the whole probe is killed after this.
+        first_step_limit_s, step_limit_s: the longest that the first optimizer step and any other
+            may take; None for the defaults of `tuner.workload.limits`.
         purpose: why it runs: "baseline", "search", "remeasure", "probe".
         extendable: once these are visited, further settings of the same launch may follow
             (`tuner.workload.runners.Continuation`). The stored key is "open".
@@ -101,6 +103,8 @@ class ProbeRequest:
     live: tuple[Settings, ...] = (Settings(),)
     window: WindowPolicy = field(default_factory=WindowPolicy)
     time_limit_s: float = 300.0
+    first_step_limit_s: float | None = None
+    step_limit_s: float | None = None
     purpose: str = "search"
     extendable: bool = False
 

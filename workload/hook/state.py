@@ -15,8 +15,10 @@ from typing import Any, Protocol
 class Line(Protocol):
     """Protocol of the connection to the agent (`link.Link`), as the other modules use it."""
 
-    marks: Any
     steps: int
+
+    def mark(self, name: str) -> None:
+        """Mark the start of a phase."""
 
     def step_done(self) -> None:
         """Count an optimizer step; wait here if the agent named this boundary."""
@@ -77,8 +79,8 @@ def phase(name: str) -> None:
 
 def mark(name: str) -> None:
     """Mark the start of a phase, if there is an agent that keeps marks."""
-    if link is not None and link.marks is not None:
-        link.marks.add(name)
+    if link is not None:
+        link.mark(name)
 
 
 def mark_seen(name: str) -> None:

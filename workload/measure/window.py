@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.phases import seconds_a_step
 from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
 from tuner.workload.meters.base import Meter, PowerSample, Reading
@@ -130,7 +131,7 @@ class Conductor:
     Args:
         group: the ranks.
         deadline_s: CLOCK_MONOTONIC at which the probe is out of time.
-        step_limit_s: a step that takes longer than this is a hang.
+        limits: a first step, or any other, that takes longer than this is a hang.
         explain_exit: turns a rank's exit code into a Failure.
         cancelled: asked often; True ends the probe.
         clock: CLOCK_MONOTONIC, seconds.
@@ -141,13 +142,13 @@ class Conductor:
         group: Ranks,
         *,
         deadline_s: float,
-        step_limit_s: float,
+        limits: ProbeLimits | None = None,
         explain_exit: Callable[[int, int], Failure],
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group, self._deadline_s = group, deadline_s
-        self._step_limit_s, self._explain_exit = step_limit_s, explain_exit
+        self._limits, self._explain_exit = limits or ProbeLimits(), explain_exit
         self._cancelled, self._clock = cancelled, clock
         self.done = 0  # steps all ranks have done
         self.peaks: list[dict[str, int]] = []
@@ -157,6 +158,11 @@ class Conductor:
         self._over = False
         #: True if every rank has ended without an error before it was stopped.
         self.ended_by_itself = False
+
+    @property
+    def _step_limit_s(self) -> float:
+        """The longest that the next step may take, seconds."""
+        return self._limits.step_s if self.done else self._limits.first_step_s
 
     def first_step(self) -> float:
         """Wait for the first step of all ranks; return its end on CLOCK_MONOTONIC."""

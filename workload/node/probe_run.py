@@ -21,6 +21,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.governor import GovernorError
 from tuner.workload.deepspeed_config import ops_needed
+from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.measurement import drift_of, measurement
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError, Reading
@@ -175,7 +176,7 @@ class Probe:
             conductor = Conductor(
                 group,
                 deadline_s=self._began_s + request.time_limit_s,
-                step_limit_s=self.step_limit_s,
+                limits=ProbeLimits.of_request(request, self.node.step_limit_s),
                 explain_exit=lambda rank, code: self.explain_exit(rank, code, oom_before),
                 cancelled=self.node.cancelled.is_set,
             )
@@ -206,11 +207,6 @@ class Probe:
     def explain_exit(self, rank: int, code: int, oom_kills_before: int) -> Failure:
         """Explain an exit without an exception."""
         return explain_exit(rank, code, oom_kills_before)
-
-    @property
-    def step_limit_s(self) -> float:
-        """The limit, seconds, from which a step counts as a hang."""
-        return self.node.step_limit_s
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
         """Lead the ranks from the first step to the last: warm up, then measure."""
@@ -249,6 +245,11 @@ class Probe:
             self.node.check(longer, self.nodes)
             self.request = longer
         return list(more)
+
+    @property
+    def since_request_s(self) -> float:
+        """Seconds from the request until now."""
+        return time.monotonic() - self._began_s
 
     def _time_for_one_more(self) -> bool:
         """Return True if the time limit leaves 1.5 times what another visit takes."""

@@ -46,7 +46,7 @@ class ProbeNode:
         program: the built-in training program.
         fresh: start a new interpreter for each rank.
         keep: save what was measured after every window (`tuner.workload.pending`).
-        step_limit_s: a longer step is a hang.
+        step_limit_s: a longer step is a hang; None leaves the limits to the request.
         cancelled: set when the probe is to end.
         prepare: opens the run folder and starts the server.
         check: raises InvalidConfiguration if a request cannot run on some number of nodes.
@@ -62,7 +62,7 @@ class ProbeNode:
     program: Path
     fresh: bool
     keep: bool
-    step_limit_s: float
+    step_limit_s: float | None
     cancelled: threading.Event
     prepare: Callable[[], object]
     check: Callable[[ProbeRequest, int], None]

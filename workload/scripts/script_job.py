@@ -92,7 +92,9 @@ class ScriptJob(TrainingJob):
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
-        frame = json.dumps(asdict(self.frame), sort_keys=True)
+        facts = asdict(self.frame)
+        del facts["first_step_s"]
+        frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         return {**super().to_json(), **listed, "frame": frame}
 
