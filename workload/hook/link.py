@@ -146,11 +146,14 @@ class Link:
         told = self._times.all_lines()
         if self._phases:
             told += f"phase boundary {at_s:.7f}\n"
-        self.send(f"{told}at {self.steps} {at_s:.7f}")
+        taken = state.steering.taken() if state.steering is not None else 0
+        self.send(f"{told}at {self.steps} {at_s:.7f} {taken}")
         words = self._receive().split()
         if words[0] == "quit":
             self.leave()
         self._until = int(words[1])
+        if len(words) > 2:
+            state.steering.set(int(words[2]))
 
     def leave(self) -> None:
         """Report the peaks and end at once: interpreters with live collectives may abort."""

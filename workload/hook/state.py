@@ -29,6 +29,8 @@ link: Line | None = None
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
 seen: dict[str, Any] = {}
+#: Control of the program's accumulation (`accumulation.Steering`); None before it is prepared.
+steering: Any = None
 
 
 class NotAsAsked(ValueError):

@@ -95,6 +95,11 @@ class Window:
         return self.energy_J / self.length_s
 
     @property
+    def step_time_s(self) -> float:
+        """Mean time of a step, seconds."""
+        return self.length_s / len(self.step_times_s)
+
+    @property
     def step_time_se_s(self) -> float:
         """Standard error of the mean step time, seconds; NaN with a single step."""
         return standard_error(self.step_times_s)
@@ -151,6 +156,8 @@ class Conductor:
         self._limits, self._explain_exit = limits or ProbeLimits(), explain_exit
         self._cancelled, self._clock = cancelled, clock
         self.done = 0  # steps all ranks have done
+        self.micro_batches = 0  # in them, as far as the ranks told
+        self.accumulation = 0  # micro-batches of the next steps; 0 leaves them to the program
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
         self.facts: dict[str, Any] = {}  # of the program, where a launch asks for them
@@ -177,7 +184,8 @@ class Conductor:
         """Run `steps` more steps; return each step's wall time and each step's end."""
         target = self.done + steps
         began = self._clock()
-        self._group.send(f"run {target}")
+        by = f" {self.accumulation}" if self.accumulation else ""
+        self._group.send(f"run {target}{by}")
         ends = self._wait_boundary(target)
         return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
 
@@ -324,6 +332,7 @@ class Conductor:
         """Wait until all ranks are at step `target`; return the end of each step until then."""
         arrived: set[int] = set()
         ends: dict[int, float] = {}
+        taken = 0
         while len(arrived) < self._group.size:
             now = self._clock()
             limit = min(self._deadline_s, now + self._step_limit_s)
@@ -332,7 +341,9 @@ class Conductor:
                 ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
             if event.kind == "at":
                 arrived.add(event.rank)
+                taken = max(taken, (event.detail or {}).get("micro_batches", 0))
         self.done = target
+        self.micro_batches += taken
         self._last_at_s = ends[target]
         return [ends[step] for step in sorted(ends)]
 

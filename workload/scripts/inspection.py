@@ -27,7 +27,7 @@ from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.script_job import Framework, Script, ScriptJob, Start
 
 __all__ = ["STEPS", "blank_job", "inspect_script"]
@@ -97,6 +97,7 @@ def inspect_script(
         "inspection",
         blank.baseline.launch,
         time_limit_s=time_limit_s,
+        window=WindowPolicy(micro_batches=False),
         first_step_limit_s=time_limit_s,
         purpose="inspection",
     )

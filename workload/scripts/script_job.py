@@ -156,6 +156,17 @@ class ScriptJob(TrainingJob):
         """True if the script's micro-batch can be set."""
         return self.frame.follows or self._can_set("micro_batch")
 
+    @property
+    def why_accumulation_stays(self) -> str:
+        """Why the accumulation cannot change while the script runs; "" if it can."""
+        frame = self.frame
+        if frame.owner == "transformers" or (frame.on_deepspeed and not frame.owner):
+            return ""
+        return (
+            "whole steps are measured: the accumulation of a running script can be set where its "
+            "loop is transformers' Trainer or its own over a DeepSpeed engine"
+        )
+
     def _can_set(self, name: str) -> bool:
         return name in self.frame.turns or self.asks(name)
 
