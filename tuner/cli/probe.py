@@ -68,6 +68,8 @@ def _probe(args: argparse.Namespace) -> int:
     from contextlib import closing
     from datetime import datetime
 
+    from tuner.models.analytic.model import AnalyticModel
+    from tuner.problem.probe_limits import probe_limits
     from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.errors import InvalidConfiguration
     from tuner.search_spaces.rules import broken_rules
@@ -75,7 +77,7 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.workload.node.machine import detect_cluster
     from tuner.workload.node.rights import private_folder
     from tuner.workload.node.runner import LocalRunner, refused
-    from tuner.workload.probe import ProbeRequest
+    from tuner.workload.probe import ProbeRequest, WindowPolicy
     from tuner.workload.scripts.inspection import blank_job, inspect_script
     from tuner.workload.trace import TraceWriter
 
@@ -100,11 +102,20 @@ def _probe(args: argparse.Namespace) -> int:
                 say(sentence)
         if phrases := refused(configuration, job) or broken_rules(configuration, job, cluster):
             raise InvalidConfiguration(configuration.key, phrases)
+        limits = probe_limits(
+            job,
+            AnalyticModel(job, cluster) if job.is_modelled else None,
+            [configuration],
+            WindowPolicy(),
+            probe_s=args.time_limit_s,
+        )
         request = ProbeRequest(
             "p0000",
             configuration.launch,
             (configuration.live,),
-            time_limit_s=args.time_limit_s,
+            time_limit_s=limits.probe_s,
+            first_step_limit_s=limits.first_step_s,
+            step_limit_s=limits.step_s,
             purpose="probe",
         )
         say(f"probing {configuration.key}")
@@ -207,8 +218,9 @@ def add(commands: Commands) -> None:
         dest="time_limit_s",
         action=Quantity,
         unit="s",
-        default=300.0,
-        help="kill the probe after this time (default: 300s)",
+        default=None,
+        help="kill the probe after this time (default: the limit of its first step, 5min or three "
+        "times what the inspection of the script took, and what its steps are predicted to take)",
     )
     add_runs_dir(probe)
     add_quiet(probe)

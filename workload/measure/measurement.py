@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tuner.search_spaces.configuration import Settings
+from tuner.workload.measure.accumulated import AccumulatedWindow
 from tuner.workload.measure.used_devices import device_number, of_used_devices
 from tuner.workload.measure.window import Window
 from tuner.workload.meters.base import PowerSample
@@ -133,7 +134,7 @@ def _flags(
     if length_s < policy.min_s:
         flags.append(f"window shorter than {policy.min_s:g} s")
     for what, error, mean in (
-        ("step time", window.step_time_se_s, length_s / len(window.step_times_s)),
+        ("step time", window.step_time_se_s, window.step_time_s),
         ("power", window.power_se_W, window.power_W),
     ):
         # A tenth more, since the last look came a sample or two before the window closed.
@@ -193,12 +194,19 @@ def measurement(
     if sentence := not_applied(set_to, delivered, window.samples, window.power_W, lease):
         return NotApplied(live, sentence, delivered)
     steps = len(window.step_times_s)
+    fit = window.fit if isinstance(window, AccumulatedWindow) else None
+    if fit is not None and not fit.is_linear:
+        notes = (
+            *notes,
+            f"step time is no line in the number of micro-batches: {100 * fit.curvature:+.1f} % at "
+            "the middle one of those measured",
+        )
     temperatures = [s.extra["temperature_C"] for s in window.samples if "temperature_C" in s.extra]
     return Measurement(
         live=live,
         steps=steps,
         window_s=window.length_s,
-        step_time_s=window.length_s / steps,
+        step_time_s=window.step_time_s,
         step_time_se_s=window.step_time_se_s,
         energy_J=window.energy_J,
         power_W=window.power_W,
@@ -206,12 +214,13 @@ def measurement(
         delivered=delivered,
         temperature_C=max(temperatures) if temperatures else None,
         flags=(*notes, *_flags(window, policy, resolution_s, independent)),
-        step_times_s=kept_steps(window.step_times_s),
+        step_times_s=() if fit else kept_steps(window.step_times_s),
         started_s=window.opened.time_s - began_s,
         sampled_energy_J=window.sampled_energy_J if independent else math.nan,
         beside_J=window.beside_J,
         power_blocks_W=window.power_blocks_W,
         phases_s=window.phases_s,
+        accumulation=fit,
     )
 
 

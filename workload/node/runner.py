@@ -37,9 +37,6 @@ from tuner.workload.scripts.script_job import ScriptJob, imported_frameworks
 
 __all__ = ["LocalRunner", "refused", "training_program"]
 
-#: A step that takes longer than this is a hang. The first step may compile and allocate.
-STEP_LIMIT_S = 120.0
-
 
 def training_program() -> Path:
     """Return the file of the built-in training program."""
@@ -58,7 +55,8 @@ class LocalRunner:
             default, and none beside a meter that was given.
         say: called with a sentence for each thing that takes long ("importing torch").
         fresh: start a new interpreter for each rank instead of forking one that has imported.
-        step_limit_s: a step longer than this is a hang.
+        step_limit_s: a step longer than this is a hang, the first one too, whatever a request
+            allows.
         program: the training script; the built-in one by default.
         keep: save what was measured after every window in the run folder, until the driver has the
             whole record (`tuner.workload.pending`).
@@ -79,7 +77,7 @@ class LocalRunner:
         beside: Sequence[Meter] | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         fresh: bool = False,
-        step_limit_s: float = STEP_LIMIT_S,
+        step_limit_s: float | None = None,
         program: Path | None = None,
         keep: bool = False,
     ) -> None:
