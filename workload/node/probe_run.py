@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.governor import GovernorError
+from tuner.workload.clocks.base import GovernorError
+from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.measure.measurement import drift_of, measurement
 from tuner.workload.measure.window import Conductor, ProbeFailed
@@ -193,7 +194,9 @@ class Probe:
 
     def open_timeline(self) -> Timeline:
         """Start to sample power."""
-        return Timeline(self.meter, beside=self.node.beside)
+        # Meters of GPUs read the clocks themselves.
+        state = self.governor.delivered if isinstance(self.governor, CpuGovernor) else None
+        return Timeline(self.meter, beside=self.node.beside, state=state)
 
     def spawn(self, listener: socket.socket, address: str) -> Ranks:
         """Start the ranks, which report to the socket at `address`."""
