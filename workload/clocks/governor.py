@@ -4,7 +4,7 @@ Permission is found out before the first probe, by setting the present values ag
 snapped to the nearest supported value, with a note; `delivered` is what the device then runs at,
 and models learn from it. Before the first change a guard process is given the earlier settings
 (`tuner.workload.clocks.guard`), so that a killed agent leaves no clock wrong. Without the right to
-lock clocks, application clocks and then Zeus's daemon are tried (`tuner.workload.clocks.zeusd`).
+lock clocks, other ways are tried (`tuner.workload.clocks.ways`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.base import LIVE, Applied, FixedGovernor, Governor, GovernorError
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.clocks.guard import Earlier, GuardError, GuardKeeper, put_back
-from tuner.workload.clocks.zeusd import SOCKET, ZeusdNvml
+from tuner.workload.clocks.ways import ways
+from tuner.workload.clocks.zeusd import SOCKET
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, over_devices, visible_gpus
 from tuner.workload.meters.rapl import RaplMeter
@@ -52,7 +53,8 @@ class NvmlGovernor:
             starts none. By default the real NVML is guarded and a stand-in is not.
 
     Attributes:
-        means: how clocks are set: "locked clocks", "application clocks" or "zeusd".
+        means: how clocks are set: "locked clocks", "application clocks", or another way
+            (`tuner.workload.clocks.ways`).
 
     Raises:
         MeterError: NVML does not start, or no GPU is visible.
@@ -85,7 +87,9 @@ class NvmlGovernor:
         except BaseException:
             self._nvml.nvmlShutdown()
             raise
-        self._guard = GuardKeeper(self._guard_nvml or None)
+        # GEOPM's service gives write access to one session.
+        alone = self.means != "geopm"
+        self._guard = GuardKeeper(self._guard_nvml or None, own_session=alone)
         self._touched = {gpu.uuid: Earlier(gpu.uuid) for gpu in self.gpus}
 
     # ---- what stands, and what is possible
@@ -96,22 +100,25 @@ class NvmlGovernor:
 
     def _find_means(self) -> str:
         """Choose `means`; return the reason if nothing can be set, else an empty string."""
-        self.means = "locked clocks"
-        if why_not := self._try_setting():
-            if self._application_clocks(free=True):
-                self.means, why_not = "application clocks", ""
-                self._limit_known = False
-            elif path := self._environ.get(SOCKET):
-                alone = self._nvml
-                self._nvml = daemon = ZeusdNvml(alone, path)
-                if refused := ask(alone, "", daemon.why_not) or self._try_setting():
-                    self._nvml = alone
-                    return f"{why_not}; and zeusd at {path} does not do it either: {refused}"
-                self.means, why_not = "zeusd", ""
+        alone, why_not = self._nvml, ""
+        for way in ways(alone, self._environ):
+            self.means, self._nvml = way.means, way.nvml
+            if not (refused := way.why_not() or self._try_setting()):
                 if self._guard_nvml == "pynvml":
-                    self._guard_nvml = "tuner.workload.clocks.zeusd:from_environment"
-        elif not self._lockable() and self._application_clocks(free=False):
-            self.means = "application clocks"
+                    self._guard_nvml = way.guard
+                older = way.nvml is alone and not self._lockable()
+                if older and self._application_clocks(free=False):
+                    self.means = "application clocks"
+                return ""
+            if way.means == "command":
+                refused = f"{way.where} does not set clocks: {refused}"
+            elif why_not:
+                refused = f"{way.where} does not do it either: {refused}"
+            why_not = f"{why_not}; and {refused}" if why_not else refused
+        self._nvml = alone
+        if self.means != "command" and self._application_clocks(free=True):
+            self.means, self._limit_known = "application clocks", False
+            return ""
         return why_not
 
     def _lockable(self) -> bool:
@@ -286,6 +293,8 @@ class NvmlGovernor:
         """Return the notes to show when clocks are first changed."""
         if self.means == "application clocks":  # NVML tells the earlier ones
             return []
+        if self.means == "command" and "clock_MHz" not in self.delivered():
+            return ["NVML does not tell the clock, so nothing shows that the command has set it"]
         first = not any(gpu.clocks_touched or gpu.memory_touched for gpu in self._touched.values())
         unknown = wanted.memory_clock_MHz is not None or (
             wanted.clock_MHz is not None and self._earlier_clocks_MHz is None

@@ -164,12 +164,15 @@ class Guard:
         nvml: where the guard process finds NVML: a module, or "module:object", where an object that
             can be called is called for it; empty if only files are to be restored.
         start_s: how long it may take to say that it is ready, or that it knows what it was told.
+        own_session: put it into a session of its own, else into a process group of its own.
 
     Raises:
         GuardError: it does not start.
     """
 
-    def __init__(self, *, nvml: str = "pynvml", start_s: float = 20.0) -> None:
+    def __init__(
+        self, *, nvml: str = "pynvml", start_s: float = 20.0, own_session: bool = True
+    ) -> None:
         # -P: this file's folder must not shadow the standard library's modules.
         command = [sys.executable, "-P", str(Path(__file__).resolve()), "--nvml", nvml]
         self._process = subprocess.Popen(
@@ -177,7 +180,8 @@ class Guard:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,  # stderr is the agent's: what cannot be put back is seen there
             text=True,
-            start_new_session=True,
+            start_new_session=own_session,
+            process_group=None if own_session else 0,
         )
         self._start_s = start_s
         if (answer := self._hear(start_s)) != "ready":
@@ -245,10 +249,11 @@ class GuardKeeper:
 
     Args:
         nvml: as `Guard`; None keeps no guard.
+        own_session: as `Guard`.
     """
 
-    def __init__(self, nvml: str | None) -> None:
-        self._nvml = nvml
+    def __init__(self, nvml: str | None, *, own_session: bool = True) -> None:
+        self._nvml, self._own_session = nvml, own_session
         self._guard: Guard | None = None
 
     @property
@@ -265,13 +270,16 @@ class GuardKeeper:
         if self._nvml is None:
             return
         if self._guard is None:
-            self._guard = Guard(nvml=self._nvml)
+            self._guard = self._start(self._nvml)
         try:
             self._guard.expect(earlier, files)
         except GuardError:  # it was killed: a new one gets the same
             self._guard.take_over()
-            self._guard = Guard(nvml=self._nvml)
+            self._guard = self._start(self._nvml)
             self._guard.expect(earlier, files)
+
+    def _start(self, nvml: str) -> Guard:
+        return Guard(nvml=nvml, own_session=self._own_session)
 
     def done(self) -> None:
         """End the guard: all settings are as they were."""
