@@ -229,7 +229,7 @@ def _automatic(knob: Knob, choice: Auto, job: TrainingJob, cluster: Cluster) -> 
         usable = [clock for clock in offered if clock >= choice.lowest_share * offered[-1]]
         return tuple(usable[i] for i in _evenly(len(usable), choice.count))
     if knob.name == "power_limit_W":
-        low, high = cluster.device.min_limit_W, cluster.device.max_W
+        low, high = cluster.device.min_limit_W, cluster.device.max_limit_W
         if not cluster.clock_control or low is None or high <= low:
             return ()
         # The highest limit is the device's default, so it would be measured twice.

@@ -239,6 +239,8 @@ class AnalyticModel:
             if int(member) in layout.stage_limits_W:
                 limit[i] = layout.stage_limits_W[int(member)]
         clock = np.where(np.isnan(clock), self._default, clock)
+        # Devices that share a limit are taken to share it equally.
+        limit = limit / device.devices_per_limit
         return clock, np.where(np.isnan(limit), device.max_W, limit)
 
     def _run(self, group: _Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -112,6 +112,10 @@ def _main(argv: Sequence[str] | None) -> int:
             from tuner.workload.node.rights import RUN_AS
 
             os.environ[RUN_AS] = args.run_as  # agents in other processes read it there too
+        if getattr(args, "clock_command", None):
+            from tuner.workload.clocks.elsewhere import COMMAND
+
+            os.environ[COMMAND] = args.clock_command
         code: int = args.run_command(args)
         sys.stdout.flush()
         return code

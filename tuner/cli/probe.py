@@ -14,6 +14,7 @@ from tuner.cli.options import (
     OK,
     Commands,
     Quantity,
+    add_clock_command,
     add_cluster,
     add_quiet,
     add_run_as,
@@ -225,6 +226,7 @@ def add(commands: Commands) -> None:
     add_runs_dir(probe)
     add_quiet(probe)
     add_run_as(probe)
+    add_clock_command(probe)
 
     record = commands.command(
         "record", _record, "measure a space, or part of it, into a recorded table"
@@ -253,6 +255,7 @@ def add(commands: Commands) -> None:
     record.add_argument("--out", required=True, metavar="DIR", help="folder of the table")
     add_quiet(record)
     add_run_as(record)
+    add_clock_command(record)
 
     calibrate = commands.command(
         "calibrate", _calibrate, "measure the cost of metering here, and list its sources"
@@ -278,6 +281,7 @@ def add(commands: Commands) -> None:
     add_runs_dir(calibrate)
     add_quiet(calibrate)
     add_run_as(calibrate)
+    add_clock_command(calibrate)
 
     predict = commands.command(
         "predict", _predict, "predict where the time and energy of one configuration go"

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tuner.search_spaces.configuration import Settings
+from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.accumulated import AccumulatedWindow
 from tuner.workload.measure.used_devices import device_number, of_used_devices
 from tuner.workload.measure.window import Window
@@ -59,6 +60,8 @@ def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, f
     delivered: dict[str, float] = {}
     for name in _CLOCKS:
         values = [sample.extra[name] for sample in busy if name in sample.extra]
+        if name == "clock_MHz" and not isinstance(asked.get(name), tuple):
+            values = values or [s.extra[FASTEST] for s in busy if FASTEST in s.extra]
         if values:
             delivered[name] = sum(values) / len(values)
         stages = asked.get(name)
@@ -89,9 +92,9 @@ def not_applied(
 
     A clock above the one set was not locked. One below it may be held back by power or heat, which
     the devices tell as throttling: that is a delivered clock and a data point. Without any such
-    reason it was not taken either.
+    reason it was not taken either. Cores are set to a highest clock, which they need not reach.
     """
-    throttled = any(
+    throttled = any(FASTEST in s.extra for s in samples) or any(
         value for s in samples for name, value in s.extra.items() if name.startswith("throttle")
     )
     for name in _CLOCKS:

@@ -20,7 +20,8 @@ from pathlib import Path
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.accumulation import AccumulationPlan, steps_take_too_long
-from tuner.workload.clocks.governor import GovernorError
+from tuner.workload.clocks.base import GovernorError
+from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
@@ -197,7 +198,9 @@ class Probe:
 
     def open_timeline(self) -> Timeline:
         """Start to sample power."""
-        return Timeline(self.meter, beside=self.node.beside)
+        # Meters of GPUs read the clocks themselves.
+        state = self.governor.delivered if isinstance(self.governor, CpuGovernor) else None
+        return Timeline(self.meter, beside=self.node.beside, state=state)
 
     def spawn(self, listener: socket.socket, address: str) -> Ranks:
         """Start the ranks, which report to the socket at `address`."""

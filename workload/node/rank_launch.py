@@ -17,7 +17,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
-from tuner.workload.clocks.governor import Governor
+from tuner.workload.clocks.base import Governor
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
 from tuner.workload.meters.gpus import cuda_numbering
