@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
-from tuner.problem.batch_scaling import in_job_steps
+from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
 from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points, spent_kJ
@@ -29,6 +29,7 @@ from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
     baseline_due,
+    front_to_beat,
     node_failures,
     not_repaid,
     not_worth_it,
@@ -84,6 +85,7 @@ class SearchLoop:
         self.records, self._earlier = list(records), len(records)
         self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
         self._executor, self._sampler, self._recorder = executor, sampler, recorder
+        self._front = front_of(measured_points(self.records, self._problem.steps))
         self._callbacks = callbacks
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
@@ -166,6 +168,10 @@ class SearchLoop:
     def _request(
         self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
     ) -> ProbeRequest:
+        front: tuple[tuple[float, float], ...] = ()
+        if purpose == "search":  # whatever else is measured is compared, or is the choice
+            steps = self._problem.steps * steps_a_job_step(configurations[0], self._problem.job)
+            front = front_to_beat(self._spec.constraints, self._front, steps)
         return ProbeRequest(
             probe_id=f"p{self._number:04d}",
             launch=configurations[0].launch,
@@ -174,6 +180,7 @@ class SearchLoop:
             time_limit_s=self._time_limit_s(extendable),
             purpose=purpose,
             extendable=extendable,
+            front=front,
         )
 
     def _planned(self) -> ProbePlan | None:
@@ -330,8 +337,8 @@ class SearchLoop:
         self._sampler.cost = self._problem.cost.learned(self.records)
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
-        front = front_of(measured_points(self.records, self._problem.steps))
-        event = replace(self._event(), kind="finished", record=record, front=front)
+        self._front = front_of(measured_points(self.records, self._problem.steps))
+        event = replace(self._event(), kind="finished", record=record, front=self._front)
         for callback in self._callbacks:
             callback.finished(event)
 

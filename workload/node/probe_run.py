@@ -21,7 +21,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.governor import GovernorError
 from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.measure.measurement import drift_of, measurement
+from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
@@ -289,6 +289,7 @@ class Probe:
             step_time_s,
             samples=lambda: timeline.samples,
             beside=self.node.beside,
+            known=self._known(),
         )
         disturbed = contention.note() if contention is not None else ""
         outcome = measurement(
@@ -310,6 +311,12 @@ class Probe:
                 so_far = partial_record(self.request, self.measurements, self.meter.info)
                 save_partial(self.node.run_dir, so_far)
         return window.length_s / len(window.step_times_s)
+
+    def _known(self) -> tuple[tuple[float, float], ...]:
+        """Return what other configurations reach: the front's, and those of this launch so far."""
+        if not self.request.front:
+            return ()
+        return (*self.request.front, *(reached(m) for m in self.measurements))
 
     def _devices_in_use(self) -> list[int]:
         """Return the numbers of the devices that ranks use: the first ones of every node."""
