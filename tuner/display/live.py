@@ -63,6 +63,7 @@ class LiveView:
         console: where to draw; standard error when not given.
         clock: monotonic seconds.
         lines: whether what happened also scrolls above.
+        title: of the view.
     """
 
     def __init__(
@@ -71,12 +72,13 @@ class LiveView:
         *,
         clock: Callable[[], float] = time.monotonic,
         lines: bool = True,
+        title: str = "search",
     ) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._console = console or Console(file=raw_stream(sys.stderr))
-        self._clock, self._began_s = clock, clock()
+        self._clock, self._began_s, self._title = clock, clock(), title
         self._lines = ProgressPrinter(_Above(self._console)) if lines else None  # type: ignore[arg-type]
         self._lock = threading.Lock()
         self._last: Progress | None = None
@@ -129,7 +131,7 @@ class LiveView:
         with self._lock:
             last, flying = self._last, dict(self._flying)
             front, failed = self._front, list(self._failed)
-        parts: list[RenderableType] = [Rule("search", style="dim", align="left")]
+        parts: list[RenderableType] = [Rule(self._title, style="dim", align="left")]
         if last is None:
             return Group(*parts, Text(f"preparing, {self._clock() - self._began_s:.0f} s"))
         parts.append(self._budget(last))

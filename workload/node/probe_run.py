@@ -25,7 +25,7 @@ from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
-from tuner.workload.measure.measurement import drift_of, measurement
+from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.window import Conductor, ProbeFailed, Window
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
@@ -346,8 +346,9 @@ class Probe:
         samples, beside = (lambda: timeline.samples), self.node.beside
         policy, accumulations = self.request.window, self._accumulations
         if not accumulations:
+            known = self._known()
             return conductor.measure(
-                self.meter, policy, step_time_s, samples=samples, beside=beside
+                self.meter, policy, step_time_s, samples=samples, beside=beside, known=known
             )
         return measure_accumulated(
             conductor,
@@ -359,6 +360,12 @@ class Probe:
             samples=samples,
             beside=beside,
         )
+
+    def _known(self) -> tuple[tuple[float, float], ...]:
+        """Return what other configurations reach: the front's, and those of this launch so far."""
+        if not self.request.front:
+            return ()
+        return (*self.request.front, *(reached(m) for m in self.measurements))
 
     def _devices_in_use(self) -> list[int]:
         """Return the numbers of the devices that ranks use: the first ones of every node."""
