@@ -129,7 +129,7 @@ class SearchSpace:
                 knob_named(name).check(value)
         reasons = broken_rules(configuration, job, cluster)
         if reasons:
-            raise InvalidConfiguration(configuration.key, reasons)
+            raise InvalidConfiguration(configuration.short, reasons)
 
     def candidates(self, job: TrainingJob, cluster: Cluster) -> Candidates:
         """Return every valid configuration of this space for this job on this cluster.

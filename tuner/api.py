@@ -79,8 +79,9 @@ def optimize(
             given with it, as long as they do not contradict it.
         search: limits of the *search*, its seed, and how long it measures. Without any limit a
             search makes at most 20 probes in 300 s, 40 probes on a simulated cluster.
-        baseline: what the user runs today: a `Configuration`, or the path of a DeepSpeed JSON with
-            "KNOB=VALUE" words as a list; a plain data-parallel configuration if not given.
+        baseline: what the user runs today: a `Configuration`, its short name ("dp8 mb4 zero1"), or
+            the path of a DeepSpeed JSON and knobs as a list; a plain data-parallel configuration if
+            not given.
         target_gpus: number of GPUs of the same kind for which to predict the front as well, by the
             models as the probes corrected them (`Result.target`).
         transfer: earlier measurements to start from: runs, traces or recorded tables

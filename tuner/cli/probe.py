@@ -53,15 +53,12 @@ def _predict(args: argparse.Namespace) -> int:
 def _changed(job: Any, words: Sequence[str]) -> Any:
     """Return a script's configuration of today with KNOB=VALUE changed."""
     from tuner.search_spaces.configuration import Configuration
-    from tuner.search_spaces.knobs import parse_value
+    from tuner.search_spaces.short_names import split_words, values_of
 
-    values = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise InputError(f"give either the job {word!r} or --script")
-        values[name] = parse_value(name, text)
-    return Configuration.of({**job.baseline.launch, **values})
+    others, knobs = split_words(words)
+    for word in others:
+        raise InputError(f"give either the job {word!r} or --script")
+    return Configuration.of({**job.baseline.launch, **values_of(knobs)})
 
 
 def _probe(args: argparse.Namespace) -> int:
@@ -102,7 +99,7 @@ def _probe(args: argparse.Namespace) -> int:
             for sentence in job.sentences():
                 say(sentence)
         if phrases := refused(configuration, job) or broken_rules(configuration, job, cluster):
-            raise InvalidConfiguration(configuration.key, phrases)
+            raise InvalidConfiguration(configuration.short, phrases)
         limits = probe_limits(
             job,
             AnalyticModel(job, cluster) if job.is_modelled else None,
@@ -119,7 +116,7 @@ def _probe(args: argparse.Namespace) -> int:
             step_limit_s=limits.step_s,
             purpose="probe",
         )
-        say(f"probing {configuration.key}")
+        say(f"probing {configuration.short}")
         record = runner.run(request)
     private_folder(folder)
     with TraceWriter(folder / "trace" / "probes.jsonl") as writer:

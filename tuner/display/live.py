@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from tuner.display.ascii_plot import ascii_plot
 from tuner.display.progress import ProgressPrinter
-from tuner.formatting import Units, label, number
+from tuner.formatting import Units, label, number, short
 from tuner.results.result import Point
+from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
 from tuner.terminal import VisibleStream, raw_stream, visible
 from tuner.workload.probe import ProbeRecord
@@ -181,14 +182,14 @@ class LiveView:
             request = event.request
             assert request is not None
             names = [name for name in event.varying if name in request.launch]
-            launch = " ".join(f"{name}={request.launch[name]}" for name in names)
+            launch = short(Configuration(request.launch), names)
             places = event.places() if event.places is not None else {}
             table.add_row(
                 probe_id,
                 f"{self._clock() - since_s:.0f} s",
                 str(len(request.live)),
                 Text(visible(places.get(probe_id, "") or "this node")),
-                Text(visible(launch or request.launch.key), no_wrap=True, overflow="ellipsis"),
+                Text(visible(launch), no_wrap=True, overflow="ellipsis"),
             )
         return table
 

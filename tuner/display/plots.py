@@ -35,7 +35,7 @@ from tuner.display.figures.style import (
     wrapped,
 )
 from tuner.display.text import is_estimated, units_of
-from tuner.formatting import Units, knobs, label, number, percent, varying_knobs
+from tuner.formatting import Units, label, number, percent, short, varying_knobs
 from tuner.results.result import Point, Result
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import UnknownName
@@ -195,7 +195,7 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     )
     for curve, colour, symbol in zip(curves, SERIES, SYMBOLS, strict=False):
         least = min(curve, key=lambda p: p.energy_to_solution_kJ)
-        name = " ".join(knobs(curve[0].configuration, varying)) or "one launch setting"
+        name = short(curve[0].configuration, varying) if varying else "one launch setting"
         marker = {
             "color": colour,
             "symbol": symbol,
@@ -224,7 +224,7 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
         texts = [
             f"<b>{html.escape(r.request.probe_id)}</b>, {html.escape(r.request.purpose)}"
             f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.kind)}<br>"
-            f"{wrapped(r.request.launch.key)}<br>launch {number(r.launch_s)} s, "
+            f"{wrapped(r.request.launch.short)}<br>launch {number(r.launch_s)} s, "
             f"in all {number(r.wall_s)} s, {len(r.measurements)} windows"
             for r in records
         ]

@@ -135,7 +135,7 @@ def baseline_of(
     """
     if isinstance(given, Configuration):
         if broken := broken_rules(given, job, cluster):
-            raise InvalidConfiguration(given.key, broken)
+            raise InvalidConfiguration(given.short, broken)
         return Baseline(given, "yours")
     if given is not None:
         return read_baseline([given] if isinstance(given, str | Path) else given, job, cluster)

@@ -342,7 +342,7 @@ class SearchLoop:
             cost_kJ=max(flight.cost_kJ, used_kJ) + cost_kJ,
             planned_kJ=flight.planned_kJ + plan.cost_J / 1000,
         )
-        settings = ", ".join(live.key for live in plan.live)
+        settings = ", ".join(live.short for live in plan.live)
         self.note(f"{request.probe_id} continues with {settings} ({_why(plan)})")
         return plan.live
 

@@ -250,7 +250,7 @@ class LocalRunner:
                     f"{configuration.world_size}; probes across nodes run on Ray (--ray)"
                 )
             if reasons:
-                raise InvalidConfiguration(configuration.key, reasons)
+                raise InvalidConfiguration(configuration.short, reasons)
 
     def renew_meter(self) -> None:
         """Replace a meter that has lost joules, which stays broken on purpose.
