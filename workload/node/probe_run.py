@@ -82,7 +82,7 @@ class Probe:
 
     def run(self) -> ProbeRecord:
         """Run the probe; whatever goes wrong becomes the record's failure."""
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._began_s = time.monotonic()
         opened = closed = Reading(self._began_s, 0.0)
         failure: Failure | None = None
