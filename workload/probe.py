@@ -170,6 +170,8 @@ class MeterInfo:
             unknown.
         independent: True if sampled power is another source than the energy, so that the two check
             each other; False if one is computed from the other.
+        twin: True if the devices are those of `tuner.testing.twin`: no figure is a measurement.
+            Such figures are labelled wherever shown.
     """
 
     name: str
@@ -178,11 +180,17 @@ class MeterInfo:
     estimated: bool = False
     host: str = ""
     independent: bool = False
+    twin: bool = False
 
     @property
     def label(self) -> str:
-        """The word for such a figure: "estimated" or "metered"."""
-        return "estimated" if self.estimated else "metered"
+        """The word for such a figure: "metered", "estimated" or "twin"."""
+        return self.mark or "metered"
+
+    @property
+    def mark(self) -> str:
+        """The word beside every such figure, "estimated" or "twin"; empty if it was metered."""
+        return "twin" if self.twin else "estimated" if self.estimated else ""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import shlex
 
 from tuner.display.plan_text import plan_lines
 from tuner.display.text import (
+    energy_mark,
     found_word,
-    is_estimated,
     payback,
     prediction,
     real_search_cost,
@@ -97,7 +97,7 @@ def _menu_lines(result: Result) -> list[str]:
             command,
         )
 
-    estimated = label(is_estimated(result))
+    estimated = label(energy_mark(result))
     rows: list[tuple[str, ...]] = [
         ("", "time", f"energy{estimated}", "against today" if today else "", "")
     ]
@@ -123,7 +123,7 @@ def _spent(result: Result) -> str:
     spent = result.spent
     if not spent.energy_kJ and not spent.time_s:
         return payback(result)
-    cost = f"{energy_and_kWh(spent.energy_kJ)}{label(is_estimated(result))}"
+    cost = f"{energy_and_kWh(spent.energy_kJ)}{label(energy_mark(result))}"
     return f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes. {payback(result)}"
 
 

@@ -105,11 +105,15 @@ def _max_probes(figures: Mapping[str, float]) -> str:
     return f"the {figures['max_probes']:g} probes that it may make are made"
 
 
+def _mark(figures: Mapping[str, float]) -> str:
+    return "twin" if figures.get("twin") else "estimated" if figures["estimated"] else ""
+
+
 def _probe_budget(figures: Mapping[str, float]) -> str:
     return (
         f"the next probe would take about {number(figures['needed_kJ'])} kJ and "
         f"{number(figures['left_kJ'])} kJ of the probe budget of "
-        f"{number(figures['probe_budget_kJ'])} kJ are left{label(bool(figures['estimated']))}"
+        f"{number(figures['probe_budget_kJ'])} kJ are left{label(_mark(figures))}"
     )
 
 

@@ -197,7 +197,7 @@ def recommend(result: Result) -> Recommendation | None:
     basis: Basis = "verified" if attempt is not None else "predicted" if simulated else "measured"
     basis = basis if better else "constraints"
     text = f"Train with {settings_text(best.configuration, baseline.configuration)}: "
-    text += _changes(energy, time, label(best.meter.estimated))
+    text += _changes(energy, time, label(best.meter.mark))
     evidence = "predicted, not measured" if simulated else "not verified"
     if attempt is not None:
         evidence = "verified"
@@ -281,7 +281,7 @@ def _unproven(result: Result, baseline: Point, promising: Point) -> tuple[str, .
         attempt = None
         energy = _difference_in(result, "energy_per_step", promising)
         time = _difference_in(result, "step_time", promising)
-    estimated = label(promising.meter.estimated)
+    estimated = label(promising.meter.mark)
     parts = [
         f"{100 * found.relative:+.1f} % {word} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
         for found, word in ((energy, f"energy{estimated}"), (time, "time"))

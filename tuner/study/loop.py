@@ -123,6 +123,7 @@ class SearchLoop:
             elapsed_s=self.elapsed_s,
             enough_launches=self._enough_launches,
             estimated=self._executor.meter.estimated,
+            twin=self._executor.meter.twin,
         )
         return self._budget.check(status, cost_kJ, reserve=reserve, count=count)
 

@@ -305,7 +305,7 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
     """Raise InputError if earlier probes had another meter: two meters never share a front."""
     for record in records:
         then, now = record.meter, executor.meter
-        if (then.name, then.scope, then.estimated) != (now.name, now.scope, now.estimated):
+        if (then.name, then.scope, then.mark) != (now.name, now.scope, now.mark):
             raise InputError(
                 f"the run {run.name!r} was measured by {then.name} ({then.scope} scope) and here "
                 f"the meter is {now.name} ({now.scope} scope); give another name"
