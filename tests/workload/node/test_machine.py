@@ -229,8 +229,8 @@ class TestFacts:
         ]
         text = "\n".join(facts.lines())
         assert "NVML Shared Library Not Found" in text
-        assert "g++: not on PATH" in text
-        assert "put both on PATH" in text
+        assert "missing     g++ and ninja" in text
+        assert not facts.ready
         assert "3.5 W idle + 7.5 W x utilisation" in text
         assert json.loads(json.dumps(facts.to_json()))["memory_bytes"] == 64 * GIB
 
