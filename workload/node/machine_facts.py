@@ -27,9 +27,9 @@ from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.meters import METERS, open_meter
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
-from tuner.workload.node.host import host_memory, usable_cores
+from tuner.workload.node.host import host_memory, shared_memory_bytes, usable_cores
 from tuner.workload.node.machine import gpu_memory_bytes
-from tuner.workload.node.rank_server import extensions_dir
+from tuner.workload.node.ops import extensions_dir
 from tuner.workload.node.readiness import Missing, missing_clocks, missing_of_cores, missing_parts
 
 __all__ = ["GpuFacts", "MachineFacts", "MeterFacts", "machine_facts"]
@@ -263,9 +263,14 @@ def machine_facts(
     )
     ops, notes = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
     compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
+    if gpus and any(meter.name == "hwmon" and meter.available for meter in meters):
+        notes.append(
+            "energy is that of the GPUs; hwmon meters the whole superchips, with the processors to "
+            "which offload moves work, and is shown beside"
+        )
     if compilers["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
         compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
-    shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    shm_bytes = shared_memory_bytes()
     packages = {name: _package(name) for name in PACKAGES}
     return MachineFacts(
         host=platform.node(),
