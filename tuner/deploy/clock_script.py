@@ -212,7 +212,7 @@ def clocks_sh(configuration: Configuration, ranks_per_node: int, *, cores: bool 
     words = {
         "@SETTER@": _CORE_SETTER if cores else _GPU_SETTER,
         "@COLLECT@": _CORES if cores else _GPUS,
-        "@ABOUT@": one_line(live.key) if live else "left to the device",
+        "@ABOUT@": one_line(live.short) if live else "left to the device",
         "@CLOCKS@": _array(live.get("clock_MHz")),
         "@MEMORY@": _array(live.get("memory_clock_MHz")),
         "@LIMITS@": _array(live.get("power_limit_W")),

@@ -91,7 +91,7 @@ class FixedGovernor:
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         if live:
-            raise InputError(f"cannot set {live.key} here: {self.why_not}")
+            raise InputError(f"cannot set {live.short} here: {self.why_not}")
         return Applied(live, live)
 
     def delivered(self) -> dict[str, float]:

@@ -289,7 +289,7 @@ class CpuGovernor:
             if name not in LIVE:
                 raise UnknownName("live knob", name, LIVE)
         if live and not self.can_set:
-            raise InputError(f"cannot set {live.key} here: {self.why_not}")
+            raise InputError(f"cannot set {live.short} here: {self.why_not}")
         if "memory_clock_MHz" in live:
             raise InputError("memory_clock_MHz cannot be set: it is a knob of GPUs")
         ranks = len(self._cpus) if ranks is None else min(ranks, len(self._cpus))
@@ -304,14 +304,14 @@ class CpuGovernor:
         try:
             self._change(wanted)
         except (OSError, GovernorError) as error:
-            sentence = f"the processor did not take {live.key}: {error}"
+            sentence = f"the processor did not take {live.short}: {error}"
             try:
                 self.restore()
             except GovernorError as worse:
                 sentence += f"; and {worse}"
             raise GovernorError(sentence) from error
         except GuardError as error:
-            raise GovernorError(f"{live.key} was not set: {error}") from error
+            raise GovernorError(f"{live.short} was not set: {error}") from error
         return Applied(live, Settings(settings), tuple(notes))
 
     def _files(self, without: Mapping[Path, int] | None = None) -> list[EarlierFile]:

@@ -258,7 +258,7 @@ class NvmlGovernor:
             if name not in LIVE:
                 raise UnknownName("live knob", name, LIVE)
         if live and not self.can_set:
-            raise InputError(f"cannot set {live.key} here: {self.why_not}")
+            raise InputError(f"cannot set {live.short} here: {self.why_not}")
         ranks = len(self.gpus) if ranks is None else min(ranks, len(self.gpus))
         notes: list[str] = []
         settings = dict(live)
@@ -279,14 +279,14 @@ class NvmlGovernor:
             notes += self._notes(wanted)
             self._change(wanted)
         except (self._nvml.NVMLError, GovernorError) as error:
-            sentence = f"the GPUs did not take {live.key}: {error}"
+            sentence = f"the GPUs did not take {live.short}: {error}"
             try:
                 self.restore()
             except GovernorError as worse:
                 sentence += f"; and {worse}"
             raise GovernorError(sentence) from error
         except GuardError as error:
-            raise GovernorError(f"{live.key} was not set: {error}") from error
+            raise GovernorError(f"{live.short} was not set: {error}") from error
         return Applied(live, Settings(settings), tuple(notes))
 
     def _notes(self, wanted: _Wanted) -> list[str]:

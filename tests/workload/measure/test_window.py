@@ -50,7 +50,6 @@ class Scene:
         self.conductor = Conductor(
             self.ranks,  # type: ignore[arg-type]
             deadline_s=self.clock() + deadline_s,
-            step_limit_s=120.0,
             explain_exit=lambda rank, code: Failure("crash", f"{rank} {code}"),
             clock=self.clock,
         )
