@@ -199,7 +199,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     facts = machine_facts()
     answer(args, facts.to_json(), facts.lines())
-    return OK
+    return OK if facts.ready else FAILED
 
 
 def add(commands: Commands) -> None:
@@ -295,7 +295,9 @@ def add(commands: Commands) -> None:
     )
     add_runs_dir(predict)
     doctor = commands.command(
-        "doctor", _doctor, "list what this machine, or each node of a Ray cluster, offers"
+        "doctor",
+        _doctor,
+        "list what this machine, or each node of a Ray cluster, offers, and what is missing",
     )
     doctor.add_argument(
         "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"

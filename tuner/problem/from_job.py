@@ -19,7 +19,7 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import Candidates, default_configuration, load_space
-from tuner.workload.node.rank_server import cannot_build
+from tuner.workload.node.ops import cannot_build
 from tuner.workload.scripts.script_job import ScriptJob
 
 __all__ = ["baseline_of", "cluster_of", "identity_of", "problem_of_job"]
@@ -183,7 +183,7 @@ def _usable_here(candidates: Candidates, cluster: Cluster) -> tuple[Candidates, 
         if len(kept) < len(candidates):
             notes.append(f"optimizer_offload=cpu is left out: {why}")
             candidates = Candidates.from_configurations(kept)
-    if cluster.nvme_path and (why := cannot_build("async_io")):
+    if cluster.nvme_path and (why := cannot_build("async_io", gpus=cluster.device.type == "cuda")):
         kept = [c for c in candidates if "nvme" not in c.launch.values()]
         if len(kept) < len(candidates):
             notes.append(f"offload to nvme is left out: {why}")
