@@ -47,7 +47,9 @@ class Conditions:
         warm_up_s: time constant of that rise, seconds.
         launch_s: fixed seconds of a launch: processes, imports, communicators.
         launch_each_s: further seconds per doubling of the ranks.
-        load_Bps: bytes per second at which a rank initializes its states.
+        load_Bps: bytes per second at which a rank initializes its states: drawn and cast on the
+            device, and broadcast to the ranks that share them by DeepSpeed, at the speed of a
+            network link of 400 Gbit/s.
         launch_power: share of the step's power drawn while launching.
         warm_up_steps: number of steps before the first window.
         crash_rate: share of launches that crash at random.
@@ -67,7 +69,7 @@ class Conditions:
     warm_up_s: float = 60.0
     launch_s: float = 20.0
     launch_each_s: float = 3.0
-    load_Bps: float = 2e9
+    load_Bps: float = 50e9
     launch_power: float = 0.35
     warm_up_steps: int = 3
     crash_rate: float = 0.0
