@@ -66,6 +66,6 @@ class Drift:
         """The drift as a phrase for people."""
         heat = f" and {self.temperature_C:+.0f} C" if self.temperature_C is not None else ""
         return (
-            f"{self.live.key} visited again after {self.apart_s:.0f} s{heat}: step time "
+            f"{self.live.short} visited again after {self.apart_s:.0f} s{heat}: step time "
             f"{100 * self.step_time:+.1f} %, power {100 * self.power:+.1f} %"
         )

@@ -103,6 +103,9 @@ class ProbeRequest:
         purpose: why it runs: "baseline", "search", "remeasure", "probe".
         extendable: once these are visited, further settings of the same launch may follow
             (`tuner.workload.runners.Continuation`). The stored key is "open".
+        front: (step time in s, energy of a step in J) that measured configurations reach, at the
+            upper ends of their intervals. A window that is shown to be beaten by one of them ends
+            early; empty: every window is measured to its target.
     """
 
     probe_id: str
@@ -114,6 +117,7 @@ class ProbeRequest:
     step_limit_s: float | None = None
     purpose: str = "search"
     extendable: bool = False
+    front: tuple[tuple[float, float], ...] = ()
 
     def configurations(self) -> tuple[Configuration, ...]:
         """Return the configurations to visit, one for each live setting."""
@@ -122,6 +126,8 @@ class ProbeRequest:
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
         data = dump_fields(self)
+        if not data["front"]:
+            del data["front"]
         return {**data, "open": True} if data.pop("extendable") else data
 
     @classmethod
@@ -142,6 +148,7 @@ class ProbeRequest:
             launch=_settings,
             live=lambda live: tuple(map(_settings, live)),
             window=lambda window: WindowPolicy(**window),
+            front=lambda pairs: tuple((float(time_s), float(joules)) for time_s, joules in pairs),
         )
 
 
@@ -163,6 +170,8 @@ class MeterInfo:
             unknown.
         independent: True if sampled power is another source than the energy, so that the two check
             each other; False if one is computed from the other.
+        twin: True if the devices are those of `tuner.testing.twin`: no figure is a measurement.
+            Such figures are labelled wherever shown.
     """
 
     name: str
@@ -171,11 +180,17 @@ class MeterInfo:
     estimated: bool = False
     host: str = ""
     independent: bool = False
+    twin: bool = False
 
     @property
     def label(self) -> str:
-        """The word for such a figure: "estimated" or "metered"."""
-        return "estimated" if self.estimated else "metered"
+        """The word for such a figure: "metered", "estimated" or "twin"."""
+        return self.mark or "metered"
+
+    @property
+    def mark(self) -> str:
+        """The word beside every such figure, "estimated" or "twin"; empty if it was metered."""
+        return "twin" if self.twin else "estimated" if self.estimated else ""
 
 
 @dataclass(frozen=True)

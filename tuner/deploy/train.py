@@ -20,7 +20,6 @@ from typing import Any, TextIO
 
 from tuner.deploy.drift import Drift, DriftMonitor, Expectation, RunSummary
 from tuner.deploy.launch_files import launch_of
-from tuner.formatting import knobs
 from tuner.problem.batch_scaling import steps_a_job_step
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
@@ -254,8 +253,8 @@ def train(
                 f"{node.meter.scope}; energies of two scopes cannot be compared"
             )
         if configuration.live and not clocks:
-            say(f"the point was measured at {configuration.live.key}, which is not set")
-        say(f"training under {' '.join(knobs(configuration)) or configuration.key}")
+            say(f"the point was measured at {configuration.live.short}, which is not set")
+        say(f"training under {configuration.short}")
         try:
             record = node.run_as(training, _request(result.run_dir, configuration, clocks=clocks))
             failure, energy_J, wall_s = record.failure, record.energy_J, record.wall_s

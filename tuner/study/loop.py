@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
-from tuner.problem.batch_scaling import in_job_steps
+from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
 from tuner.problem.probe_limits import inspected_s, probe_limits
 from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
@@ -30,6 +30,7 @@ from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
     baseline_due,
+    front_to_beat,
     node_failures,
     not_repaid,
     not_worth_it,
@@ -86,6 +87,7 @@ class SearchLoop:
         self.records, self._earlier = list(records), len(records)
         self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
         self._executor, self._sampler, self._recorder = executor, sampler, recorder
+        self._front = front_of(measured_points(self.records, self._problem.steps))
         self._callbacks = callbacks
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
@@ -121,6 +123,7 @@ class SearchLoop:
             elapsed_s=self.elapsed_s,
             enough_launches=self._enough_launches,
             estimated=self._executor.meter.estimated,
+            twin=self._executor.meter.twin,
         )
         return self._budget.check(status, cost_kJ, reserve=reserve, count=count)
 
@@ -185,6 +188,10 @@ class SearchLoop:
         self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
     ) -> ProbeRequest:
         limits = self._limits(configurations, extendable)
+        front: tuple[tuple[float, float], ...] = ()
+        if purpose == "search":  # whatever else is measured is compared, or is the choice
+            steps = self._problem.steps * steps_a_job_step(configurations[0], self._problem.job)
+            front = front_to_beat(self._spec.constraints, self._front, steps)
         return ProbeRequest(
             probe_id=f"p{self._number:04d}",
             launch=configurations[0].launch,
@@ -195,6 +202,7 @@ class SearchLoop:
             step_limit_s=limits.step_s,
             purpose=purpose,
             extendable=extendable,
+            front=front,
         )
 
     def _planned(self) -> ProbePlan | None:
@@ -335,7 +343,7 @@ class SearchLoop:
             cost_kJ=max(flight.cost_kJ, used_kJ) + cost_kJ,
             planned_kJ=flight.planned_kJ + plan.cost_J / 1000,
         )
-        settings = ", ".join(live.key for live in plan.live)
+        settings = ", ".join(live.short for live in plan.live)
         self.note(f"{request.probe_id} continues with {settings} ({_why(plan)})")
         return plan.live
 
@@ -351,8 +359,8 @@ class SearchLoop:
         self._sampler.cost = self._problem.cost.learned(self.records)
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
-        front = front_of(measured_points(self.records, self._problem.steps))
-        event = replace(self._event(), kind="finished", record=record, front=front)
+        self._front = front_of(measured_points(self.records, self._problem.steps))
+        event = replace(self._event(), kind="finished", record=record, front=self._front)
         for callback in self._callbacks:
             callback.finished(event)
 

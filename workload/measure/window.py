@@ -2,8 +2,7 @@
 
 The ranks run freely between two boundaries that the `Conductor` names; at a boundary every rank has
 finished its device's work and waits, so what the counters read belongs to the steps in between and
-to nothing else. A window closes when the standard errors of step time and power are small enough,
-or when its time is up, never before its least length.
+to nothing else. When a window closes is decided in `tuner.workload.measure.window_end`.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import numpy as np
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.phases import seconds_a_step
 from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
+from tuner.workload.measure.window_end import Reached, beaten_by, missing_s
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.node.rank_group import Event, Ranks
 from tuner.workload.probe import Failure, WindowPolicy
@@ -69,6 +69,8 @@ class Window:
         samples: the power samples between the boundaries.
         beside_J: the same span by the meters of other scopes, joules.
         phases_s: mean seconds that a step spent in each phase.
+        beaten_by: the known configuration that was shown to beat this one, which ended the window;
+            None if there is none.
     """
 
     opened: Reading
@@ -78,6 +80,7 @@ class Window:
     samples: tuple[PowerSample, ...] = ()
     beside_J: Mapping[str, float] = field(default_factory=dict)
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    beaten_by: Reached | None = None
 
     @property
     def length_s(self) -> float:
@@ -222,6 +225,7 @@ class Conductor:
         *,
         samples: Callable[[], Sequence[PowerSample]] = tuple,
         beside: Sequence[Meter] = (),
+        known: Sequence[Reached] = (),
     ) -> Window:
         """Measure one window under the current setting.
 
@@ -231,6 +235,7 @@ class Conductor:
             step_time_s: expected, from the warm-up.
             samples: the power timeline as far as it has come.
             beside: meters of other scopes, read at the same boundaries.
+            known: what other configurations reach; a window that they beat ends early.
         """
         times: list[float] = []
         ends: list[float] = []
@@ -246,10 +251,10 @@ class Conductor:
                 tuple(ends),
                 _between(samples(), opened.time_s, now_s),
             )
-            missing_s = _missing_s(policy, window)
-            if missing_s <= 0:
+            lacks_s = missing_s(policy, window, known)
+            if lacks_s <= 0:
                 break
-            steps = max(1, math.ceil(missing_s / step_time_s), policy.min_steps - len(times))
+            steps = max(1, math.ceil(lacks_s / step_time_s), policy.min_steps - len(times))
             more, when = self._run(steps)
             times += more
             ends += when
@@ -267,6 +272,7 @@ class Conductor:
             _between(samples(), opened.time_s, closed.time_s),
             energies_beside_J,
             seconds_a_step(self.phases, opened.time_s, closed.time_s, len(times)),
+            beaten_by(window, known) if missing_s(policy, window) > 0 else None,
         )
 
     def run_to_end(
@@ -421,32 +427,6 @@ def _between(
     samples: Sequence[PowerSample], start_s: float, end_s: float
 ) -> tuple[PowerSample, ...]:
     return tuple(sample for sample in samples if start_s <= sample.time_s <= end_s)
-
-
-def _excess(policy: WindowPolicy, window: Window) -> float:
-    """Return the ratio of the worse standard error to the target, ignoring unknown errors."""
-    edges = block_edges(window.opened.time_s, window.ends_s)
-    worst = 0.0
-    for values in (np.array(window.step_times_s), block_powers(window.samples, edges)):
-        error = standard_error(values)
-        if not math.isnan(error) and (mean := float(values.mean())) > 0:
-            worst = max(worst, error / (policy.target_se * mean))
-    return worst
-
-
-def _missing_s(policy: WindowPolicy, window: Window) -> float:
-    """Return the seconds that a window still lacks; 0 if it is complete."""
-    length_s = window.length_s
-    if length_s < policy.min_s or len(window.step_times_s) < policy.min_steps:
-        # 2 % more than asked, so that slightly fast steps do not cost another boundary.
-        return max((policy.min_s - length_s) * 1.02, 1e-3)
-    if length_s >= policy.max_s:
-        return 0.0
-    excess = _excess(policy, window)
-    if excess <= 1.0:
-        return 0.0
-    # The error falls with the root of the length: go half of the way that this promises, then look.
-    return min(length_s * (excess**2 - 1) / 2, policy.max_s - length_s, policy.min_s)
 
 
 def _stable(blocks: Sequence[float]) -> bool:

@@ -20,11 +20,12 @@ from pathlib import Path
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.accumulation import AccumulationPlan, steps_take_too_long
-from tuner.workload.clocks.governor import GovernorError
+from tuner.workload.clocks.base import GovernorError
+from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
-from tuner.workload.measure.measurement import drift_of, measurement
+from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.window import Conductor, ProbeFailed, Window
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
@@ -81,7 +82,7 @@ class Probe:
 
     def run(self) -> ProbeRecord:
         """Run the probe; whatever goes wrong becomes the record's failure."""
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._began_s = time.monotonic()
         opened = closed = Reading(self._began_s, 0.0)
         failure: Failure | None = None
@@ -197,7 +198,9 @@ class Probe:
 
     def open_timeline(self) -> Timeline:
         """Start to sample power."""
-        return Timeline(self.meter, beside=self.node.beside)
+        # Meters of GPUs read the clocks themselves.
+        state = self.governor.delivered if isinstance(self.governor, CpuGovernor) else None
+        return Timeline(self.meter, beside=self.node.beside, state=state)
 
     def spawn(self, listener: socket.socket, address: str) -> Ranks:
         """Start the ranks, which report to the socket at `address`."""
@@ -343,8 +346,9 @@ class Probe:
         samples, beside = (lambda: timeline.samples), self.node.beside
         policy, accumulations = self.request.window, self._accumulations
         if not accumulations:
+            known = self._known()
             return conductor.measure(
-                self.meter, policy, step_time_s, samples=samples, beside=beside
+                self.meter, policy, step_time_s, samples=samples, beside=beside, known=known
             )
         return measure_accumulated(
             conductor,
@@ -356,6 +360,12 @@ class Probe:
             samples=samples,
             beside=beside,
         )
+
+    def _known(self) -> tuple[tuple[float, float], ...]:
+        """Return what other configurations reach: the front's, and those of this launch so far."""
+        if not self.request.front:
+            return ()
+        return (*self.request.front, *(reached(m) for m in self.measurements))
 
     def _devices_in_use(self) -> list[int]:
         """Return the numbers of the devices that ranks use: the first ones of every node."""

@@ -17,10 +17,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
-from tuner.workload.clocks.governor import Governor
+from tuner.workload.clocks.base import Governor
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
-from tuner.workload.meters.gpus import cuda_numbering
+from tuner.workload.meters.gpus import cuda_numbering, on_twin
 from tuner.workload.node.host import usable_cores
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
@@ -207,8 +207,9 @@ class RankLaunch:
         env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
         if self.node.cluster.device.type != "cpu":
             env |= cuda_numbering(env)
-            # What this process may use: a batch system often grants less than the machine has.
-            env["OMP_NUM_THREADS"] = str(max(1, usable_cores() // max(place.ranks, 1)))
+            if not on_twin(env):  # whose ranks compute on one core each
+                # What this process may use: a batch system often grants less than the machine has.
+                env["OMP_NUM_THREADS"] = str(max(1, usable_cores() // max(place.ranks, 1)))
             if place.interface and place.interface != LOOPBACK:
                 # Left alone, NCCL takes the first interface that is neither lo nor docker's.
                 env.setdefault("NCCL_SOCKET_IFNAME", place.interface)

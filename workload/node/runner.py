@@ -19,8 +19,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import broken_rules, unrunnable
-from tuner.workload.clocks.governor import Governor, GovernorError, open_governor
+from tuner.workload.clocks.base import Governor, GovernorError
+from tuner.workload.clocks.governor import open_governor
 from tuner.workload.meters import Meter, MeterError, open_beside, open_meter
+from tuner.workload.meters.gpus import on_twin
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import PRELOAD, RankServer
@@ -86,7 +88,8 @@ class LocalRunner:
         if beside is None:
             beside = () if meter is not None else None
         meter = meter or open_meter(cluster)
-        accelerator = "cuda" if cluster.device.type == "cuda" else "cpu"
+        self._on_gpus = cluster.device.type == "cuda" and not on_twin()
+        accelerator = "cuda" if self._on_gpus else "cpu"
         self._say = say
         self._said = ""  # why ranks are not forked
         self._one_at_a_time = threading.Lock()
@@ -152,7 +155,7 @@ class LocalRunner:
             InputError: it cannot, with the reason; the server is ended.
         """
         build = self.node.server.torch
-        if self.node.cluster.device.type != "cuda" or build is None:
+        if not self._on_gpus or build is None:
             return
         if why := why_torch_cannot_use_gpus(build):
             self.node.server.close()
@@ -249,7 +252,7 @@ class LocalRunner:
                     f"{configuration.world_size}; probes across nodes run on Ray (--ray)"
                 )
             if reasons:
-                raise InvalidConfiguration(configuration.key, reasons)
+                raise InvalidConfiguration(configuration.short, reasons)
 
     def renew_meter(self) -> None:
         """Replace a meter that has lost joules, which stays broken on purpose.

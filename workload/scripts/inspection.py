@@ -122,7 +122,7 @@ def inspect_script(
             f"the script {script.name!r} did not reach its first optimizer step "
             f"({record.failure.message}); its log is {seen[-1].launch.folder / 'rank0.log'}"
         )
-    how = " (estimated)" if record.meter.estimated else ""
+    how = f" ({record.meter.mark})" if record.meter.mark else ""
     say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
     job = _job_of(script, blank, seen[-1].facts)
     job = replace(job, frame=replace(job.frame, first_step_s=seen[-1].took_s))
