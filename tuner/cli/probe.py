@@ -198,6 +198,11 @@ def _doctor(args: argparse.Namespace) -> int:
     from tuner.workload.node.machine_facts import machine_facts
 
     facts = machine_facts()
+    if args.brief:
+        from tuner.workload.node.verdict import verdict_lines
+
+        answer(args, facts.to_json(), verdict_lines(facts))
+        return OK
     answer(args, facts.to_json(), facts.lines())
     return OK if facts.ready else FAILED
 
@@ -299,6 +304,7 @@ def add(commands: Commands) -> None:
         _doctor,
         "list what this machine, or each node of a Ray cluster, offers, and what is missing",
     )
+    doctor.add_argument("--brief", action="store_true", help="this machine in five lines")
     doctor.add_argument(
         "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )
