@@ -167,6 +167,10 @@ def _record(args: argparse.Namespace) -> int:
 def _calibrate(args: argparse.Namespace) -> int:
     from tuner.results.calibration import calibrate
 
+    if args.wall is not None:
+        return _compare_with_wall(args)
+    if args.run is not None:
+        raise InputError("--run is for --wall; a calibration makes a probe of its own")
     calibration = calibrate(
         args.job,
         cluster=args.cluster,
@@ -176,6 +180,18 @@ def _calibrate(args: argparse.Namespace) -> int:
         say=None if args.quiet else lambda sentence: print(sentence, file=sys.stderr, flush=True),
     )
     answer(args, calibration.to_json(), calibration.lines())
+    return OK
+
+
+def _compare_with_wall(args: argparse.Namespace) -> int:
+    from tuner.problem.run_folder import find_run
+    from tuner.results.wall import compare_with_wall
+
+    if args.job is not None:
+        raise InputError(f"give either the job {args.job!r} or --wall, which compares a run")
+    run = find_run(args.run, args.runs_dir)
+    check = compare_with_wall(run, args.wall, max_offset_s=args.max_offset_s)
+    answer(args, {"run": run.name, **check.to_json()}, [f"run         {run.name}", *check.lines()])
     return OK
 
 
@@ -262,6 +278,19 @@ def add(commands: Commands) -> None:
         default=3.0,
         metavar="X",
         help="length of a block, in s (default: 3)",
+    )
+    wall = calibrate.add_argument_group(
+        "wall meter", "compare a run's power with a wall meter's or a BMC's; nothing is started"
+    )
+    wall.add_argument("--wall", metavar="FILE", help="CSV file: a column of times and one of power")
+    wall.add_argument("--run", metavar="RUN", help="run to compare with (default: the latest)")
+    wall.add_argument(
+        "--max-offset",
+        dest="max_offset_s",
+        action=Quantity,
+        unit="s",
+        default=600.0,
+        help="largest difference of the two clocks (default: 10min)",
     )
     add_runs_dir(calibrate)
     add_quiet(calibrate)
