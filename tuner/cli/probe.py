@@ -15,12 +15,14 @@ from tuner.cli.options import (
     Commands,
     Quantity,
     add_cluster,
+    add_data,
     add_quiet,
     add_run_as,
     add_runs_dir,
     add_script,
     answer,
     job_of_words,
+    on_data,
     script_of,
 )
 from tuner.search_spaces.errors import InputError
@@ -86,6 +88,9 @@ def _probe(args: argparse.Namespace) -> int:
     script = script_of(args)
     if script is None:
         job, cluster, configuration = job_of_words(args, "a probe")
+        job = on_data(job, args.data)
+    elif args.data:
+        raise InputError("--data is for a job; a script reads its own")
     else:
         cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
         job = blank_job(script, cluster)
@@ -132,7 +137,7 @@ def _record(args: argparse.Namespace) -> int:
     from tuner.workload.record_table import record_space
 
     require_own(args.out)
-    job = load_job(args.job)
+    job = on_data(load_job(args.job), args.data)
     cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
     valid = load_space(args.space).candidates(job, cluster)
     able = [configuration for configuration in valid if not unrunnable(configuration, job)]
@@ -216,6 +221,7 @@ def add(commands: Commands) -> None:
         "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs to change"
     )
     add_cluster(probe)
+    add_data(probe)
     add_script(probe)
     probe.add_argument(
         "--time-limit",
@@ -235,6 +241,7 @@ def add(commands: Commands) -> None:
     )
     record.add_argument("job", nargs="?", metavar="JOB", help="job file, or name of a built-in job")
     add_cluster(record)
+    add_data(record)
     record.add_argument(
         "--space",
         default="default",
