@@ -15,10 +15,13 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 HASHED := .ci/requirements.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test check slow docs install hashes sbom clean
+.PHONY: run demo test check slow docs install hashes sbom clean
 
 run: $(RUNNABLE)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/tuner optimize
+
+demo: $(RUNNABLE)
+	$(BIN)/tuner demo
 
 install: $(READY)
 

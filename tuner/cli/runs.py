@@ -209,7 +209,7 @@ def add(commands: Commands) -> None:
     add_options(choose.add_argument_group("limits and objective of the training job"), Constraints)
     compare = commands.of_run("compare", _compare, "show by how much two measured points differ")
     for name, default in (("a", "baseline"), ("b", "best")):
-        what = f'"best", "baseline" or a configuration\'s key (default: {default})'
+        what = f'"best", "baseline" or a configuration (default: {default})'
         flag = "--from" if name == "a" else "--to"
         compare.add_argument(flag, dest=name, default=default, metavar="POINT", help=what)
     out = commands.of_run("report", _report, "write a run's report")

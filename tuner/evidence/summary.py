@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from tuner.display.html.pieces import template
-from tuner.formatting import Units, duration, energy_and_kWh, label, percent
+from tuner.formatting import Units, duration, energy_and_kWh, percent
 from tuner.results.result import Point, Result
 from tuner.results.wall import WallCheck
 from tuner.workload.probe import ProbeRecord
@@ -77,7 +77,7 @@ def _figures(result: Result, points: Mapping[str, Point | None]) -> str:
         )
         row = "".join(f'<td class="n">{escape(cell)}</td>' for cell in cells)
         rows.append(f"<tr><td>{name}</td>{row}</tr>")
-    kind = label(next(iter(there.values())).meter.estimated)
+    kind = next(iter(there.values())).meter.mark or "metered"
     kind = kind if any(point.source == "measured" for point in there.values()) else "predicted"
     head = "".join(
         f'<th class="n">{text}</th>'
