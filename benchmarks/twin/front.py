@@ -42,7 +42,7 @@ data_parallel = [1, 2]
 micro_batch = [1, 2, 4]
 clock_MHz = { count = 6, lowest_share = 0.4 }
 """
-WINDOW = WindowPolicy(min_s=1.0, max_s=3.0, settle_s=0.3, idle_s=0.1)
+WINDOW = WindowPolicy(min_s=2.0, max_s=5.0, settle_s=0.3, idle_s=0.1)
 TRUE_WINDOW_S, TRUE_CLOCKS = 3.0, (1410, 910)
 
 
