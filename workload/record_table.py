@@ -95,7 +95,7 @@ def record_space(
                 time_limit_s=time_limit_s,
                 purpose="record",
             )
-            say(f"{number} of {len(launches)}: {launch.key}")
+            say(f"{number} of {len(launches)}: {launch.short}")
             record = runner.run(request)
             writer.append(record)
             records.append(record)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 
+from tuner.display.plan_text import plan_lines
 from tuner.display.text import (
     energy_mark,
     found_word,
@@ -57,7 +58,9 @@ def answer_lines(result: Result) -> list[str]:
     if not result.choice.met:
         lines.append(result.choice.sentence)
     lines += _menu_lines(result)
-    if prediction(result):
+    if result.plan is not None:
+        lines += plan_lines(result)
+    elif prediction(result):
         lines.append(f"{real_search_cost(result)} {payback(result)}")
     else:
         if result.verification is not None:

@@ -29,7 +29,7 @@ from tuner.display.text import (
     recommendation_lines,
     units_of,
 )
-from tuner.formatting import knobs, label, number
+from tuner.formatting import label, number
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
@@ -327,7 +327,7 @@ def trial_note(record: ProbeRecord, configuration: str) -> str:
                 *(f"- note: {_literal(flag)}" for flag in m.flags),
             ]
     lines += [
-        f"- {_literal(missed.live.key)}: {_literal(missed.message)}"
+        f"- {_literal(missed.live.short)}: {_literal(missed.message)}"
         for missed in record.missed
         if Configuration(launch, missed.live).key == configuration
     ]
@@ -355,7 +355,7 @@ def note(result: Result) -> str:
     if result.recommended is not None:
         best = result.recommended
         estimated = label(best.meter.mark)
-        configuration = html.escape(" ".join(" ".join(knobs(best.configuration)).split()))
+        configuration = html.escape(best.configuration.short)
         configuration = configuration.replace("`", "'")
         lines += [
             _literal(comparison(result, units)),

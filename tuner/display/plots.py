@@ -39,10 +39,10 @@ from tuner.formatting import (
     Units,
     after_comma,
     common_mark,
-    knobs,
     label,
     number,
     percent,
+    short,
     varying_knobs,
 )
 from tuner.results.result import Point, Result
@@ -204,7 +204,7 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     )
     for curve, colour, symbol in zip(curves, SERIES, SYMBOLS, strict=False):
         least = min(curve, key=lambda p: p.energy_to_solution_kJ)
-        name = " ".join(knobs(curve[0].configuration, varying)) or "one launch setting"
+        name = short(curve[0].configuration, varying) if varying else "one launch setting"
         marker = {
             "color": colour,
             "symbol": symbol,
@@ -233,7 +233,7 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
         texts = [
             f"<b>{html.escape(r.request.probe_id)}</b>, {html.escape(r.request.purpose)}"
             f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.kind)}<br>"
-            f"{wrapped(r.request.launch.key)}<br>launch {number(r.launch_s)} s, "
+            f"{wrapped(r.request.launch.short)}<br>launch {number(r.launch_s)} s, "
             f"in all {number(r.wall_s)} s, {len(r.measurements)} windows"
             for r in records
         ]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 from tuner.display.ascii_plot import ascii_plot
+from tuner.display.plan_text import plan_lines, probe_lines
 from tuner.formatting import (
     Units,
     after_comma,
@@ -19,11 +20,11 @@ from tuner.formatting import (
     common_mark,
     duration,
     energy_and_kWh,
-    knobs,
     label,
     number,
     ordered_knobs,
     percent,
+    short,
     varying_knobs,
 )
 from tuner.results.result import Point, Result
@@ -200,7 +201,7 @@ def front_lines(
             row.insert(1, units.interval_text(p.time_interval_s, units.s))
             row.insert(3, units.interval_text(p.energy_interval_kJ, units.kJ))
             row += [str(p.windows), percent(p.p_nondominated)]
-        rows.append([*row, " ".join(knobs(p.configuration, names)) or p.configuration.key])
+        rows.append([*row, short(p.configuration, names)])
     return _table(rows)
 
 
@@ -265,14 +266,15 @@ def summary_lines(result: Result) -> list[str]:
             "Baseline: "
             f"{units.energy_text(result.baseline.energy_to_solution_kJ)}{estimated} and "
             f"{units.time_text(result.baseline.time_to_solution_s)} with "
-            + (" ".join(knobs(result.baseline.configuration, names or None)) or "default")
+            + short(result.baseline.configuration, names)
             + (f" ({result.baseline_name})" if result.baseline_name else ""),
         ]
     lines += ["", *recommendation_lines(result), *verification_lines(result)]
     if saves := comparison(result, units):
         lines.append(saves)
     lines.append(f"Choice: {result.choice.sentence}")
-    lines.append(_spent_line(result, estimated))
+    if result.plan is None:
+        lines.append(_spent_line(result, estimated))
     if result.leave_one_out is not None:
         loo = result.leave_one_out
         lines.append(
@@ -284,10 +286,10 @@ def summary_lines(result: Result) -> list[str]:
         if _interrupted(record):  # by the user: nothing that could be mended
             continue
         lines.append(
-            f"Failed: {record.request.probe_id} {record.request.launch.key}: "
+            f"Failed: {record.request.probe_id} {record.request.launch.short}: "
             f"{record.failure.kind.replace('_', ' ')}: {record.failure.message}"
         )
-    lines += _target_lines(result)
+    lines += [*_target_lines(result), *plan_lines(result), *probe_lines(result)]
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")
     return lines
@@ -301,7 +303,7 @@ def _same_in_all(result: Result, varying: Sequence[str]) -> str:
     same = [name for name in names if name not in varying]
     if not same or not result.points:
         return ""
-    return " ".join(knobs(result.points[0].configuration, same))
+    return short(result.points[0].configuration, same)
 
 
 def _interrupted(record: ProbeRecord) -> bool:
@@ -340,11 +342,11 @@ def _target_lines(result: Result) -> list[str]:
 def record_lines(record: ProbeRecord) -> list[str]:
     """One probe's record for people: what was asked, measured, and what it cost."""
     estimated = label(record.meter.mark)
-    lines = [f"probe {record.request.launch.key}"]
+    lines = [f"probe {record.request.launch.short}"]
     for m in record.measurements:
         error = m.step_time_rse
         lines += [
-            f"  live            {m.live.key if m.live else 'left to the device'}",
+            f"  live            {m.live.short if m.live else 'left to the device'}",
             f"  step time       {number(m.step_time_s)} s"
             + (f" +- {percent(error)}" if math.isfinite(error) else ""),
             f"  power           {number(m.power_W)} W{estimated}",

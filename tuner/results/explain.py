@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuner.formatting import knob_text, knobs, label, number, ordered_knobs, percent
+from tuner.formatting import knob_text, label, number, ordered_knobs, percent
 from tuner.results.guidelines import Guideline, check_guidelines
 from tuner.results.result import Point, Result
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -118,7 +118,7 @@ class Explanation:
     def lines(self) -> list[str]:
         """Return the explanation as lines."""
         estimated = label(self.mark)
-        told = [f"{' '.join(knobs(self.point.configuration)) or self.point.configuration.key}"]
+        told = [self.point.configuration.short]
         told.append(f"  {self.point.how_measured}")
         for title, parts, unit in (
             (

@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tuner.formatting import change, knobs, label, number
+from tuner.formatting import change, label, number
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import MOST_PAIRS
 from tuner.results.choice import decide, front_of
@@ -202,7 +202,7 @@ def attempts_of(
             compared = compare_launches(
                 a[:pairs],
                 b[:pairs],
-                names=(baseline.key, tried.key),
+                names=(baseline.short, tried.short),
                 meter=group[0].meter,
                 level=LOOK_SHARE * LEVEL * share / quantities,
             )
@@ -212,7 +212,7 @@ def attempts_of(
 
 
 def _name(configuration: Configuration) -> str:
-    return " ".join(knobs(configuration)) or configuration.key
+    return configuration.short
 
 
 def _judged(

@@ -287,6 +287,8 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
     """Raise InputError if the run is about another job, cluster or space."""
     if not before:
         return
+    if "plan" in before:
+        raise InputError(f"the run {run.name!r} is a plan; give the study another name")
     names = ("job", "cluster", "recorded", "space")
     found = _differences(
         {name: problem.identity[name] for name in names if name in problem.identity},

@@ -19,7 +19,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import broken_rules, unrunnable
-from tuner.workload.clocks.governor import Governor, GovernorError, open_governor
+from tuner.workload.clocks.base import Governor, GovernorError
+from tuner.workload.clocks.governor import open_governor
 from tuner.workload.meters import Meter, MeterError, open_beside, open_meter
 from tuner.workload.meters.gpus import on_twin
 from tuner.workload.node.probe_run import Probe
@@ -37,9 +38,6 @@ from tuner.workload.runners import Continuation
 from tuner.workload.scripts.script_job import ScriptJob, imported_frameworks
 
 __all__ = ["LocalRunner", "refused", "training_program"]
-
-#: A step that takes longer than this is a hang. The first step may compile and allocate.
-STEP_LIMIT_S = 120.0
 
 
 def training_program() -> Path:
@@ -59,7 +57,8 @@ class LocalRunner:
             default, and none beside a meter that was given.
         say: called with a sentence for each thing that takes long ("importing torch").
         fresh: start a new interpreter for each rank instead of forking one that has imported.
-        step_limit_s: a step longer than this is a hang.
+        step_limit_s: a step longer than this is a hang, the first one too, whatever a request
+            allows.
         program: the training script; the built-in one by default.
         keep: save what was measured after every window in the run folder, until the driver has the
             whole record (`tuner.workload.pending`).
@@ -80,7 +79,7 @@ class LocalRunner:
         beside: Sequence[Meter] | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         fresh: bool = False,
-        step_limit_s: float = STEP_LIMIT_S,
+        step_limit_s: float | None = None,
         program: Path | None = None,
         keep: bool = False,
     ) -> None:
@@ -253,7 +252,7 @@ class LocalRunner:
                     f"{configuration.world_size}; probes across nodes run on Ray (--ray)"
                 )
             if reasons:
-                raise InvalidConfiguration(configuration.key, reasons)
+                raise InvalidConfiguration(configuration.short, reasons)
 
     def renew_meter(self) -> None:
         """Replace a meter that has lost joules, which stays broken on purpose.

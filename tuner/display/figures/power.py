@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.display.figures.style import BLUE, FAINT, GRID, MUTED, PAPER, SERIES, TEXT, empty_figure
-from tuner.formatting import after_comma, knobs, label, number, percent, varying_knobs
+from tuner.formatting import after_comma, label, number, percent, short, varying_knobs
 from tuner.results.result import Point, Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
@@ -207,7 +207,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
     crowded = len(record.measurements) > 4
     for number_, m in enumerate(record.measurements, 1):
         shapes.append(_band(m.started_s, m.started_s + m.window_s, BLUE, 0.11))
-        name = " ".join(map(str, m.live.values())) if crowded else m.live.key if m.live else ""
+        name = " ".join(map(str, m.live.values())) if crowded else m.live.short if m.live else ""
         text = name or f"window {number_}"
         figure.add_annotation(
             text=html.escape(text),
@@ -410,4 +410,8 @@ def scopes_figure(result: Result) -> go.Figure | None:
 
 
 def _short(configuration: Configuration, names: Sequence[str]) -> str:
-    return "<br>".join(map(html.escape, knobs(configuration, names))) or "one setting"
+    return (
+        "<br>".join(map(html.escape, short(configuration, names).split()))
+        if names
+        else "one setting"
+    )

@@ -38,7 +38,7 @@ def timeline_svg(timeline: Timeline) -> str:
             f'fill="{colour}">{escape(said)}</text>'
         )
 
-    title = f"{record.request.probe_id}: {record.request.launch.key}"
+    title = f"{record.request.probe_id}: {record.request.launch.short}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" font-family="system-ui, sans-serif" font-size="12">',

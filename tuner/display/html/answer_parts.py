@@ -102,6 +102,9 @@ def _verified(result: Result) -> str:
 
 def _spent_tile(result: Result) -> str:
     spent = result.spent
+    if (plan := result.plan) is not None:
+        fitting = f'<span class="muted">{plan.fitting:,} fit in memory</span>'
+        return tile("Configurations predicted", f"{plan.configurations:,}", [fitting])
     if result.points and spent.energy_kJ == 0:
         said = f'<span class="muted">{len(result.points)} settings of past runs</span>'
         return tile("Search spent", "nothing", [said])
