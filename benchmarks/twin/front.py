@@ -142,6 +142,7 @@ def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
     )
     problem = problem_of_job(job, "auto", str(space))
     locked = [node.locked_MHz(gpu) for gpu in range(problem.cluster.devices_per_node)]
+    clocks_set = sum(name == "nvmlDeviceSetGpuLockedClocks" for name, _, _ in node.log)
     truths = {
         launch: _truth(node, problem.cluster, launch, folder / "truth")
         for launch in problem.candidates.launches
@@ -164,7 +165,9 @@ def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
             for point in result.points
         ],
         "locked_after": locked,
+        "clocks_set": clocks_set,
         "marks": sorted({point.meter.mark for point in result.points}),
+        "meters": sorted({point.meter.source for point in result.points}),
         "report": result.report_path.read_text() if result.report_path else "",
         "json": result.to_json(),
         "verification": result.verification.status if result.verification else "",
