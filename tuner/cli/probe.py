@@ -216,6 +216,13 @@ def _doctor(args: argparse.Namespace) -> int:
         seen = survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
+    if args.record_nvml is not None:
+        from tuner.workload.meters.nvml_recording import record_nvml
+
+        recording = record_nvml(args.record_s, names=args.record_names)
+        recording.write(args.record_nvml)
+        answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
+        return OK
     from tuner.workload.node.machine_facts import machine_facts
 
     facts = machine_facts()
@@ -346,4 +353,21 @@ def add(commands: Commands) -> None:
     )
     doctor.add_argument(
         "--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use"
+    )
+    doctor.add_argument(
+        "--record-nvml",
+        type=Path,
+        metavar="FILE",
+        help="record what the GPUs' driver answers, for a bug report, instead",
+    )
+    doctor.add_argument(
+        "--record-s",
+        action=Quantity,
+        unit="s",
+        default=60.0,
+        metavar="TIME",
+        help="length of the recording (default: 60s)",
+    )
+    doctor.add_argument(
+        "--record-names", action="store_true", help="keep the GPUs' UUIDs in the recording"
     )
