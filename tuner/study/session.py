@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from tuner.models.surrogate.surrogate_choice import OURS, check_surrogate, regre
 from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import RunFolder, plain
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason
-from tuner.problem.study_file import parse_surrogate
+from tuner.problem.study_file import parse_cluster, parse_surrogate
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
@@ -291,6 +291,9 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
         return
     if "plan" in before:
         raise InputError(f"the run {run.name!r} is a plan; give the study another name")
+    then = parse_cluster(before)
+    if then is not None:  # with the defaults of fields that its release did not have
+        before = {**before, "cluster": plain(asdict(then))}
     names = ("job", "cluster", "recorded", "space")
     found = _differences(
         {name: problem.identity[name] for name in names if name in problem.identity},
