@@ -55,6 +55,8 @@ def _optimize(args: argparse.Namespace) -> int:
             baseline=args.baseline,
             target_gpus=args.target_gpus,
             transfer=args.transfer,
+            try_first=args.try_first,
+            prefer=args.prefer,
             sampler=args.sampler,
             surrogate=args.surrogate,
             executor=args.executor,
@@ -89,6 +91,8 @@ def _replay(args: argparse.Namespace) -> int:
             constraints=made_of_options(args, Constraints),
             search=made_of_options(args, SearchSettings),
             transfer=args.transfer,
+            try_first=args.try_first,
+            prefer=args.prefer,
             sampler=args.sampler,
             surrogate=args.surrogate,
             storage=storage_of(args),
@@ -123,6 +127,22 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="RUN|TABLE",
         help="earlier measurements to start from, of this job elsewhere or of another; repeatable",
+    )
+    group.add_argument(
+        "--try",
+        dest="try_first",
+        action="append",
+        default=[],
+        metavar="CONFIGURATION",
+        help="probe this configuration first: 'dp8 mb4 zero1'; repeatable",
+    )
+    group.add_argument(
+        "--prefer",
+        action="append",
+        default=[],
+        metavar="KNOB=VALUE:WEIGHT",
+        help="knob values that are expected to be good, such as 'zero1:3 mb8:2', with weights over "
+        "the 1 of other values; the more is measured, the less they count; repeatable",
     )
     group = parser.add_argument_group("the run and its progress")
     add = group.add_argument

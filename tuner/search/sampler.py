@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from tuner.search.candidate_pool import CandidatePool
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
+from tuner.search.user_prior import UserPrior
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ class CandidateSampler(ProbePlanner):
         design: the design choices, for leaving one out.
         surrogate: a scikit-learn regressor that learns step time and power; None for this project's
             Gaussian process.
+        user_prior: configurations to try first, and preferred knob values.
     """
 
     def __init__(
@@ -82,8 +85,10 @@ class CandidateSampler(ProbePlanner):
         memory_bytes: float | None = None,
         design: SamplerDesign | None = None,
         surrogate: Any = None,
+        user_prior: UserPrior | None = None,
     ) -> None:
         super().__init__(candidates, cost=cost, seed=seed)
+        self._user_prior = user_prior or UserPrior()
         self.design = design or SamplerDesign()
         self.max_live = self.design.max_live
         self.features = FeatureMap(candidates, prior=prior, earlier=earlier)
@@ -143,6 +148,11 @@ class CandidateSampler(ProbePlanner):
             closed, fits = self._closed_and_fits(observations)
             if closed.all():
                 return self._enqueue(None)
+            if wanted := self._to_try(closed):
+                extendable = self._extendable(wanted, closed)
+                return self._enqueue(
+                    self._plan_of(wanted, "to be tried first", extendable=extendable)
+                )
             launched, fresh = self._launches(observations, closed)
             if self._starting(observations, fresh) or not observations.measured:
                 return self._enqueue(self._start_plan(closed, launched, fresh, fits))
@@ -182,6 +192,13 @@ class CandidateSampler(ProbePlanner):
             starting = len(measured | in_flight) < self._start_count
             most = max(1.0, self.design.in_flight_share * max(len(measured), 1))
             return bool(in_flight) and not starting and len(in_flight) + 1 > most
+
+    def _to_try(self, closed: np.ndarray) -> list[int]:
+        """Return the candidates of one launch that the user wants to be tried next."""
+        numbers = (self._encoding.index_of_key(each.key) for each in self._user_prior.first)
+        wanted = [i for i in numbers if i is not None and not closed[i]]
+        launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
+        return launch[: self.max_live]
 
     def _launches(
         self, observations: Observations, closed: np.ndarray
@@ -284,7 +301,11 @@ class CandidateSampler(ProbePlanner):
             ],
             pending=[self._configurations[i] for i in observations.pending],
         )
-        best = self._acquisition().best(front, candidates, running_launch)
+        # A preference weighs the score of a candidate as the probability that it fits does.
+        weights = self._user_prior.weights(len(observations.measured))
+        weighted = candidates.fits * np.broadcast_to(weights, len(closed))[candidates.members]
+        preferred = replace(candidates, fits=weighted)
+        best = self._acquisition().best(front, preferred, running_launch)
         decides = self.design.extend_launches and self._launch_of[best.members[0]] != running_launch
         members = best.members[:1] if decides else best.members
         return self._plan_of(

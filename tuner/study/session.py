@@ -33,6 +33,8 @@ from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
 from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
+from tuner.search.user_prior import user_prior
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.study.callbacks import (
@@ -81,6 +83,7 @@ class Session:
         storage: URL of the study's database; None for the journal in the run folder.
         sampler: plans the probes; None for this project's own.
         transfer: earlier measurements to start from.
+        try_first, prefer: what the user expects (`tuner.search.user_prior.user_prior`).
         surrogate: a name, a text or a scikit-learn regressor
             (`tuner.models.surrogate.surrogate_choice`); None for that of an earlier session, else
             this project's Gaussian process.
@@ -102,11 +105,14 @@ class Session:
         storage: str | None = None,
         sampler: SamplerChoice = None,
         transfer: Sequence[str | Path] = (),
+        try_first: Sequence[str | Configuration] = (),
+        prefer: Sequence[str] = (),
         surrogate: Any = None,
         callbacks: Sequence[Callback] = (),
         notify: Notify | None = None,
     ) -> None:
-        check_sampler(sampler, transfer=bool(transfer))
+        check_sampler(sampler, transfer=bool(transfer), user_prior=bool(try_first or prefer))
+        self._user_prior = user_prior(problem.candidates, try_first=try_first, prefer=prefer)
         check_surrogate(surrogate)
         settings = settings or SearchSettings()
         self._earlier: tuple[Prior, ...] = ()
@@ -186,6 +192,7 @@ class Session:
             memory_bytes=problem.device_memory_bytes,
             seed=spec.settings.seed,
             surrogate=problem.surrogate,
+            user_prior=self._user_prior,
         )
         recorder = StudyRecorder(
             name=run.name,
