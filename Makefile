@@ -15,7 +15,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 HASHED := .ci/requirements.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run demo test check slow docs install hashes clean
+.PHONY: run demo test check slow docs install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), and the limits of its search.
 EXAMPLE := examples/laptop
@@ -60,6 +60,10 @@ endif
 # After a change of constraints.txt.
 hashes: install
 	$(BIN)/python .ci/hashes.py
+
+# Bill of materials, and the page of licences; after a change of constraints.txt, too.
+sbom: install
+	$(BIN)/python .ci/sbom.py
 
 check: install
 	$(BIN)/ruff check .

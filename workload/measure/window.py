@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.phases import seconds_a_step
 from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
 from tuner.workload.measure.window_end import Reached, beaten_by, missing_s
@@ -97,6 +98,11 @@ class Window:
         return self.energy_J / self.length_s
 
     @property
+    def step_time_s(self) -> float:
+        """Mean time of a step, seconds."""
+        return self.length_s / len(self.step_times_s)
+
+    @property
     def step_time_se_s(self) -> float:
         """Standard error of the mean step time, seconds; NaN with a single step."""
         return standard_error(self.step_times_s)
@@ -133,7 +139,7 @@ class Conductor:
     Args:
         group: the ranks.
         deadline_s: CLOCK_MONOTONIC at which the probe is out of time.
-        step_limit_s: a step that takes longer than this is a hang.
+        limits: a first step, or any other, that takes longer than this is a hang.
         explain_exit: turns a rank's exit code into a Failure.
         cancelled: asked often; True ends the probe.
         clock: CLOCK_MONOTONIC, seconds.
@@ -144,15 +150,17 @@ class Conductor:
         group: Ranks,
         *,
         deadline_s: float,
-        step_limit_s: float,
+        limits: ProbeLimits | None = None,
         explain_exit: Callable[[int, int], Failure],
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group, self._deadline_s = group, deadline_s
-        self._step_limit_s, self._explain_exit = step_limit_s, explain_exit
+        self._limits, self._explain_exit = limits or ProbeLimits(), explain_exit
         self._cancelled, self._clock = cancelled, clock
         self.done = 0  # steps all ranks have done
+        self.micro_batches = 0  # in them, as far as the ranks told
+        self.accumulation = 0  # micro-batches of the next steps; 0 leaves them to the program
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
         self.facts: dict[str, Any] = {}  # of the program, where a launch asks for them
@@ -160,6 +168,11 @@ class Conductor:
         self._over = False
         #: True if every rank has ended without an error before it was stopped.
         self.ended_by_itself = False
+
+    @property
+    def _step_limit_s(self) -> float:
+        """The longest that the next step may take, seconds."""
+        return self._limits.step_s if self.done else self._limits.first_step_s
 
     def first_step(self) -> float:
         """Wait for the first step of all ranks; return its end on CLOCK_MONOTONIC."""
@@ -174,7 +187,8 @@ class Conductor:
         """Run `steps` more steps; return each step's wall time and each step's end."""
         target = self.done + steps
         began = self._clock()
-        self._group.send(f"run {target}")
+        by = f" {self.accumulation}" if self.accumulation else ""
+        self._group.send(f"run {target}{by}")
         ends = self._wait_boundary(target)
         return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
 
@@ -324,6 +338,7 @@ class Conductor:
         """Wait until all ranks are at step `target`; return the end of each step until then."""
         arrived: set[int] = set()
         ends: dict[int, float] = {}
+        taken = 0
         while len(arrived) < self._group.size:
             now = self._clock()
             limit = min(self._deadline_s, now + self._step_limit_s)
@@ -332,7 +347,9 @@ class Conductor:
                 ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
             if event.kind == "at":
                 arrived.add(event.rank)
+                taken = max(taken, (event.detail or {}).get("micro_batches", 0))
         self.done = target
+        self.micro_batches += taken
         self._last_at_s = ends[target]
         return [ends[step] for step in sorted(ends)]
 
