@@ -25,6 +25,7 @@ from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError
+from tuner.study.blas_threads import beside_probes
 from tuner.study.budget import LAUNCHES_BEFORE_RESERVE, RESERVED, Budget, CostEstimate, SearchStatus
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
@@ -221,7 +222,8 @@ class SearchLoop:
         waits = self._recorder.patiently(lambda: sampler.better_to_wait(study))
         if waits and self._flying:  # not for what another driver of this study has in flight
             return None
-        plan = self._recorder.patiently(lambda: sampler.plan(study))
+        with beside_probes(self._problem, len(self._flying)):
+            plan = self._recorder.patiently(lambda: sampler.plan(study))
         if plan is None:
             if not self._flying:
                 self._stopped = StopReason("exhausted")
@@ -320,7 +322,8 @@ class SearchLoop:
         so_far = ProbeRecord(request, tuple(measurements), self._executor.meter)
         so_far = in_job_steps(so_far, self._problem.job)
         try:
-            return self._plan_continuation(flight, so_far)
+            with beside_probes(self._problem, len(self._flying)):
+                return self._plan_continuation(flight, so_far)
         except StorageError as error:  # the launch is not kept up until it answers
             self.note(f"{request.probe_id} is not continued: {error}")
             return ()
