@@ -1,8 +1,8 @@
-"""Formatting of figures and knobs for people: units, digits, percentages and the word "estimated".
+"""Formatting of figures and knobs for people: units, digits, percentages, "estimated" and "twin".
 
 One study's figures share one unit of energy and one of time, chosen by their size, so that a table
-can be read down and a plot compared with a table. Every estimated energy or power is followed by
-the word "estimated" (`label`).
+can be read down and a plot compared with a table. Every energy or power that was not metered is
+followed by the mark of its meter, "estimated" or "twin" (`label`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tuner.search_spaces.short_names import in_order, short_name, short_word
 
 __all__ = [
     "Units",
+    "after_comma",
     "change",
+    "common_mark",
     "differing_knobs",
     "duration",
     "energy_and_kWh",
@@ -36,6 +38,14 @@ __all__ = [
 
 _ENERGY_UNITS = (("J", 1e-3, 0.1), ("kJ", 1.0, 1e5), ("MJ", 1e3, 1e8), ("GJ", 1e6, math.inf))
 _TIME_UNITS = (("s", 1.0, 7200.0), ("h", 3600.0, 100 * 3600.0), ("days", 86400.0, math.inf))
+
+
+class HasMark(Protocol):
+    """Anything with the mark of a meter."""
+
+    @property
+    def mark(self) -> str:
+        """The word beside its figures; empty if they were metered."""
 
 
 class HasCosts(Protocol):
@@ -120,9 +130,19 @@ def percent(share: float) -> str:
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"
 
 
-def label(estimated: bool) -> str:
-    """Return " (estimated)", to follow an energy or a power, or ""."""
-    return " (estimated)" if estimated else ""
+def common_mark(meters: Iterable[HasMark]) -> str:
+    """Return the mark of figures from these meters: "twin" before "estimated" before ""."""
+    return max((meter.mark for meter in meters), default="")
+
+
+def label(mark: str) -> str:
+    """Return the mark of a meter to follow an energy or a power, e.g. " (estimated)", or ""."""
+    return f" ({mark})" if mark else ""
+
+
+def after_comma(mark: str) -> str:
+    """Return the mark of a meter to follow a unit, e.g. ", estimated", or ""."""
+    return f", {mark}" if mark else ""
 
 
 def change(now: float, before: float, less: str, more: str) -> str:

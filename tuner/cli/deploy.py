@@ -13,6 +13,7 @@ from tuner.cli.options import (
     OK,
     POINT,
     Commands,
+    add_clock_command,
     add_quiet,
     add_run_as,
     answer,
@@ -104,3 +105,4 @@ def add(commands: Commands) -> None:
     )
     add_quiet(run)
     add_run_as(run)
+    add_clock_command(run)

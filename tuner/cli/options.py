@@ -280,6 +280,16 @@ def add_run_as(parser: Any) -> None:
     )
 
 
+def add_clock_command(parser: Any) -> None:
+    """Add --clock-command."""
+    parser.add_argument(
+        "--clock-command",
+        metavar="TEXT",
+        help="command that sets clocks instead of NVML: with {clock} and {gpu}, or one that takes "
+        "nvidia-smi's arguments ('sudo -n nvidia-smi')",
+    )
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence, and whose arguments come in any order.
 

@@ -111,7 +111,11 @@ def write_launch_files(
         "launch.sh": _launch_sh(launch, program, "torchrun"),
         "launch_deepspeed.sh": _launch_sh(launch, program, "deepspeed"),
         "job.sbatch": _sbatch(launch, folder.resolve(), expected_s),
-        "clocks.sh": clocks_sh(configuration, configuration.world_size // _nodes_of(launch)),
+        "clocks.sh": clocks_sh(
+            configuration,
+            configuration.world_size // _nodes_of(launch),
+            cores=cluster is not None and cluster.device.type == "cpu",
+        ),
         "clocks.toml": _clocks_toml(configuration),
         "README.txt": _readme(configuration, job),
     }

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.display.guarded import Guarded, serve_until_interrupted
 from tuner.display.text import (
     comparison,
-    is_estimated,
+    energy_mark,
     payback,
     prediction,
     recommendation_lines,
@@ -310,7 +310,7 @@ def trial_note(record: ProbeRecord, configuration: str) -> str:
         record: its probe.
         configuration: key of the trial's configuration.
     """
-    estimated = label(record.meter.estimated)
+    estimated = label(record.meter.mark)
     lines = [
         f"**{_literal(record.request.probe_id)}**, {_literal(record.request.purpose)}: "
         f"{_literal(configuration)}",
@@ -354,7 +354,7 @@ def note(result: Result) -> str:
         lines += [_literal(said), ""]
     if result.recommended is not None:
         best = result.recommended
-        estimated = label(best.meter.estimated)
+        estimated = label(best.meter.mark)
         configuration = html.escape(best.configuration.short)
         configuration = configuration.replace("`", "'")
         lines += [
@@ -364,7 +364,7 @@ def note(result: Result) -> str:
             f"- energy to solution: {units.energy_text(best.energy_to_solution_kJ)}{estimated}",
             f"- time to solution: {units.time_text(best.time_to_solution_s)}",
             f"- search: {result.spent.probes} probes, {result.spent.failed} failed, "
-            f"{result.spent.energy_kJ:,.3g} kJ{label(is_estimated(result))}",
+            f"{result.spent.energy_kJ:,.3g} kJ{label(energy_mark(result))}",
             f"- {_literal(payback(result))}",
             f"- how it was chosen: {_literal(result.choice.sentence)}",
         ]

@@ -67,7 +67,7 @@ class ProgressPrinter:
         return [f"{text}  ({event.message or request.purpose})"]
 
     def _finished(self, event: Progress, record: ProbeRecord) -> list[str]:
-        estimated = label(record.meter.estimated)
+        estimated = label(record.meter.mark)
         lines = []
         for m in record.measurements:
             live = f" at {m.live.short}" if m.live else ""

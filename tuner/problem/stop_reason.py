@@ -21,6 +21,7 @@ StopKind = Literal[
     "interrupted",
     "running",
     "past_runs",
+    "plan",
     "recorded",
 ]
 
@@ -53,8 +54,8 @@ class StopReason:
             `LIMITS`), "not_worth_it" (no probe would pay for itself), "exhausted" (every candidate
             was tried), "node_failures"
             (nothing can be measured on this node), "interrupted", "running" (it has not ended),
-            "past_runs" (nothing was probed), "recorded" (`message` is the sentence that an older
-            release recorded).
+            "past_runs" (nothing was probed), "plan" (everything was predicted), "recorded"
+            (`message` is the sentence that an older release recorded).
         figures: numbers of the sentence, units in their names.
         message: of the last failure, or the recorded sentence.
     """
@@ -109,10 +110,14 @@ def _max_probes(figures: Mapping[str, float]) -> str:
     return f"the {figures['max_probes']:g} probes that it may make are made"
 
 
+def _mark(figures: Mapping[str, float]) -> str:
+    return "twin" if figures.get("twin") else "estimated" if figures["estimated"] else ""
+
+
 def _probe_budget(figures: Mapping[str, float]) -> str:
     left = (
         f"{number(figures['left_kJ'])} kJ of the probe budget of "
-        f"{number(figures['probe_budget_kJ'])} kJ are left{label(bool(figures['estimated']))}"
+        f"{number(figures['probe_budget_kJ'])} kJ are left{label(_mark(figures))}"
     )
     reserved_kJ = figures.get("reserved_kJ", 0.0)
     if reserved_kJ > 0:
@@ -127,7 +132,7 @@ def _probe_budget(figures: Mapping[str, float]) -> str:
 
 def _search_share(figures: Mapping[str, float]) -> str:
     return (
-        f"it has used {number(figures['spent_kJ'])} kJ{label(bool(figures['estimated']))}, and "
+        f"it has used {number(figures['spent_kJ'])} kJ{label(_mark(figures))}, and "
         f"with the next probe it would use more than {percent(figures['share'])} of what the "
         f"training takes ({number(figures['job_kJ'])} kJ)"
     )
@@ -174,6 +179,7 @@ _SENTENCES = {
     "interrupted": "It was interrupted.",
     "running": "The search has not ended.",
     "past_runs": "Nothing was probed: these are past runs.",
+    "plan": "Nothing was probed: every configuration was predicted.",
 }
 
 

@@ -238,11 +238,11 @@ def decide(
     units = Units.of(points)
 
     def needs(point: Point) -> str:
-        energy = units.energy_text(point.energy_to_solution_kJ) + label(point.meter.estimated)
+        energy = units.energy_text(point.energy_to_solution_kJ) + label(point.meter.mark)
         return (
             f"{point.configuration.short} needs {energy} and "
             f"{units.time_text(point.time_to_solution_s)} at "
-            f"{number(point.power_W)} W{label(point.meter.estimated)}"
+            f"{number(point.power_W)} W{label(point.meter.mark)}"
             + _price_text(point, objective, constraints)
         )
 

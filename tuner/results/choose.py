@@ -66,7 +66,7 @@ class AnotherChoice:
         """Return the choice for people: the answer, today beside it, the evidence, next step."""
         point, today = self.point, self.baseline
         units = Units.of([point, *([today] if today else [])])
-        estimated = label(point.meter.estimated)
+        estimated = label(point.meter.mark)
         rows = [("today", today)] if today else []
         lines = [self.choice.sentence]
         for name, each in [*rows, ("choice", point)]:

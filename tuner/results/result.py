@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tuner.problem.constraints import Constraints
     from tuner.results.choose import AnotherChoice
     from tuner.results.explain import Explanation
+    from tuner.results.plan_facts import PlanFacts
     from tuner.results.recommendation import Recommendation
     from tuner.results.scale_out import Target
     from tuner.results.significance import Comparison
@@ -91,6 +92,7 @@ class Result:
         target: the front predicted for more GPUs than were probed; None if not requested.
         job: what is trained; None for a recorded table, which has none.
         cluster: where it was probed; None if unknown.
+        plan: facts of a plan (`tuner plan`); None for a study.
         surrogates: the models fitted to the measurements, which the front and `explain` share (not
             in the JSON); None if nothing was measured.
     """
@@ -120,6 +122,7 @@ class Result:
     target: Target | None = None
     job: TrainingJob | None = None
     cluster: Cluster | None = None
+    plan: PlanFacts | None = None
     surrogates: Surrogates | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -316,4 +319,5 @@ class Result:
             "about": dict(self.about),
             "report": str(self.report_path) if self.report_path else None,
             "target": self.target.to_json() if self.target else None,
+            "plan": self.plan.to_json() if self.plan else None,
         }

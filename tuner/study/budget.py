@@ -32,6 +32,7 @@ class SearchStatus:
         enough_launches: `LEAST_LAUNCHES` distinct launches are measured, or all.
         estimated: the energy is an estimate.
         job_kJ: energy of the whole training with the baseline; None before it was measured.
+        twin: the energy is that of a twin node.
     """
 
     records: Sequence[ProbeRecord]
@@ -41,6 +42,7 @@ class SearchStatus:
     enough_launches: bool
     estimated: bool
     job_kJ: float | None = None
+    twin: bool = False
 
     @property
     def probes(self) -> int:
@@ -125,6 +127,7 @@ class Budget:
             "probe_budget_kJ": limit_kJ,
             "reserved_kJ": min(reserved_kJ, max(left_kJ, 0.0)),
             "estimated": int(status.estimated),
+            **({"twin": 1} if status.twin else {}),
         }
         return StopReason("probe_budget", figures)
 
@@ -147,6 +150,7 @@ class Budget:
             "spent_kJ": spent,
             "needed_kJ": cost_kJ,
             "estimated": int(status.estimated),
+            **({"twin": 1} if status.twin else {}),
         }
         return StopReason("search_share", figures)
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
-from tuner.problem.batch_scaling import in_job_steps
+from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
+from tuner.problem.probe_limits import inspected_s, probe_limits
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
@@ -32,11 +33,13 @@ from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
+    front_to_beat,
     node_failures,
     not_repaid,
     not_worth_it,
     settings_to_remeasure,
 )
+from tuner.workload.limits import ProbeLimits
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.trace import compact
 
@@ -143,6 +146,7 @@ class SearchLoop:
             enough_launches=self._enough_launches,
             estimated=self._executor.meter.estimated,
             job_kJ=self._job_kJ,
+            twin=self._executor.meter.twin,
         )
         return self._budget.check(status, cost_kJ, reserve=reserve, count=count)
 
@@ -152,15 +156,31 @@ class SearchLoop:
         """Return what a probe is expected to use (`CostEstimate.expected_kJ`)."""
         return self._cost.expected_kJ(self.records, configurations, planned_kJ)
 
-    def _time_limit_s(self, extendable: bool) -> float:
-        """Return five times the longest good probe, within a minute and the settings' limit; an
-        extendable probe gets time for its sweep in addition."""
+    def _limits(self, configurations: Sequence[Configuration], extendable: bool) -> ProbeLimits:
+        """Return the limits of a probe, derived from the prediction and the script's inspection.
+
+        Once two probes have ended well, the whole is at most five times the longest of them (a
+        minute at least), and the time for the sweep of an extendable probe.
+        """
+        settings, job = self._settings, self._problem.job
+        visits = self._sampler.max_live if extendable else len(configurations)
+        limits = probe_limits(
+            job,
+            self._problem.prior,
+            configurations,
+            settings.window,
+            visits=visits,
+            first_step_s=settings.first_step_limit_s,
+            step_s=settings.step_limit_s,
+            probe_s=settings.time_limit_s,
+        )
         walls = [record.wall_s for record in self.records if record.ok]
         if len(walls) < 2:
-            return self._settings.time_limit_s
-        window = self._settings.window
-        sweep_s = extendable * self._sampler.max_live * (window.settle_s + window.max_s)
-        return min(self._settings.time_limit_s, max(60.0, 5 * max(walls)) + sweep_s)
+            return limits
+        sweep_s = extendable * visits * (settings.window.settle_s + settings.window.max_s)
+        least_s = limits.first_step_s if inspected_s(job) else 60.0
+        usual_s = max(least_s, 5 * max(walls)) + sweep_s
+        return replace(limits, probe_s=min(limits.probe_s, usual_s))
 
     # -- what to run next ------------------------------------------------------------------------
 
@@ -192,14 +212,22 @@ class SearchLoop:
     def _request(
         self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
     ) -> ProbeRequest:
+        limits = self._limits(configurations, extendable)
+        front: tuple[tuple[float, float], ...] = ()
+        if purpose == "search":  # whatever else is measured is compared, or is the choice
+            steps = self._problem.steps * steps_a_job_step(configurations[0], self._problem.job)
+            front = front_to_beat(self._spec.constraints, self._front, steps)
         return ProbeRequest(
             probe_id=f"p{self._number:04d}",
             launch=configurations[0].launch,
             live=tuple(configuration.live for configuration in configurations),
             window=self._settings.window,
-            time_limit_s=self._time_limit_s(extendable),
+            time_limit_s=limits.probe_s,
+            first_step_limit_s=limits.first_step_s,
+            step_limit_s=limits.step_s,
             purpose=purpose,
             extendable=extendable,
+            front=front,
         )
 
     def _planned(self) -> ProbePlan | None:

@@ -174,7 +174,7 @@ def wrapped(text: str, width: int = 46) -> str:
 
 
 def _hover(point: Point, heading: str, units: Units) -> str:
-    estimated = label(point.meter.estimated)
+    estimated = label(point.meter.mark)
     energy = units.interval_text(point.energy_interval_kJ, units.kJ)
     time = units.interval_text(point.time_interval_s, units.s)
     lines = [
