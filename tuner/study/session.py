@@ -24,6 +24,7 @@ from tuner.models.analytic.model import Prior
 from tuner.models.surrogate.surrogate_choice import OURS, check_surrogate, regressor_of, text_of
 from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
+from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder, plain
 from tuner.problem.settings import SearchSettings
@@ -222,7 +223,8 @@ class Session:
             study = OpenStudy(spec, recorder, lambda: (self._result_so_far(loop), loop.records))
             for callback in self._shown:
                 callback.opened(study)
-            for sentence in (_opening(problem, executor, run, records), *notes):
+            cost = () if records else _forecast(spec)
+            for sentence in (_opening(problem, executor, run, records), *notes, *cost):
                 loop.note(sentence)
             yield loop
 
@@ -336,6 +338,14 @@ def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> t
     names = ", ".join(record.request.probe_id for record in found)
     now = "is" if len(found) == 1 else "are"
     return (f"an earlier session ended before it recorded {names}, which {now} now in the trace",)
+
+
+def _forecast(spec: StudySpec) -> tuple[str, ...]:
+    """Return what the search takes, if it is one of real processes."""
+    problem = spec.problem
+    if problem.simulated or problem.job is None or problem.cluster is None:
+        return ()
+    return (forecast(problem, spec.settings).sentence,)
 
 
 def _opening(
