@@ -68,7 +68,6 @@ class RegretModel:
 
     def estimate(
         self,
-        chosen: Sequence[Configuration],
         front: FrontEstimate,
         still_open: Sequence[Configuration],
         view: CandidateView,
@@ -76,15 +75,14 @@ class RegretModel:
         """Return the regret of the configurations that are measured or in flight.
 
         Args:
-            chosen: measured or in flight, at least one.
-            front: posterior means of these.
+            front: what is measured or in flight, at least one.
             still_open: the configurations of `view`, in its order.
             view: the candidates that may be proposed.
         """
-        near, promising = self._relevant(front.points, view)
+        near, promising = self._relevant(front, view)
         if self._normals is None:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
-        both = [*(chosen[i] for i in near), *(still_open[i] for i in promising)]
+        both = [*(front.configurations[i] for i in near), *(still_open[i] for i in promising)]
         log_t, log_p = self._surrogates.sample_wide(both, self._normals)
         points = np.stack([log_t + log_p, log_t], axis=-1)
         fits = self._fitting(view, promising, len(near))
@@ -100,19 +98,16 @@ class RegretModel:
             saving[draw] = left / float(reference[1] - every[:, 1].min())
         return RegretEstimate(missing, noise, saving)
 
-    def _relevant(self, front: np.ndarray, view: CandidateView) -> tuple[np.ndarray, np.ndarray]:
+    def _relevant(self, front: FrontEstimate, view: CandidateView) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the chosen and of the open candidates that can matter."""
         posterior, (wide_t, wide_p) = view.posterior, self._surrogates.widening
         best_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
         best_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std
         best = np.column_stack([best_t + best_p, best_t])
-        reference = np.maximum(front.max(axis=0), best.max(axis=0)) + 1.0
-        promise = improvement(front, best[:, 0], best[:, 1], reference)
+        reference = np.maximum(front.points.max(axis=0), best.max(axis=0)) + 1.0
+        promise = improvement(front.points, best[:, 0], best[:, 1], reference)
         order = np.argsort(-promise, kind="stable")[:MOST_CANDIDATES]
-        behind = np.maximum(
-            front[:, None, 0] - front[None, :, 0], front[:, None, 1] - front[None, :, 1]
-        ).max(axis=1)
-        return np.argsort(behind, kind="stable")[:MOST_CANDIDATES], order[promise[order] > 0]
+        return front.nearest(MOST_CANDIDATES), order[promise[order] > 0]
 
     def _fitting(self, view: CandidateView, rows: np.ndarray, measured: int) -> np.ndarray:
         """Return a mask of the candidates that fit in memory in each draw, measured ones first.
