@@ -15,10 +15,13 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 HASHED := .ci/requirements.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test check slow docs install hashes clean
+.PHONY: run demo test check slow docs install hashes sbom clean
 
 run: $(RUNNABLE)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/tuner optimize
+
+demo: $(RUNNABLE)
+	$(BIN)/tuner demo
 
 install: $(READY)
 
@@ -49,6 +52,10 @@ endif
 # After a change of constraints.txt.
 hashes: install
 	$(BIN)/python .ci/hashes.py
+
+# Bill of materials, and the page of licences; after a change of constraints.txt, too.
+sbom: install
+	$(BIN)/python .ci/sbom.py
 
 check: install
 	$(BIN)/ruff check .

@@ -1,11 +1,12 @@
 """Faults injected into the governor: clocks that stay wrong after its death.
 
 Agents in processes of their own set clocks, memory clocks and power limits on a twin GPU node,
-through the unmodified pynvml, one setting after the other, and are ended at a random moment: by
+through the unmodified pynvml, or clocks and power caps of the cores of a made-up sysfs, one setting
+after the other, and are ended at a random moment: by
 SIGKILL, SIGTERM or SIGINT to the whole process group (with the driver that started them), by
 SIGKILL to the agent alone while a child holds its pipe, by an exception, by `_exit`. In other cases
-a setter fails half-way, a restore fails at first, or the guard is killed. Afterwards every GPU must
-have its earlier settings within ten seconds. Target: none left wrong.
+a setter fails half-way, a restore fails at first, or the guard is killed. Afterwards every device
+must have its earlier settings within ten seconds. Target: none left wrong.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.testing.twin import TwinGpu, TwinNode
 
 FAULTS = (
@@ -38,25 +40,62 @@ FAULTS = (
 )
 LIMIT_S = 10.0
 
-AGENT = """
+#: What an agent sets, and how its devices are made to fail: GPUs of a twin node, ...
+GPUS = """
 import os, random, signal, sys, time
 import pynvml
 from tuner.testing.twin import TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.clocks.governor import GovernorError, NvmlGovernor
-fault, seed = sys.argv[1], int(sys.argv[2])
+from tuner.workload.clocks.base import GovernorError
+from tuner.workload.clocks.governor import NvmlGovernor
 node = TwinNode.of_environment()
 governor = NvmlGovernor(environ={})
+choices = {
+    "clock_MHz": (0.7, [600, 900, (750, 1305), 1410]),
+    "memory_clock_MHz": (0.4, [405, 1593]),
+    "power_limit_W": (0.4, [150, 250, (200, 300)]),
+}
+half_way = {"clock_MHz": (600, 900)}
+def fail_setter():
+    node.fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, first=2, times=1)
+def fail_restore():
+    node.fail("nvmlDeviceResetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, times=2)
+"""
+#: ... or the cores of a made-up sysfs.
+CORES = """
+import os, random, signal, sys, time
+from pathlib import Path
+from tuner.search_spaces.configuration import Settings
+from tuner.workload.clocks.base import GovernorError
+from tuner.workload.clocks.cpu import CpuGovernor
+governor = CpuGovernor(sys.argv[3], cpus=range(4))
+choices = {
+    "clock_MHz": (0.7, [900, 1800, (1500, 2500), 3600]),
+    "power_limit_W": (0.5, [14, 20, 27]),
+}
+half_way = {"clock_MHz": (900, 1800)}
+write = Path.write_text
+def fail(first, times):
+    calls = iter(range(10**9))
+    def flaky(path, text):
+        if first <= next(calls) < first + times:
+            raise OSError(5, "Input/output error", str(path))
+        return write(path, text)
+    Path.write_text = flaky
+def fail_setter():
+    fail(3, 1)
+def fail_restore():
+    fail(0, 2)
+"""
+AGENT = """
+fault, seed = sys.argv[1], int(sys.argv[2])
 draw = random.Random(seed)
 def some():
     live = {}
     while not live:
-        if draw.random() < 0.7:
-            live["clock_MHz"] = draw.choice([600, 900, (750, 1305), 1410])
-        if draw.random() < 0.4:
-            live["memory_clock_MHz"] = draw.choice([405, 1593])
-        if draw.random() < 0.4:
-            live["power_limit_W"] = draw.choice([150, 250, (200, 300)])
+        for name, (chance, values) in choices.items():
+            if draw.random() < chance:
+                live[name] = draw.choice(values)
     return Settings(live)
 governor.apply(some())
 if fault == "kill_agent_leaky" and os.fork() == 0:
@@ -68,15 +107,15 @@ for number in range(10**9):
     if fault in ("exception", "exit", "clean", "guard_killed") and number == count:
         break
     if fault == "setter_fails" and number == count:
-        node.fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, first=2, times=1)
+        fail_setter()
         try:
-            governor.apply(Settings(clock_MHz=(600, 900)))
+            governor.apply(Settings(half_way))
         except GovernorError:
             governor.close()
             sys.exit(0)
         sys.exit(9)
     if fault == "restore_fails_first" and number == count:
-        node.fail("nvmlDeviceResetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, times=2)
+        fail_restore()
         governor.close()
         sys.exit(0)
     governor.apply(some())
@@ -108,15 +147,35 @@ def stands(node: TwinNode) -> list[tuple[object, ...]]:
 
 
 def try_fault(fault: str, seed: int, folder: Path) -> str:
-    """Try one fault; what was left wrong, or empty."""
-    draw = random.Random(seed)
+    """Try one fault on GPUs; what was left wrong, or empty."""
     gpus = [TwinGpu(limit_W=limit, memory_MHz=(405, 1593)) for limit in (350.0, 375.0)]
     node = TwinNode(folder / f"{fault}-{seed}", gpus, virtual_time=False)
-    before = stands(node)
     environ = os.environ | node.environment() | {"PYTHONPATH": str(ROOT)}
     environ.pop("CUDA_VISIBLE_DEVICES", None)
+    words = [GPUS + AGENT, fault, str(seed)]
+    return _try(fault, seed, words, environ, lambda: stands(node))
+
+
+def try_cpu_fault(fault: str, seed: int, folder: Path) -> str:
+    """Try one fault on processors; what was left wrong, or empty."""
+    root = make_sysfs(folder / f"{fault}-{seed}-cores")
+    words = [CORES + AGENT, fault, str(seed), str(root)]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    return _try(fault, seed, words, environ, lambda: settings_of(root))
+
+
+def _try(
+    fault: str,
+    seed: int,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    stood: Callable[[], object],
+) -> str:
+    """Start an agent, end it by the fault, and compare what stands with what stood before."""
+    draw = random.Random(seed)
+    before = stood()
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, "-c", AGENT, fault, str(seed)],
+        [sys.executable, "-c", DRIVER, "-c", *words],
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -125,8 +184,7 @@ def try_fault(fault: str, seed: int, folder: Path) -> str:
     )
     assert driver.stdout is not None
     agent = int(driver.stdout.readline())
-    driver.stdout.readline()  # the guard's pid: the first setting stands
-    touched = stands(node) != before
+    guarded = bool(driver.stdout.readline())  # the guard's pid: the first setting was made
     signals: dict[str, signal.Signals] = {
         "kill_group": signal.SIGKILL,
         "terminate_group": signal.SIGTERM,
@@ -138,37 +196,40 @@ def try_fault(fault: str, seed: int, folder: Path) -> str:
     elif fault == "kill_agent_leaky":
         time.sleep(draw.random() * 0.15)
         os.kill(agent, signal.SIGKILL)
-    driver.wait()
+    code = driver.wait()
     end_s = time.monotonic() + LIMIT_S
-    while stands(node) != before and time.monotonic() < end_s:
+    while stood() != before and time.monotonic() < end_s:
         time.sleep(0.02)
     # The guard may still be at work: what stands must stay so.
     time.sleep(0.1)
-    left = stands(node)
+    left = stood()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(driver.pid, signal.SIGKILL)  # a leaky child is all that can be left
     driver.stdout.close()
-    if not touched and fault != "clean" and not node.log:
+    if not guarded:
         return "the fault came before anything was set: it tried nothing"
+    if fault in ("clean", "setter_fails", "restore_fails_first") and code != 0:
+        return "the agent did not survive its fault"
     return "" if left == before else f"left {left}, before {before}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments("faults tried on the governor, and clocks left wrong")
-    parser.add_argument("--rounds", type=int, default=10, help="of each fault")
+    parser.add_argument("--rounds", type=int, default=10, help="of each fault and device")
     options = parser.parse_args(argv)
     tried = wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for fault in FAULTS:
             bad = 0
-            for seed in range(options.rounds):
-                said = try_fault(fault, seed, Path(folder))
-                tried += 1
-                bad += bool(said)
-                if said:
-                    print(f"{fault} {seed}: {said}", flush=True)
+            for attempt, devices in ((try_fault, "GPUs"), (try_cpu_fault, "cores")):
+                for seed in range(options.rounds):
+                    said = attempt(fault, seed, Path(folder))
+                    tried += 1
+                    bad += bool(said)
+                    if said:
+                        print(f"{fault} {devices} {seed}: {said}", flush=True)
             wrong += bad
-            print(f"{fault:22} {options.rounds} tried, {bad} left wrong", flush=True)
+            print(f"{fault:22} {2 * options.rounds} tried, {bad} left wrong", flush=True)
     publish(
         [Figure("faults_tried", tried, "count"), Figure("clocks_left_wrong", wrong, "count")],
         options.json,

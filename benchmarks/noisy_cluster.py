@@ -24,7 +24,16 @@ from tuner.workload.measure.statistics import standard_error
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.table import load_table
 
-__all__ = ["Noise", "NoisyRunner", "Truth", "flat_truth", "made_up_truth", "recorded_truths"]
+__all__ = [
+    "Noise",
+    "NoisyRunner",
+    "Truth",
+    "correlated",
+    "draws",
+    "flat_truth",
+    "made_up_truth",
+    "recorded_truths",
+]
 
 METER = MeterInfo("drawn", "gpu", "a benchmark's draws")
 COST = ProbeCost(launch_s=20.0, launch_power=0.5, settle_s=1.0, window_s=5.0, min_steps=3)
@@ -131,12 +140,18 @@ def recorded_truths(folder: Path) -> Iterator[Truth]:
         yield Truth(f"{table.name}: {group.name}", points)
 
 
-def _correlated(rng: np.random.Generator, count: int, correlation: float) -> np.ndarray:
+def correlated(rng: np.random.Generator, count: int, correlation: float) -> np.ndarray:
     """Return a stationary AR(1) series of unit variance, (count,)."""
     series = rng.standard_normal(count)
     for i in range(1, count):
         series[i] = correlation * series[i - 1] + math.sqrt(1 - correlation**2) * series[i]
     return series
+
+
+def draws(*names: object) -> np.random.Generator:
+    """Return random numbers that depend on these names alone."""
+    text = "\n".join(map(str, names)).encode()
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
 
 class NoisyRunner:
@@ -155,13 +170,9 @@ class NoisyRunner:
         self.meter = METER
         self._truth, self._noise, self._seed = truth, noise, seed
 
-    def _draws(self, *names: object) -> np.random.Generator:
-        text = "\n".join(map(str, (self._seed, *names))).encode()
-        return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
-
     def run(self, request: ProbeRequest) -> ProbeRecord:
         """Measure the settings in turn and, if there are several, the first one again."""
-        rng = self._draws(request.probe_id)
+        rng = draws(self._seed, request.probe_id)
         launch = self._noise.launch * rng.standard_normal(2)
         drift = self._noise.drift * rng.standard_normal(2)
         configurations = request.configurations()
@@ -174,8 +185,8 @@ class NoisyRunner:
             now_s += COST.settle_s
             name = "again" if number and number == len(configurations) else number
             effect = launch + drift * (0.5 - math.exp(-now_s / 60))
-            draws = self._draws(request.probe_id, name)
-            window = self._window(configuration, effect, draws, now_s)
+            own = draws(self._seed, request.probe_id, name)
+            window = self._window(configuration, effect, own, now_s)
             windows.append(window)
             now_s += window.window_s
             energy_J += COST.settle_s * window.power_W + window.energy_J
@@ -199,8 +210,8 @@ class NoisyRunner:
         seconds, watts = self._truth.figures[configuration]
         noise = self._noise
         level = np.exp(np.asarray(effect) + noise.window * rng.standard_normal(2))
-        steps = 1 + noise.step * _correlated(rng, STEPS, noise.correlation)
-        blocks = 1 + noise.step * _correlated(rng, BLOCKS, noise.correlation)
+        steps = 1 + noise.step * correlated(rng, STEPS, noise.correlation)
+        blocks = 1 + noise.step * correlated(rng, BLOCKS, noise.correlation)
         times, powers = seconds * level[0] * steps, watts * level[1] * blocks
         window_s, power_W = float(times.sum()), float(powers.mean())
         return Measurement(

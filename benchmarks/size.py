@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
-    *("problem", "executors", "search", "results", "study"),
-    *("display", "deploy", "api", "cli"),
+    *("problem", "executors", "search", "results", "planning", "study"),
+    *("display", "evidence", "deploy", "api", "cli"),
 )
 #: Imports inside a function that look upwards by design: methods of `Result` that draw and export.
 DEFERRED = {("tuner.results.result", "display")}
 #: Functions whose parameters are the product's interface.
-ENTRY_POINTS = ("optimize", "replay")
+ENTRY_POINTS = ("optimize", "plan", "replay")
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

@@ -29,7 +29,7 @@ from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, P
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prediction
 
-__all__ = ["Conditions", "SimulatedRunner"]
+__all__ = ["Conditions", "SimulatedRunner", "simulated_meter"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +82,15 @@ class Conditions:
             raise InvalidValue("conditions load_Bps and warm_up_s", 0, "numbers above 0")
 
 
-def _scope(cluster: Cluster) -> Scope:
-    """Return the scope of the prediction: packages on a CPU, else modules or the GPUs alone."""
-    if cluster.device.type == "cpu":
-        return "node"
-    return "module" if cluster.host_W or cluster.supply_loss else "gpu"
+def simulated_meter(cluster: Cluster) -> MeterInfo:
+    """Return the meter of a prediction: of packages on a CPU, else of modules or the GPUs alone."""
+    scope: Scope = "module" if cluster.host_W or cluster.supply_loss else "gpu"
+    return MeterInfo(
+        "simulated",
+        "node" if cluster.device.type == "cpu" else scope,
+        "prediction by the analytic models; nothing was measured",
+        estimated=True,
+    )
 
 
 class SimulatedRunner:
@@ -116,12 +120,7 @@ class SimulatedRunner:
         self.job, self.cluster, self.seed = job, cluster, seed
         self.conditions = conditions or Conditions()
         self._truth: Prior = truth or AnalyticModel(job, cluster)
-        self.meter = MeterInfo(
-            "simulated",
-            _scope(cluster),
-            "prediction by the analytic models; nothing was measured",
-            estimated=True,
-        )
+        self.meter = simulated_meter(cluster)
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
         """Return the record of one probe at once; its `wall_s` is simulated.

@@ -43,7 +43,7 @@ def default_configuration(job: TrainingJob, cluster: Cluster) -> Configuration:
         refused = broken_rules(configuration, job, cluster)
         if not refused:
             return configuration
-    raise InvalidConfiguration(configuration.key, refused)
+    raise InvalidConfiguration(configuration.short, refused)
 
 
 def _baseline_at(data_parallel: int, job: TrainingJob, cluster: Cluster) -> Configuration:

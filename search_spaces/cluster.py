@@ -54,6 +54,8 @@ class Device:
         idle_W: power without a running program.
         max_W: the default power limit (or, for a core, its share of the stated envelope).
         min_limit_W: the lowest power limit that can be set; None if none can.
+        devices_per_limit: the number of devices that share a power limit: 1, or the cores of a
+            processor package.
         clocks_MHz: the SM clocks it offers, ascending; empty if the clock cannot be set.
         default_clock_MHz: the clock it runs at if none is set; None if unknown.
         memory_clock_MHz: the memory clock of the stated bandwidth; None if unknown.
@@ -73,6 +75,7 @@ class Device:
     memory_clock_MHz: int | None = None
     fp32_flops: float = 0.0
     sources: tuple[str, ...] = ()
+    devices_per_limit: int = 1
 
     def __post_init__(self) -> None:
         where = f"of device {self.name!r}"
@@ -84,10 +87,19 @@ class Device:
         for name in ("min_limit_W", "default_clock_MHz", "memory_clock_MHz"):
             if getattr(self, name) is not None:
                 _check_amount(f"{name} {where}", getattr(self, name))
+        if type(self.devices_per_limit) is not int or self.devices_per_limit < 1:
+            raise InvalidValue(
+                f"devices_per_limit {where}", self.devices_per_limit, "an integer of at least 1"
+            )
         clocks = self.clocks_MHz
         legal = isinstance(clocks, tuple) and all(type(c) is int and c > 0 for c in clocks)
         if not legal or list(clocks) != sorted(set(clocks)):
             raise InvalidValue(f"clocks_MHz {where}", clocks, "ascending integers above 0")
+
+    @property
+    def max_limit_W(self) -> float:
+        """The highest power limit, that of all devices that share it."""
+        return self.max_W * self.devices_per_limit
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named
+from tuner.search_spaces.short_names import short_name, values_of
 from tuner.search_spaces.typed import plain_setting
 
 __all__ = ["Configuration", "Settings"]
@@ -61,6 +62,11 @@ class Settings(Mapping[str, Value]):
             parts.append(f"{name}={text}")
         return " ".join(parts) or "default"
 
+    @property
+    def short(self) -> str:
+        """Short name (`tuner.search_spaces.short_names`), for example "dp2 zero1"."""
+        return short_name(self._values)
+
     def __repr__(self) -> str:
         return f"Settings({self.key})"
 
@@ -95,6 +101,22 @@ class Configuration:
             knob = knob_named(name)
             (launch if knob.kind == "launch" else live)[name] = knob.check(value)
         return cls(Settings(launch), Settings(live))
+
+    @classmethod
+    def parse(cls, text: str) -> Configuration:
+        """Read a name such as "dp8 mb16 zero1 1050MHz", or KNOB=VALUE words, in any order.
+
+        Raises:
+            UnknownName: a name is not a knob's.
+            InvalidValue: a value is not legal for its knob.
+            InputError: a word is no knob.
+        """
+        return cls.of(values_of([text]))
+
+    @property
+    def short(self) -> str:
+        """Short name for people: "dp8 mb16 zero1 1050MHz"; `parse` reads it back."""
+        return short_name({**self.launch, **self.live})
 
     @property
     def key(self) -> str:

@@ -84,7 +84,7 @@ class InvalidConfiguration(InputError):
     """Configuration that violates a rule.
 
     Attributes:
-        configuration: the configuration's key.
+        configuration: the configuration's short name.
         reasons: one phrase for each violated rule.
     """
 

@@ -125,7 +125,14 @@ KNOBS: Mapping[str, Knob] = {
             "clock_MHz", "live", "linear", None, "SM clock, one for all or one a stage", minimum=1
         ),
         Knob("memory_clock_MHz", "live", "linear", None, "memory clock of each GPU", minimum=1),
-        Knob("power_limit_W", "live", "linear", None, "power limit of each GPU", minimum=1),
+        Knob(
+            "power_limit_W",
+            "live",
+            "linear",
+            None,
+            "power limit of each GPU or package",
+            minimum=1,
+        ),
     )
 }
 

@@ -65,14 +65,13 @@ def _limit_control(c: Configuration, job: TrainingJob, cluster: Cluster) -> str 
 
 @_rule("A device takes only power limits within its range.", "power_limit_W")
 def _limit_range(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    value, low, high = c.get("power_limit_W"), cluster.device.min_limit_W, cluster.device.max_W
+    value, device = c.get("power_limit_W"), cluster.device
+    low, high = device.min_limit_W, device.max_limit_W
     if value is None or low is None or not cluster.clock_control:
         return None
     for limit in value if isinstance(value, tuple) else (value,):
         if not low <= float(limit) <= high:
-            return (
-                f"power_limit_W {limit} is outside {low:g} to {high:g} W of {cluster.device.name}"
-            )
+            return f"power_limit_W {limit} is outside {low:g} to {high:g} W of {device.name}"
     return None
 
 

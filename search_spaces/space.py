@@ -129,7 +129,7 @@ class SearchSpace:
                 knob_named(name).check(value)
         reasons = broken_rules(configuration, job, cluster)
         if reasons:
-            raise InvalidConfiguration(configuration.key, reasons)
+            raise InvalidConfiguration(configuration.short, reasons)
 
     def candidates(self, job: TrainingJob, cluster: Cluster) -> Candidates:
         """Return every valid configuration of this space for this job on this cluster.
@@ -140,17 +140,24 @@ class SearchSpace:
         Raises:
             InputError: none is valid; the sentence names the rule that refused the most.
         """
+        groups = list(self.groups(job, cluster))
+        return Candidates(
+            tuple(launch for launch, _ in groups), tuple(lives for _, lives in groups)
+        )
+
+    def groups(
+        self, job: TrainingJob, cluster: Cluster
+    ) -> Iterator[tuple[Settings, tuple[Settings, ...]]]:
+        """Yield each launch of `candidates` with its live settings, so that none need be kept.
+
+        Raises:
+            InputError: as `candidates`, once all were tried.
+        """
         values = self.values(job, cluster)
         self._check_micro_batches(values, job)
         launch_values = {n: v for n, v in values.items() if KNOBS[n].kind == "launch"}
         live_values = {n: v for n, v in values.items() if KNOBS[n].kind == "live"}
         walk = _Walk(launch_values, job, cluster)
-        launches = tuple(walk.launches())
-        if not launches:
-            raise InputError(
-                f"space {self.name!r} has no configuration that can train job {job.name!r} on "
-                f"cluster {cluster.name!r}: {walk.verdict()}"
-            )
 
         # Live rules may read launch knobs (one clock per stage): check once per value of these.
         rules = [r for r in RULES if any(KNOBS[k].kind == "live" for k in r.knobs)]
@@ -158,8 +165,9 @@ class SearchSpace:
         every = _live_settings(live_values)
         checked: dict[tuple[Value | None, ...], tuple[Settings, ...]] = {}
         shared: dict[tuple[Settings, ...], tuple[Settings, ...]] = {}
-        lives = []
-        for launch in launches:
+        first: Settings | None = None
+        for launch in walk.launches():
+            first = first or launch
             configuration = Configuration(launch)
             context = tuple(configuration.get(knob) for knob in read)
             if context not in checked:
@@ -171,10 +179,15 @@ class SearchSpace:
                     )
                 )
                 checked[context] = shared.setdefault(allowed, allowed)
-            lives.append(checked[context])
-        if cluster.clock_control and any(live_values.values()) and not any(map(any, lives)):
-            self._refuse_live(live_values, rules, launches[0], job, cluster)
-        return Candidates(launches, tuple(lives))
+            yield launch, checked[context]
+        if first is None:
+            raise InputError(
+                f"space {self.name!r} has no configuration that can train job {job.name!r} on "
+                f"cluster {cluster.name!r}: {walk.verdict()}"
+            )
+        refused = not any(map(any, checked.values()))
+        if cluster.clock_control and any(live_values.values()) and refused:
+            self._refuse_live(live_values, rules, first, job, cluster)
 
     def _check_micro_batches(self, values: Mapping[str, Sequence[Value]], job: TrainingJob) -> None:
         micro_batches = [m for m in values.get("micro_batch", (1,)) if isinstance(m, int)]
@@ -216,7 +229,7 @@ def _automatic(knob: Knob, choice: Auto, job: TrainingJob, cluster: Cluster) -> 
         usable = [clock for clock in offered if clock >= choice.lowest_share * offered[-1]]
         return tuple(usable[i] for i in _evenly(len(usable), choice.count))
     if knob.name == "power_limit_W":
-        low, high = cluster.device.min_limit_W, cluster.device.max_W
+        low, high = cluster.device.min_limit_W, cluster.device.max_limit_W
         if not cluster.clock_control or low is None or high <= low:
             return ()
         # The highest limit is the device's default, so it would be measured twice.

@@ -24,8 +24,16 @@ import tuner
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
-#: Pages whose blocks start training processes.
-REAL = {"quickstart-laptop", "quickstart-gpu-node", "tables", "apply", "your-script", "README"}
+#: Pages whose blocks start training processes, or take as long.
+REAL = {
+    "privacy",
+    "quickstart-laptop",
+    "quickstart-gpu-node",
+    "tables",
+    "apply",
+    "your-script",
+    "README",
+}
 FENCE = re.compile(
     r"(?:<!-- test: (?P<swaps>.*?) -->\n)?^```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.M | re.S
 )

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.api import load_result, optimize, replay
+    from tuner.api import load_result, optimize, plan, replay
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
     from tuner.results.recommendation import Recommendation
@@ -41,6 +41,7 @@ __all__ = [
     "WindowPolicy",
     "load_result",
     "optimize",
+    "plan",
     "replay",
 ]
 
@@ -61,6 +62,7 @@ _MODULES = {
     "WindowPolicy": "tuner.workload.probe",
     "load_result": "tuner.api",
     "optimize": "tuner.api",
+    "plan": "tuner.api",
     "replay": "tuner.api",
 }
 

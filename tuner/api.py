@@ -79,8 +79,9 @@ def optimize(
             given with it, as long as they do not contradict it.
         search: limits of the *search*, its seed, and how long it measures. Without any limit a
             search makes at most 20 probes in 300 s, 40 probes on a simulated cluster.
-        baseline: what the user runs today: a `Configuration`, or the path of a DeepSpeed JSON with
-            "KNOB=VALUE" words as a list; a plain data-parallel configuration if not given.
+        baseline: what the user runs today: a `Configuration`, its short name ("dp8 mb4 zero1"), or
+            the path of a DeepSpeed JSON and knobs as a list; a plain data-parallel configuration if
+            not given.
         target_gpus: number of GPUs of the same kind for which to predict the front as well, by the
             models as the probes corrected them (`Result.target`).
         transfer: earlier measurements to start from: runs, traces or recorded tables
@@ -168,6 +169,63 @@ def optimize(
         notify=on_progress,
     )
     return session.run()
+
+
+def plan(
+    job: TrainingJob | str | Path | None = None,
+    *,
+    cluster: Cluster | str = "auto",
+    space: str = "default",
+    gpus: Sequence[int] = (),
+    budget_kJ: float | None = None,
+    deadline_s: float | None = None,
+    power_cap_W: float | None = None,
+    max_slowdown: float | None = None,
+    constraints: Constraints | None = None,
+    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+    report: bool = True,
+    on_progress: Notify | None = None,
+) -> Result:
+    """Predict every configuration of a space, and choose on the exact front of the models.
+
+    Nothing is measured, and every point has the source "predicted". Its intervals hold the known
+    error of the models.
+
+    Args:
+        job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
+        cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
+        space: the search space's name or path.
+        gpus: numbers of GPUs of this kind to compare (`Result.plan.sizes`), with whole nodes; if
+            none is given, every number up to the cluster's may be used.
+        name: name of the run; no run of this name may exist.
+        runs_dir: folder of the run folders.
+        report: write report.html and the launch files.
+        on_progress: called with each `Progress`.
+
+    The other arguments are those of `optimize`.
+
+    Raises:
+        InputError: the input is wrong, or nothing fits; one sentence.
+    """
+    from tuner.study.plan_run import run_plan
+
+    constraints = (constraints or Constraints()).limited(
+        budget_kJ, deadline_s, power_cap_W, max_slowdown
+    )
+    return run_plan(
+        job,
+        cluster,
+        space,
+        gpus=gpus,
+        constraints=constraints,
+        baseline=baseline,
+        name=name,
+        runs_dir=runs_dir,
+        show=lambda run: _callbacks(run, report),
+        notify=on_progress,
+    )
 
 
 def replay(

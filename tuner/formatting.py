@@ -1,8 +1,8 @@
-"""Formatting of figures and knobs for people: units, digits, percentages and the word "estimated".
+"""Formatting of figures and knobs for people: units, digits, percentages, "estimated" and "twin".
 
 One study's figures share one unit of energy and one of time, chosen by their size, so that a table
-can be read down and a plot compared with a table. Every estimated energy or power is followed by
-the word "estimated" (`label`).
+can be read down and a plot compared with a table. Every energy or power that was not metered is
+followed by the mark of its meter, "estimated" or "twin" (`label`).
 """
 
 from __future__ import annotations
@@ -13,27 +13,39 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.short_names import in_order, short_name, short_word
 
 __all__ = [
     "Units",
+    "after_comma",
     "change",
+    "common_mark",
+    "differing_knobs",
     "duration",
     "energy_and_kWh",
     "knob_text",
-    "knob_words",
-    "knobs",
     "label",
+    "long_text",
     "number",
     "one_line",
     "ordered_knobs",
     "percent",
     "settings_text",
+    "short",
     "varying_knobs",
 ]
 
 _ENERGY_UNITS = (("J", 1e-3, 0.1), ("kJ", 1.0, 1e5), ("MJ", 1e3, 1e8), ("GJ", 1e6, math.inf))
 _TIME_UNITS = (("s", 1.0, 7200.0), ("h", 3600.0, 100 * 3600.0), ("days", 86400.0, math.inf))
+
+
+class HasMark(Protocol):
+    """Anything with the mark of a meter."""
+
+    @property
+    def mark(self) -> str:
+        """The word beside its figures; empty if they were metered."""
 
 
 class HasCosts(Protocol):
@@ -118,9 +130,19 @@ def percent(share: float) -> str:
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"
 
 
-def label(estimated: bool) -> str:
-    """Return " (estimated)", to follow an energy or a power, or ""."""
-    return " (estimated)" if estimated else ""
+def common_mark(meters: Iterable[HasMark]) -> str:
+    """Return the mark of figures from these meters: "twin" before "estimated" before ""."""
+    return max((meter.mark for meter in meters), default="")
+
+
+def label(mark: str) -> str:
+    """Return the mark of a meter to follow an energy or a power, e.g. " (estimated)", or ""."""
+    return f" ({mark})" if mark else ""
+
+
+def after_comma(mark: str) -> str:
+    """Return the mark of a meter to follow a unit, e.g. ", estimated", or ""."""
+    return f", {mark}" if mark else ""
 
 
 def change(now: float, before: float, less: str, more: str) -> str:
@@ -159,20 +181,15 @@ def knob_text(name: str, value: Value | None) -> str:
     return f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
-def knob_words(text: str) -> frozenset[str]:
-    """Return the knobs of a configuration's text, whatever their order and separators.
-
-    A knob that is left to the device is no word, as in a configuration's key.
-    """
-    words = text.replace("device's own", "device's_own").replace("|", " ").split()
-    return frozenset(word for word in words if not word.endswith("=device's_own"))
+def long_text(configuration: Configuration) -> str:
+    """Return every knob that a configuration sets as NAME=VALUE, in order."""
+    names = ordered_knobs([configuration])
+    return " ".join(knob_text(name, configuration.get(name)) for name in names) or "default"
 
 
 def ordered_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:
     """Return every knob set by any of them: standard ones first, in order, then by name."""
-    names = {name for c in configurations for half in (c.launch, c.live) for name in half}
-    order = list(KNOBS)
-    return tuple(sorted(names, key=lambda n: (order.index(n) if n in order else len(order), n)))
+    return in_order(name for c in configurations for half in (c.launch, c.live) for name in half)
 
 
 def varying_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:
@@ -181,23 +198,43 @@ def varying_knobs(configurations: Iterable[Configuration]) -> tuple[str, ...]:
     return tuple(name for name in ordered_knobs(every) if len({c.get(name) for c in every}) > 1)
 
 
-def knobs(configuration: Configuration, names: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Return the configuration's knobs as texts: `names`, or all that it sets, standard first."""
-    names = ordered_knobs([configuration]) if names is None else names
-    return tuple(knob_text(name, configuration.get(name)) for name in names)
+def short(
+    configuration: Configuration,
+    names: Iterable[str] | None = None,
+    *,
+    baseline: Configuration | None = None,
+) -> str:
+    """Return a configuration's short name: "mb16 zero1 1050MHz dp8".
+
+    Args:
+        configuration: to be named.
+        names: the knobs to name; all that it sets if not given, or empty. If every one has its
+            default, they are named all the same.
+        baseline: what differs from it comes first, also where the configuration has a default.
+    """
+    only = tuple(names or ())
+    names = only or ordered_knobs([configuration])
+    values = {name: configuration.get(name) for name in names}
+    if baseline is None or configuration == baseline:
+        text = short_name(values, names)
+        return (
+            " ".join(short_word(n, values[n]) for n in only) if text == "default" and only else text
+        )
+    first = differing_knobs(configuration, baseline)
+    words = [short_word(name, configuration.get(name)) for name in first]
+    rest = short_name(values, [name for name in names if name not in first])
+    return " ".join([*words, *([rest] if rest != "default" else [])]) or "default"
+
+
+def differing_knobs(configuration: Configuration, baseline: Configuration) -> tuple[str, ...]:
+    """Return the knobs in which two configurations differ, in order."""
+    names = ordered_knobs([configuration, baseline])
+    return tuple(name for name in names if configuration.get(name) != baseline.get(name))
 
 
 def settings_text(configuration: Configuration, baseline: Configuration | None = None) -> str:
-    """ "zero_stage=0 and no offload": the knobs that differ from the baseline, or all, in words."""
-    names = ordered_knobs(c for c in (configuration, baseline) if c is not None)
-    if baseline is not None:
-        names = tuple(name for name in names if configuration.get(name) != baseline.get(name))
-    words = [
-        f"no {name.replace('_', ' ')}"
-        if configuration.get(name) == "none"
-        else knob_text(name, configuration.get(name))
-        for name in names
-    ]
-    if len(words) < 2:
-        return words[0] if words else configuration.key
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    """Return "mb16 zero1 1050MHz": what differs from the baseline; all of it without one."""
+    if baseline is None or configuration == baseline:
+        return short(configuration)
+    names = differing_knobs(configuration, baseline)
+    return " ".join(short_word(name, configuration.get(name)) for name in names)

@@ -18,6 +18,8 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.typed import dump_fields, plain_setting, read_fields
+from tuner.workload.accumulation import AccumulationFit
+from tuner.workload.drift import Drift
 
 __all__ = [
     "BLAMELESS",
@@ -73,6 +75,11 @@ class WindowPolicy:
     idle_s: float = option(
         0.3, "measure the idle power before the ranks start; 0 for not at all", unit="s", least=0
     )
+    micro_batches: bool = option(
+        True,
+        "where whole steps take longer than two windows, measure steps of few micro-batches and "
+        "extrapolate to the job's accumulation",
+    )
     check_drift: bool = option(
         True, "with several live settings, visit the first one again at the end"
     )
@@ -91,9 +98,14 @@ class ProbeRequest:
         live: the live settings to visit, in this order; an empty `Settings` changes nothing.
         window: length and precision of each measurement.
         time_limit_s: the whole probe is killed after this.
+        first_step_limit_s, step_limit_s: the longest that the first optimizer step and any other
+            may take; None for the defaults of `tuner.workload.limits`.
         purpose: why it runs: "baseline", "search", "remeasure", "probe".
         extendable: once these are visited, further settings of the same launch may follow
             (`tuner.workload.runners.Continuation`). The stored key is "open".
+        front: (step time in s, energy of a step in J) that measured configurations reach, at the
+            upper ends of their intervals. A window that is shown to be beaten by one of them ends
+            early; empty: every window is measured to its target.
     """
 
     probe_id: str
@@ -101,8 +113,11 @@ class ProbeRequest:
     live: tuple[Settings, ...] = (Settings(),)
     window: WindowPolicy = field(default_factory=WindowPolicy)
     time_limit_s: float = 300.0
+    first_step_limit_s: float | None = None
+    step_limit_s: float | None = None
     purpose: str = "search"
     extendable: bool = False
+    front: tuple[tuple[float, float], ...] = ()
 
     def configurations(self) -> tuple[Configuration, ...]:
         """Return the configurations to visit, one for each live setting."""
@@ -111,6 +126,8 @@ class ProbeRequest:
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
         data = dump_fields(self)
+        if not data["front"]:
+            del data["front"]
         return {**data, "open": True} if data.pop("extendable") else data
 
     @classmethod
@@ -131,6 +148,7 @@ class ProbeRequest:
             launch=_settings,
             live=lambda live: tuple(map(_settings, live)),
             window=lambda window: WindowPolicy(**window),
+            front=lambda pairs: tuple((float(time_s), float(joules)) for time_s, joules in pairs),
         )
 
 
@@ -152,6 +170,8 @@ class MeterInfo:
             unknown.
         independent: True if sampled power is another source than the energy, so that the two check
             each other; False if one is computed from the other.
+        twin: True if the devices are those of `tuner.testing.twin`: no figure is a measurement.
+            Such figures are labelled wherever shown.
     """
 
     name: str
@@ -160,11 +180,17 @@ class MeterInfo:
     estimated: bool = False
     host: str = ""
     independent: bool = False
+    twin: bool = False
 
     @property
     def label(self) -> str:
-        """The word for such a figure: "estimated" or "metered"."""
-        return "estimated" if self.estimated else "metered"
+        """The word for such a figure: "metered", "estimated" or "twin"."""
+        return self.mark or "metered"
+
+    @property
+    def mark(self) -> str:
+        """The word beside every such figure, "estimated" or "twin"; empty if it was metered."""
+        return "twin" if self.twin else "estimated" if self.estimated else ""
 
 
 @dataclass(frozen=True)
@@ -181,7 +207,7 @@ class Measurement:
         step_time_s: mean time of a step, seconds.
         step_time_se_s: its standard error, seconds.
         energy_J: energy between the window's boundaries, joules.
-        power_W: energy_J / window_s, watts.
+        power_W: energy_J / window_s, watts; of the extrapolated step if there is one.
         power_se_W: its standard error, watts, by blocks of whole steps and corrected for their
             correlation; NaN if unknown.
         peak_memory_bytes: the fullest rank's peak; None if unknown.
@@ -198,6 +224,8 @@ class Measurement:
             energies of two windows are compared.
         phases_s: mean seconds of a step in each phase (`tuner.workload.measure.phases`), as rank 0
             marked them and, on CUDA, its device ran them; empty if nothing was marked.
+        accumulation: the smaller accumulations that were measured, if time and power of a step are
+            extrapolated from them. Steps, length and energy of the window are then theirs.
     """
 
     live: Settings
@@ -218,6 +246,7 @@ class Measurement:
     beside_J: Mapping[str, float] = field(default_factory=dict)
     power_blocks_W: tuple[float, ...] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    accumulation: AccumulationFit | None = None
 
     @property
     def energy_per_step_J(self) -> float:
@@ -265,7 +294,14 @@ class Measurement:
             InputError, TypeError: it is no measurement.
         """
         positive = ("window_s", "step_time_s", "power_W")
-        return read_fields(cls, data, "measurement", positive=positive, live=_settings)
+        return read_fields(
+            cls,
+            data,
+            "measurement",
+            positive=positive,
+            live=_settings,
+            accumulation=lambda part: part and read_fields(AccumulationFit, part, "accumulation"),
+        )
 
 
 def _ran_at(asked: Any, ran: float | None) -> Any:
@@ -312,63 +348,6 @@ class NotApplied:
     live: Settings
     message: str
     delivered: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Difference of one live setting's two visits in one probe, an effect of warming up.
-
-    Attributes:
-        live: the setting that was visited twice.
-        apart_s: from the first window's opening to the second's, seconds.
-        step_time: relative change of the step time from the first to the second (0.01 is 1 %).
-        step_time_se: its standard error.
-        power: relative change of the power.
-        power_se: its standard error; NaN if a window's is unknown.
-        temperature_C: change of the hottest device's temperature; None if unknown.
-    """
-
-    live: Settings
-    apart_s: float
-    step_time: float
-    step_time_se: float
-    power: float
-    power_se: float = math.nan
-    temperature_C: float | None = None
-
-    @classmethod
-    def between(cls, first: Measurement, second: Measurement) -> Drift:
-        """Compute the drift from one visit of a setting to a later one."""
-
-        def relative(name: str, error: str) -> tuple[float, float]:
-            ratio = getattr(second, name) / getattr(first, name)
-            return ratio - 1, ratio * math.hypot(getattr(first, error), getattr(second, error))
-
-        warmer = None
-        if first.temperature_C is not None and second.temperature_C is not None:
-            warmer = second.temperature_C - first.temperature_C
-        return cls(
-            first.live,
-            second.started_s - first.started_s,
-            *relative("step_time_s", "step_time_rse"),
-            *relative("power_W", "power_rse"),
-            temperature_C=warmer,
-        )
-
-    @property
-    def notable(self) -> bool:
-        """More than 1 % and more than twice its error, in step time or in power."""
-        pairs = ((self.step_time, self.step_time_se), (self.power, self.power_se))
-        return any(abs(change) > max(0.01, 2 * se) for change, se in pairs if se == se)
-
-    @property
-    def sentence(self) -> str:
-        """The drift as a phrase for people."""
-        heat = f" and {self.temperature_C:+.0f} C" if self.temperature_C is not None else ""
-        return (
-            f"{self.live.key} visited again after {self.apart_s:.0f} s{heat}: step time "
-            f"{100 * self.step_time:+.1f} %, power {100 * self.power:+.1f} %"
-        )
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def record_space(
                 time_limit_s=time_limit_s,
                 purpose="record",
             )
-            say(f"{number} of {len(launches)}: {launch.key}")
+            say(f"{number} of {len(launches)}: {launch.short}")
             record = runner.run(request)
             writer.append(record)
             records.append(record)
@@ -108,7 +108,7 @@ def record_space(
 def _outcome(record: ProbeRecord) -> str:
     if record.failure is not None and not record.measurements:
         return f"   failed: {record.failure.kind}: {record.failure.message}"
-    label = " (estimated)" if record.meter.estimated else ""
+    label = f" ({record.meter.mark})" if record.meter.mark else ""
     steps = ", ".join(
         f"{m.step_time_s:.4g} s a step at {m.power_W:.4g} W{label}" for m in record.measurements
     )
@@ -198,7 +198,7 @@ def _toml(
     time_cv, power_cv = _spread(measured)
     quoted = ", ".join(f'"{name}"' for name in launch_knobs)
     live = ", ".join(f'"{name}"' for name in live_knobs)
-    label = "estimated, not metered: " if meter.estimated else ""
+    label = f"{meter.mark}, not metered: " if meter.mark else ""
     return f"""name = "{name}"
 source = "recorded by joulefront's own recorder on {measured[0].host}, {measured[0].started_at}"
 what = "energy {label}{meter.source}"

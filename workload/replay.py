@@ -34,8 +34,8 @@ def _draws(seed: int, configuration: Configuration, probe_id: str) -> np.random.
 def _never_recorded(missing: list[Settings], launch: Settings, where: str) -> Failure:
     return Failure(
         "refused",
-        f"{where} never recorded {launch.key}"
-        + (" at " + "; ".join(live.key for live in missing) if any(missing) else ""),
+        f"{where} never recorded {launch.short}"
+        + (" at " + "; ".join(live.short for live in missing) if any(missing) else ""),
     )
 
 

@@ -285,6 +285,26 @@ def _share(judged: Sequence[bool]) -> float:
     return sum(judged) / len(judged)
 
 
+def _parts(runs: list[Run], column: str) -> tuple[float, float]:
+    """Standard deviations of the log error that the runs of one model share, and of a run's own.
+
+    One-way random effects by the method of moments with groups of unequal size (Searle, Casella
+    and McCulloch 1992, "Variance Components", section 3.6).
+    """
+    groups: dict[str, list[float]] = {}
+    for run in runs:
+        if column in run.published and column in run.predicted:
+            error = float(np.log(run.published[column] / run.predicted[column]))
+            groups.setdefault(run.model, []).append(error)
+    size = np.array([len(errors) for errors in groups.values()], dtype=float)
+    mean = np.array([np.mean(errors) for errors in groups.values()])
+    whole = np.concatenate([np.array(errors) for errors in groups.values()])
+    within = sum(len(e) * float(np.var(e)) for e in groups.values()) / (len(whole) - len(size))
+    between = float(size @ (mean - whole.mean()) ** 2) / (len(size) - 1)
+    each = (size.sum() - (size**2).sum() / size.sum()) / (len(size) - 1)
+    return float(np.sqrt(max(0.0, (between - within) / each))), float(np.sqrt(within))
+
+
 def _contradictions(runs: list[Run]) -> list[str]:
     """Where published figures cannot all hold."""
     pairs, against = _energy_against_efficiency(runs)
@@ -352,6 +372,12 @@ def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
                 Figure(f"jupiter_{column}_worst_error", 100 * worst, "%"),
             ]
     figures += directions.figures
+    for column, name in (("tflops_per_gpu", "time"), ("gpu_power_W", "power")):
+        shared, own = _parts(runs, column)
+        figures += [
+            Figure(f"jupiter_{name}_error_shared", shared, "sd of log"),
+            Figure(f"jupiter_{name}_error_own", own, "sd of log"),
+        ]
     wrong = [f"{a.name} to {b.label} ({c})" for c, a, b, right in _directions(runs) if not right]
     lines += ["wrong: " + "; ".join(wrong)] if wrong else []
     lines += [

@@ -13,7 +13,15 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Device
 
-__all__ = ["Check", "Directions", "known_directions", "known_error_lines", "known_errors"]
+__all__ = [
+    "Check",
+    "Directions",
+    "ErrorParts",
+    "error_parts",
+    "known_directions",
+    "known_error_lines",
+    "known_errors",
+]
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,35 @@ class Directions:
             f"{self.contradictory[1]} that contradict each other in the source and "
             f"{self.unidentifiable[1]} whose conditions it does not state"
         )
+
+
+@dataclass(frozen=True)
+class ErrorParts:
+    """Parts of the models' error, as standard deviations of the logarithm.
+
+    Attributes:
+        devices: the device kinds on which they were found.
+        what: "step time" or "power".
+        shared: of what all configurations of one job on one cluster share, which moves a front and
+            leaves the order of its points.
+        own: of a configuration's own, which changes the order.
+        against: source of the measurements.
+    """
+
+    devices: tuple[str, ...]
+    what: str
+    shared: float
+    own: float
+    against: str
+
+
+def error_parts(what: str) -> ErrorParts:
+    """Return the parts of the error of "step time" or of "power".
+
+    They were found on one kind of device only and stand for every other kind until a table of it
+    has been compared.
+    """
+    return next(each for each in (ErrorParts(**e) for e in _tables("parts")) if each.what == what)
 
 
 def _tables(name: str) -> list[dict[str, Any]]:

@@ -21,14 +21,14 @@ import numpy as np
 
 from tuner.models.analytic.breakdown import Breakdown, break_down
 from tuner.models.analytic.constants import Constants, constants_of
-from tuner.models.analytic.layout import Launches, Layout, read_layout
+from tuner.models.analytic.layout import Launches, Layout, layout_of_groups, read_layout
 from tuner.models.analytic.memory import memory_parts
 from tuner.models.analytic.power import Busy, PowerModel, capped_clock
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages, cut
 from tuner.models.analytic.step import StepParts, step_parts
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 
 __all__ = ["AnalyticModel", "Breakdown", "Prediction", "Prior"]
@@ -123,8 +123,18 @@ class AnalyticModel:
         Raises:
             InvalidValue: a degree is not an integer.
         """
-        layout = read_layout(configurations, self.job.global_batch)
-        time, power, clock = (np.empty(len(configurations)) for _ in range(3))
+        return self._predict(read_layout(configurations, self.job.global_batch))
+
+    def predict_groups(self, groups: Sequence[tuple[Settings, tuple[Settings, ...]]]) -> Prediction:
+        """Return the figures of launches with their live settings, one group after the other.
+
+        Raises:
+            InvalidValue: a degree is not an integer.
+        """
+        return self._predict(layout_of_groups(groups, self.job.global_batch))
+
+    def _predict(self, layout: Layout) -> Prediction:
+        time, power, clock = (np.empty(len(layout.row)) for _ in range(3))
         for group in self._groups(layout):
             clocks, slot, step = self._run(group)
             joules = self._joules(group, clocks, slot, step)
@@ -229,6 +239,8 @@ class AnalyticModel:
             if int(member) in layout.stage_limits_W:
                 limit[i] = layout.stage_limits_W[int(member)]
         clock = np.where(np.isnan(clock), self._default, clock)
+        # Devices that share a limit are taken to share it equally.
+        limit = limit / device.devices_per_limit
         return clock, np.where(np.isnan(limit), device.max_W, limit)
 
     def _run(self, group: _Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_cur
 from benchmarks.validation.comparison import quantiles, table
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.known_error import (
+    error_parts,
     known_directions,
     known_error_lines,
     known_errors,
@@ -79,6 +80,14 @@ def test_the_known_errors_are_those_of_a_fresh_run() -> None:
     for what, check in checks.items():
         assert 100 * check.median == pytest.approx(found[f"{names[what]}_median_error"], abs=0.1)
         assert 100 * check.worst == pytest.approx(found[f"{names[what]}_worst_error"], abs=0.1)
+
+
+def test_the_parts_of_the_error_are_those_of_a_fresh_run() -> None:
+    found = figures(_jupiter())
+    for what, name in (("step time", "time"), ("power", "power")):
+        parts = error_parts(what)
+        assert parts.shared == pytest.approx(found[f"jupiter_{name}_error_shared"], abs=0.001)
+        assert parts.own == pytest.approx(found[f"jupiter_{name}_error_own"], abs=0.001)
 
 
 def _jupiter() -> sailor.Comparison:

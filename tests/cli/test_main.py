@@ -189,7 +189,7 @@ def test_front_report_and_apply_answer_from_the_folder(capsys, table, tmp_path):
     )
     code, out, _ = run(capsys, "compare", "r", "--from", key, "--to", "best")
     assert code == 0
-    assert out.startswith(f"from  {key}\nto    ")
+    assert out.startswith(f"from  {key.replace(' | ', ' ')}\nto    ")
     assert "step time: " in out
     assert run(capsys, "compare", "r", "--from", "nothing")[0] == 2
     code, _, err = run(capsys, "apply", "r")

@@ -148,7 +148,9 @@ def test_a_measured_configuration_is_taken_in_any_order(capsys, runs):
     first = run(capsys, *words, " ".join(knobs))
     assert first[0] == 0
     assert run(capsys, *words, " | ".join(reversed(knobs))) == first
-    assert run(capsys, *words, " ".join(knobs[1:]))[0] == 2
+    code, _, err = run(capsys, *words, " ".join(knobs[1:]))
+    assert code == 2
+    assert "leaves open shape, in which the measured points differ; add one of: shape=" in err
 
 
 def test_options_and_knobs_come_in_any_order(capsys):
@@ -156,6 +158,8 @@ def test_options_and_knobs_come_in_any_order(capsys):
     asked = run(capsys, "predict", "opt-350m", *knobs, "--cluster", "a100-8", "--json")
     assert asked[0] == 0
     assert run(capsys, "predict", "--cluster", "a100-8", "opt-350m", "--json", *knobs) == asked
+    for name in (["dp8", "mb1"], ["mb1 dp8"], ["DP8 | MB1"], ["micro_batch=1", "dp8"]):
+        assert run(capsys, "predict", "opt-350m", *name, "--cluster=a100-8", "--json") == asked
     assert (
         run(capsys, "predict", knobs[0], "--cluster=a100-8", "opt-350m", knobs[1], "--json")
         == asked

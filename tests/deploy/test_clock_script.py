@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tuner.deploy.clock_script import clocks_sh
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.testing.sysfs import make_sysfs, settings_of
+from tuner.workload.clocks.cpu import CpuGovernor
 
 #: Keeps each GPU's state in a file, as nvidia-smi would in the driver.
 FAKE = f"""#!{sys.executable}
@@ -194,3 +197,35 @@ def test_too_few_gpus_are_said(machine: Machine) -> None:
     done = machine.run("true", CUDA_VISIBLE_DEVICES="0")
     assert done.returncode == 2
     assert "1 GPUs are visible and the job has 2 ranks" in done.stderr
+
+
+class TestCores:
+    """The script of a machine without GPUs, on a made-up sysfs."""
+
+    def run(self, root: Path, *command: str, **live: int) -> subprocess.CompletedProcess[str]:
+        script = root.parent / "clocks.sh"
+        script.write_text(clocks_sh(Configuration.of(data_parallel=2, **live), 2, cores=True))
+        env = {**os.environ, "SYSFS": str(root)}
+        return subprocess.run(
+            ["bash", str(script), *command], env=env, capture_output=True, text=True, timeout=60
+        )
+
+    def test_sets_what_the_governor_sets_and_restores_it(self, tmp_path: Path) -> None:
+        root, other = make_sysfs(tmp_path / "sys"), make_sysfs(tmp_path / "other")
+        before = settings_of(root)
+        copy = ("cp", "-r", str(root), str(tmp_path / "during"))
+        for live in ({"clock_MHz": 900}, {"power_limit_W": 17}):
+            done = self.run(root, *copy, **live)
+            assert done.returncode == 0, done.stderr
+            governor = CpuGovernor(other, cpus=range(4), guarded=False)
+            governor.apply(Settings(live))
+            assert settings_of(tmp_path / "during") == settings_of(other)
+            governor.close()
+            shutil.rmtree(tmp_path / "during")
+            assert settings_of(root) == before
+
+    def test_a_machine_without_such_files_starts_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "sys").mkdir()
+        done = self.run(tmp_path / "sys", "echo", "started", power_limit_W=17)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "nothing is started" in done.stderr

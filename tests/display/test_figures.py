@@ -65,7 +65,7 @@ def test_a_timeline_keeps_its_windows_scopes_and_idle(tmp_path: Path) -> None:
     (shaded,) = [shape for shape in figure.layout.shapes if shape.type == "rect"]
     assert (shaded.x0, shaded.x1) == (3.0, 7.8)
     texts = [a.text for a in figure.layout.annotations]
-    assert texts == ["clock_MHz=1200", "idle 60.0 W"]
+    assert texts == ["1200MHz", "idle 60.0 W"]
 
 
 def test_a_long_timeline_is_thinned_and_keeps_its_peaks() -> None:

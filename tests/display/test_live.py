@@ -72,7 +72,7 @@ def test_the_view_shows_limits_flights_front_and_failures() -> None:
     text = shown(view)
     assert "2 of 14" in text
     assert "1.20 of 5 kJ (estimated)" in text
-    assert re.search(r"p0002 +12 s +2 +node-a +micro_batch=4", text)
+    assert re.search(r"p0002 +12 s +2 +node-a +mb4", text)
     assert "node-b, node-c" in text
     assert "p0000" not in text  # it ended
     assert "p0001 out of memory: a rank ran out of memory" in text
@@ -117,7 +117,7 @@ def test_each_plain_line_carries_the_time_of_day() -> None:
         printer(event)
     lines = stream.getvalue().splitlines()
     assert "12:31:07 importing torch" in lines
-    assert any(line.startswith("12:31:07 p0002 probing micro_batch=4") for line in lines)
+    assert any(line.startswith("12:31:07 p0002 probing mb4") for line in lines)
     assert all(line.startswith(("12:31:07 ", "  ")) for line in lines)
 
 

@@ -355,7 +355,7 @@ def test_energy_against_the_live_knob() -> None:
     figure = live_figure(large_result())
     assert figure is not None
     assert figure.layout.xaxis.title.text == "SM clock (MHz)"
-    assert {t.name for t in figure.data} == {f"micro_batch={m}" for m in (1, 2, 4, 8)}
+    assert {t.name for t in figure.data} == {f"mb{m}" for m in (1, 2, 4, 8)}
     for curve in figure.data:
         assert list(curve.x) == list(range(600, 1800, 100))
         assert curve.marker.size[list(curve.y).index(min(curve.y))] == max(curve.marker.size)

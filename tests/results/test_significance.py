@@ -171,7 +171,7 @@ def test_a_result_compares_its_points_by_name() -> None:
     result = replace(result, windows=pairs)
     comparison = result.compare()
     assert result.best is not None
-    assert comparison.b == result.best.configuration.key
+    assert comparison.b == result.best.configuration.short
     assert comparison.energy.relative == pytest.approx(-0.2, abs=0.03)
     assert result.compare(result.best.configuration, "baseline").energy.relative > 0.2
     with pytest.raises(UnknownName, match="baseline"):

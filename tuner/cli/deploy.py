@@ -13,6 +13,7 @@ from tuner.cli.options import (
     OK,
     POINT,
     Commands,
+    add_clock_command,
     add_quiet,
     add_run_as,
     answer,
@@ -24,7 +25,6 @@ def _apply(args: argparse.Namespace) -> int:
     from tuner.api import load_result
     from tuner.deploy.launch_files import write_launch_files
     from tuner.display.text import recommendation_lines, verification_lines
-    from tuner.formatting import knobs
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import make_folder, require_own
 
@@ -40,7 +40,7 @@ def _apply(args: argparse.Namespace) -> int:
     point = result.point(args.point)
     lines = [*recommendation_lines(result), *verification_lines(result)]
     if args.point != "recommended":
-        lines = [f"Point {args.point}: {' '.join(knobs(point.configuration))}"]
+        lines = [f"Point {args.point}: {point.configuration.short}"]
     start = "./clocks.sh ./launch.sh" if point.configuration.live else "./launch.sh"
     best = result.best.to_json() if result.best else None
     recommendation = result.recommendation.to_json() if result.recommendation else None
@@ -105,3 +105,4 @@ def add(commands: Commands) -> None:
     )
     add_quiet(run)
     add_run_as(run)
+    add_clock_command(run)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tuner.cli import catalog, deploy, optimize, probe, runs, runs_folder
+from tuner.cli import catalog, demo, deploy, evidence, optimize, plan, probe, runs, runs_folder
 from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, Commands, Parser
 from tuner.search_spaces.errors import InputError
 from tuner.terminal import visible_streams
@@ -45,7 +45,8 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
-    for module in (optimize, probe, runs, runs_folder, deploy, catalog):
+    modules = (optimize, plan, demo, probe, runs, runs_folder, evidence, deploy, catalog)
+    for module in modules:
         module.add(commands)
     return parser
 
@@ -112,6 +113,10 @@ def _main(argv: Sequence[str] | None) -> int:
             from tuner.workload.node.rights import RUN_AS
 
             os.environ[RUN_AS] = args.run_as  # agents in other processes read it there too
+        if getattr(args, "clock_command", None):
+            from tuner.workload.clocks.elsewhere import COMMAND
+
+            os.environ[COMMAND] = args.clock_command
         code: int = args.run_command(args)
         sys.stdout.flush()
         return code

@@ -10,6 +10,7 @@ from tuner.cli.options import (
     OK,
     UNMET,
     Commands,
+    add_clock_command,
     add_cluster,
     add_options,
     add_quiet,
@@ -161,6 +162,7 @@ def add(commands: Commands) -> None:
     add("--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use")
     add("--in-flight", type=int, metavar="N", help="probes that a simulated cluster runs together")
     add_run_as(where)
+    add_clock_command(where)
     _add_study(optimize)
 
     replay = commands.command("replay", _replay, "run a study on a trace or a recorded table")

@@ -26,7 +26,10 @@ OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 #: Environment variable of the folder of the runs.
 RUNS = "JOULEFRONT_RUNS"
 #: Help of --point.
-POINT = "recommended, best (the choice), knee, baseline, a number of the front, or a key"
+POINT = (
+    "recommended, best (the choice), knee, baseline, a number of the front, or a configuration: "
+    "'mb16 zero1'"
+)
 
 
 def answer(args: argparse.Namespace, data: Any, lines: Sequence[str]) -> None:
@@ -100,19 +103,15 @@ def job_of_words(
     from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.job import load_job
-    from tuner.search_spaces.knobs import Value, parse_value
+    from tuner.search_spaces.short_names import split_words, values_of
     from tuner.search_spaces.space import default_configuration
     from tuner.workload.node.machine import detect_cluster
 
-    jobs = [word for word in args.what if "=" not in word]
+    jobs, knobs = split_words(args.what)
     if len(jobs) > 1:
         raise InputError(f"{jobs[1]!r} is a second job; {what} takes one job and KNOB=VALUE")
     job = load_job(jobs[0] if jobs else None)
-    values: dict[str, Value] = {}
-    for word in args.what:
-        name, equals, text = word.partition("=")
-        if equals:
-            values[name] = parse_value(name, text)
+    values = values_of(knobs)
     cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
     if size is not None and args.target_gpus is not None:
         cluster = size(cluster, args.target_gpus)
@@ -278,6 +277,16 @@ def add_run_as(parser: Any) -> None:
         "--run-as",
         metavar="USER",
         help="as root: the user, or UID:GID, that training runs as (default: sudo's caller)",
+    )
+
+
+def add_clock_command(parser: Any) -> None:
+    """Add --clock-command."""
+    parser.add_argument(
+        "--clock-command",
+        metavar="TEXT",
+        help="command that sets clocks instead of NVML: with {clock} and {gpu}, or one that takes "
+        "nvidia-smi's arguments ('sudo -n nvidia-smi')",
     )
 
 

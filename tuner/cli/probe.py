@@ -14,6 +14,7 @@ from tuner.cli.options import (
     OK,
     Commands,
     Quantity,
+    add_clock_command,
     add_cluster,
     add_quiet,
     add_run_as,
@@ -52,15 +53,12 @@ def _predict(args: argparse.Namespace) -> int:
 def _changed(job: Any, words: Sequence[str]) -> Any:
     """Return a script's configuration of today with KNOB=VALUE changed."""
     from tuner.search_spaces.configuration import Configuration
-    from tuner.search_spaces.knobs import parse_value
+    from tuner.search_spaces.short_names import split_words, values_of
 
-    values = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise InputError(f"give either the job {word!r} or --script")
-        values[name] = parse_value(name, text)
-    return Configuration.of({**job.baseline.launch, **values})
+    others, knobs = split_words(words)
+    for word in others:
+        raise InputError(f"give either the job {word!r} or --script")
+    return Configuration.of({**job.baseline.launch, **values_of(knobs)})
 
 
 def _probe(args: argparse.Namespace) -> int:
@@ -68,6 +66,8 @@ def _probe(args: argparse.Namespace) -> int:
     from contextlib import closing
     from datetime import datetime
 
+    from tuner.models.analytic.model import AnalyticModel
+    from tuner.problem.probe_limits import probe_limits
     from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.errors import InvalidConfiguration
     from tuner.search_spaces.rules import broken_rules
@@ -75,7 +75,7 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.workload.node.machine import detect_cluster
     from tuner.workload.node.rights import private_folder
     from tuner.workload.node.runner import LocalRunner, refused
-    from tuner.workload.probe import ProbeRequest
+    from tuner.workload.probe import ProbeRequest, WindowPolicy
     from tuner.workload.scripts.inspection import blank_job, inspect_script
     from tuner.workload.trace import TraceWriter
 
@@ -99,15 +99,24 @@ def _probe(args: argparse.Namespace) -> int:
             for sentence in job.sentences():
                 say(sentence)
         if phrases := refused(configuration, job) or broken_rules(configuration, job, cluster):
-            raise InvalidConfiguration(configuration.key, phrases)
+            raise InvalidConfiguration(configuration.short, phrases)
+        limits = probe_limits(
+            job,
+            AnalyticModel(job, cluster) if job.is_modelled else None,
+            [configuration],
+            WindowPolicy(),
+            probe_s=args.time_limit_s,
+        )
         request = ProbeRequest(
             "p0000",
             configuration.launch,
             (configuration.live,),
-            time_limit_s=args.time_limit_s,
+            time_limit_s=limits.probe_s,
+            first_step_limit_s=limits.first_step_s,
+            step_limit_s=limits.step_s,
             purpose="probe",
         )
-        say(f"probing {configuration.key}")
+        say(f"probing {configuration.short}")
         record = runner.run(request)
     private_folder(folder)
     with TraceWriter(folder / "trace" / "probes.jsonl") as writer:
@@ -207,12 +216,14 @@ def add(commands: Commands) -> None:
         dest="time_limit_s",
         action=Quantity,
         unit="s",
-        default=300.0,
-        help="kill the probe after this time (default: 300s)",
+        default=None,
+        help="kill the probe after this time (default: the limit of its first step, 5min or three "
+        "times what the inspection of the script took, and what its steps are predicted to take)",
     )
     add_runs_dir(probe)
     add_quiet(probe)
     add_run_as(probe)
+    add_clock_command(probe)
 
     record = commands.command(
         "record", _record, "measure a space, or part of it, into a recorded table"
@@ -241,6 +252,7 @@ def add(commands: Commands) -> None:
     record.add_argument("--out", required=True, metavar="DIR", help="folder of the table")
     add_quiet(record)
     add_run_as(record)
+    add_clock_command(record)
 
     calibrate = commands.command(
         "calibrate", _calibrate, "measure the cost of metering here, and list its sources"
@@ -266,6 +278,7 @@ def add(commands: Commands) -> None:
     add_runs_dir(calibrate)
     add_quiet(calibrate)
     add_run_as(calibrate)
+    add_clock_command(calibrate)
 
     predict = commands.command(
         "predict", _predict, "predict where the time and energy of one configuration go"

@@ -22,7 +22,7 @@ from tuner.cli.options import (
     storage_of,
 )
 from tuner.problem.constraints import Constraints
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.study.csv_import import CsvOptions
 
 
@@ -164,9 +164,27 @@ def _explain(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from tuner.api import load_result
 
+    if args.redact:
+        return _export_redacted(args)
     result = load_result(args.run, runs_dir=args.runs_dir)
     path = result.export(args.to, args.out)
     answer(args, {"to": args.to, "out": str(path)}, [f"{args.to}: {path}"])
+    return OK
+
+
+def _export_redacted(args: argparse.Namespace) -> int:
+    from tuner.display.export import FORMATS
+    from tuner.evidence.bundle import redacted_copy
+    from tuner.problem.run_folder import find_run
+    from tuner.study.load import result_of
+
+    if args.to not in FORMATS:
+        raise UnknownName("format", args.to, list(FORMATS))
+    run = find_run(args.run, args.runs_dir)
+    out = args.out or f"{run.name}-redacted{FORMATS[args.to].ending.replace('/', '-')}"
+    with redacted_copy(run) as copy:
+        path = result_of(copy).export(args.to, out)
+    answer(args, {"to": args.to, "out": str(path), "redacted": True}, [f"{args.to}: {path}"])
     return OK
 
 
@@ -191,7 +209,7 @@ def add(commands: Commands) -> None:
     add_options(choose.add_argument_group("limits and objective of the training job"), Constraints)
     compare = commands.of_run("compare", _compare, "show by how much two measured points differ")
     for name, default in (("a", "baseline"), ("b", "best")):
-        what = f'"best", "baseline" or a configuration\'s key (default: {default})'
+        what = f'"best", "baseline" or a configuration (default: {default})'
         flag = "--from" if name == "a" else "--to"
         compare.add_argument(flag, dest=name, default=default, metavar="POINT", help=what)
     out = commands.of_run("report", _report, "write a run's report")
@@ -217,6 +235,13 @@ def add(commands: Commands) -> None:
     export.add_argument(
         "--to", required=True, metavar="FORMAT", help="csv, parquet, t4, wandb or mlflow"
     )
-    export.add_argument("--out", metavar="PATH", help="file or folder (default: in the run)")
+    export.add_argument(
+        "--out", metavar="PATH", help="file or folder (default: in the run; redacted: here)"
+    )
+    export.add_argument(
+        "--redact",
+        action="store_true",
+        help="replace host and user names, paths, and what looks like a secret",
+    )
     rebuild = commands.of_run("rebuild", _rebuild, "rebuild a run's study from its trace")
     add_storage(rebuild, "URL of the database to write to")

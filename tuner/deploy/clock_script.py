@@ -1,6 +1,7 @@
 """Shell script clocks.sh, which runs a command under a configuration's clocks.
 
-It is a plain script over nvidia-smi, so that it works where joulefront is not installed. It
+It is a plain script over nvidia-smi, or over the kernel's files where cores are the devices, so
+that it works where joulefront is not installed. It
 restores the earlier clocks when the command ends, fails or is interrupted (a trap), and a guard in
 a session of its own restores them when the script itself is killed with SIGKILL. nvidia-smi reports
 an earlier power limit but no earlier clock lock: a lock is released unless EARLIER_CLOCKS_MHZ gives
@@ -24,20 +25,20 @@ _SCRIPT = r"""#!/usr/bin/env bash
 # Settings: @ABOUT@
 set -uo pipefail
 
-clocks_MHz=(@CLOCKS@)         # one for all GPUs, or one per pipeline stage; empty: unchanged
+clocks_MHz=(@CLOCKS@)         # one for all devices, or one per pipeline stage; empty: unchanged
 memory_clocks_MHz=(@MEMORY@)
 power_limits_W=(@LIMITS@)
 ranks=@RANKS@                 # of the whole job, in blocks of stages
 ranks_per_node=@PER_NODE@
 
-smi() { ${SUDO:-} "${NVIDIA_SMI:-nvidia-smi}" "$@"; }
+@SETTER@
 
-restore() {  # each argument is one call: words for nvidia-smi
+restore() {  # each argument is one call: words for $setter
     local failed=0 words
     for words in "$@"; do
         # shellcheck disable=SC2086  # word splitting is intended
-        if ! smi $words >/dev/null; then
-            echo "clocks.sh: not restored: nvidia-smi $words" >&2
+        if ! put $words >/dev/null; then
+            echo "clocks.sh: not restored: $setter $words" >&2
             failed=1
         fi
     done
@@ -60,7 +61,52 @@ if (( ${#clocks_MHz[@]} + ${#memory_clocks_MHz[@]} + ${#power_limits_W[@]} == 0 
     exec "$@"
 fi
 
-if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+@COLLECT@
+child=
+stopped=
+finish() {
+    local code=$?
+    trap '' INT TERM HUP
+    trap - EXIT
+    [[ -z $child ]] || kill -TERM "$child" 2>/dev/null
+    restore "${back[@]}" && [[ -n ${guard:-} ]] && kill -KILL "$guard" 2>/dev/null
+    exit "$code"
+}
+trap finish EXIT
+trap '[[ -z $child ]] || kill -TERM "$child" 2>/dev/null; stopped=143' INT TERM HUP
+
+# Started before any clock is set, in a session that a kill of this script does not reach.
+# It reads from a pipe that is open for writing in this script, and not in the command.
+exec {alive}> >(exec setsid bash "${BASH_SOURCE[0]}" --guard "${back[@]}" >/dev/null 2>&1)
+guard=$!
+for words in "${set_to[@]}"; do
+    # shellcheck disable=SC2086  # word splitting is intended
+    if ! put $words >/dev/null; then
+        echo "clocks.sh: $setter $words was refused; nothing is started. To set clocks" \
+            "as root: SUDO=sudo ./clocks.sh ...; or start the command without clocks.sh" >&2
+        exit 3
+    fi
+done
+
+[[ -z $stopped ]] || exit "$stopped"
+"$@" {alive}>&- &
+child=$!
+wait "$child"
+code=$?
+while kill -0 "$child" 2>/dev/null; do  # a signal ends `wait` before the command has ended
+    wait "$child"
+    code=$?
+done
+child=
+exit "${stopped:-$code}"
+"""
+
+
+#: How GPUs are set, ...
+_GPU_SETTER = r"""setter=nvidia-smi
+put() { ${SUDO:-} "${NVIDIA_SMI:-nvidia-smi}" "$@"; }"""
+
+_GPUS = r"""if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
     IFS=, read -r -a gpus <<< "$CUDA_VISIBLE_DEVICES"
 else
     mapfile -t gpus < <("${NVIDIA_SMI:-nvidia-smi}" --query-gpu=index --format=csv,noheader)
@@ -103,46 +149,47 @@ for number in "${!gpus[@]}"; do
         set_to+=("-i $gpu -pl $(of_gpu "$number" "${power_limits_W[@]}")")
         back+=("-i $gpu -pl $limit")
     fi
-done
+done"""
 
-child=
-stopped=
-finish() {
-    local code=$?
-    trap '' INT TERM HUP
-    trap - EXIT
-    [[ -z $child ]] || kill -TERM "$child" 2>/dev/null
-    restore "${back[@]}" && [[ -n ${guard:-} ]] && kill -KILL "$guard" 2>/dev/null
-    exit "$code"
+#: ... and how cores are: the files of cpufreq and RAPL, as `tuner.workload.clocks.cpu` writes them.
+_CORE_SETTER = r"""setter=write
+put() { printf '%s\n' "$2" | ${SUDO:-} tee "$1"; }"""
+
+_CORES = r"""if (( ${#clocks_MHz[@]} > 1 || ${#power_limits_W[@]} > 1 )); then
+    echo "clocks.sh: cores take one value for all; tuner run sets one per stage" >&2
+    exit 2
+fi
+sys=${SYSFS:-/sys}
+back=()
+set_to=()
+change() {  # change FILE VALUE; the last change is restored first
+    back=("$1 $(<"$1")" "${back[@]}")
+    set_to+=("$1 $2")
 }
-trap finish EXIT
-trap '[[ -z $child ]] || kill -TERM "$child" 2>/dev/null; stopped=143' INT TERM HUP
-
-# Started before any clock is set, in a session that a kill of this script does not reach.
-# It reads from a pipe that is open for writing in this script, and not in the command.
-exec {alive}> >(exec setsid bash "${BASH_SOURCE[0]}" --guard "${back[@]}" >/dev/null 2>&1)
-guard=$!
-for words in "${set_to[@]}"; do
-    # shellcheck disable=SC2086  # word splitting is intended
-    if ! smi $words >/dev/null; then
-        echo "clocks.sh: nvidia-smi $words was refused; nothing is started. To set clocks" \
-            "as root: SUDO=sudo ./clocks.sh ...; or start the command without clocks.sh" >&2
-        exit 3
-    fi
-done
-
-[[ -z $stopped ]] || exit "$stopped"
-"$@" {alive}>&- &
-child=$!
-wait "$child"
-code=$?
-while kill -0 "$child" 2>/dev/null; do  # a signal ends `wait` before the command has ended
-    wait "$child"
-    code=$?
-done
-child=
-exit "${stopped:-$code}"
-"""
+if (( ${#clocks_MHz[@]} )); then
+    for policy in "$sys"/devices/system/cpu/cpufreq/policy*; do
+        clock_kHz=$(( clocks_MHz[0] * 1000 ))
+        (( $(<"$policy/scaling_min_freq") <= clock_kHz )) ||
+            change "$policy/scaling_min_freq" "$clock_kHz"
+        change "$policy/scaling_max_freq" "$clock_kHz"
+    done
+fi
+if (( ${#power_limits_W[@]} )); then
+    for zone in "$sys"/class/powercap/intel-rapl:*; do
+        [[ $(<"$zone/name") =~ ^package-[0-9]+$ ]] || continue
+        limit_uW=$(LC_ALL=C awk "BEGIN { printf \"%.0f\", ${power_limits_W[0]} * 1e6 }")
+        for term in "$zone"/constraint_*_name; do
+            [[ $(<"$term") =~ ^(long|short)_term$ ]] || continue
+            file=${term%_name}_power_limit_uw
+            (( $(<"$file") <= limit_uW )) || change "$file" "$limit_uW"
+        done
+        [[ $(<"$zone/enabled") == 1 ]] || change "$zone/enabled" 1
+    done
+fi
+if (( ${#set_to[@]} == 0 )); then
+    echo "clocks.sh: this machine has no such clocks or power caps; nothing is started" >&2
+    exit 3
+fi"""
 
 
 def _array(value: Value | None) -> str:
@@ -153,16 +200,19 @@ def _array(value: Value | None) -> str:
     return " ".join(f"{part:g}" if isinstance(part, float) else str(int(part)) for part in parts)
 
 
-def clocks_sh(configuration: Configuration, ranks_per_node: int) -> str:
+def clocks_sh(configuration: Configuration, ranks_per_node: int, *, cores: bool = False) -> str:
     """Return the script of one configuration; without live settings it only runs the command.
 
     Args:
         configuration: the configuration whose live settings are set.
-        ranks_per_node: number of ranks, and so of GPUs, on each node.
+        ranks_per_node: number of ranks, and so of devices, on each node.
+        cores: the devices are cores, not GPUs.
     """
     live = configuration.live
     words = {
-        "@ABOUT@": one_line(live.key) if live else "left to the device",
+        "@SETTER@": _CORE_SETTER if cores else _GPU_SETTER,
+        "@COLLECT@": _CORES if cores else _GPUS,
+        "@ABOUT@": one_line(live.short) if live else "left to the device",
         "@CLOCKS@": _array(live.get("clock_MHz")),
         "@MEMORY@": _array(live.get("memory_clock_MHz")),
         "@LIMITS@": _array(live.get("power_limit_W")),

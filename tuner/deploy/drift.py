@@ -231,7 +231,7 @@ class DriftMonitor:
         low, high = (math.expm1(end) for end in shown.interval)
         relative = math.expm1(shown.mean)
         word = "more" if relative > 0 else "less"
-        estimated = label(self.expectation.meter.estimated and name == "power")
+        estimated = label(self.expectation.meter.mark if name == "power" else "")
         sentence = (
             f"drift after {self._steps} steps: {name}{estimated} is {100 * abs(relative):.1f} % "
             f"{word} than was measured for this configuration "
@@ -256,7 +256,7 @@ class DriftMonitor:
             "energy_per_step_J": expected.power_W * expected.step_time_s,
         }
         relative = {name: observed[name] / measured[name] - 1 for name in observed}
-        estimated = label(expected.meter.estimated)
+        estimated = label(expected.meter.mark)
         text = (
             f"{self._steps} steps in {number(self._seconds)} s and "
             f"{number(self._joules / 1000)} kJ{estimated}: a step took "

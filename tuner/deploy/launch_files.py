@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.deploy.clock_script import clocks_sh
-from tuner.formatting import knob_text, knobs, one_line
+from tuner.formatting import one_line, short
 from tuner.problem.run_folder import write_toml
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
@@ -111,7 +111,11 @@ def write_launch_files(
         "launch.sh": _launch_sh(launch, program, "torchrun"),
         "launch_deepspeed.sh": _launch_sh(launch, program, "deepspeed"),
         "job.sbatch": _sbatch(launch, folder.resolve(), expected_s),
-        "clocks.sh": clocks_sh(configuration, configuration.world_size // _nodes_of(launch)),
+        "clocks.sh": clocks_sh(
+            configuration,
+            configuration.world_size // _nodes_of(launch),
+            cores=cluster is not None and cluster.device.type == "cpu",
+        ),
         "clocks.toml": _clocks_toml(configuration),
         "README.txt": _readme(configuration, job),
     }
@@ -183,7 +187,7 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[_Program, dict[str
     about = [
         "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
         "# Yours must read ds_config.json, and apply the settings that it cannot contain:",
-        "#   " + one_line(" ".join(knobs(configuration))),
+        "#   " + one_line(short(configuration)),
     ]
     exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false"]
     arguments = training_arguments(configuration)
@@ -269,11 +273,11 @@ def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
     if starter == "deepspeed" and words[0] == "-m":  # its launcher takes the module's name alone
         words = words[1:]
     steps = f' --steps "${{STEPS:-{job.steps}}}"' if program.steps else ""
-    live = " ".join(knobs(Configuration(configuration.live)))
+    live = configuration.live.short if configuration.live else ""
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            f"# Trains {one_line(job.name)} under {one_line(configuration.key)}",
+            f"# Trains {one_line(job.name)} under {one_line(configuration.short)}",
             how,
             *([f"# A short try: STEPS=20 ./{_file(starter)}"] if program.steps else []),
             f"# Live settings: {one_line(live) or 'left to the device'}"
@@ -347,7 +351,7 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None) -> str:
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            f"# Trains {one_line(job.name)} under {one_line(configuration.key)}",
+            f"# Trains {one_line(job.name)} under {one_line(configuration.short)}",
             "# Submit it with: sbatch job.sbatch   (add your partition and account)",
             *(
                 ["# The time is the measured time to solution with a quarter and 15 minutes more."]
@@ -378,11 +382,11 @@ def _clocks_toml(configuration: Configuration) -> str:
 
 
 def _readme(configuration: Configuration, job: TrainingJob) -> str:
-    live = ", ".join(knob_text(name, value) for name, value in configuration.live.items())
+    live = configuration.live.short if configuration.live else ""
     start = "./clocks.sh ./launch.sh" if live else "./launch.sh"
     return (
         f"{start} trains {one_line(job.name)} for {job.steps} optimizer steps under "
-        f"{one_line(configuration.key)}, with {live or 'clocks left to the device'}.\n\n"
+        f"{one_line(configuration.short)}, with {live or 'clocks left to the device'}.\n\n"
         "launch.sh            starts it by torchrun\n"
         "launch_deepspeed.sh  starts it by DeepSpeed's own launcher\n"
         "job.sbatch           starts it under Slurm: sbatch job.sbatch\n"

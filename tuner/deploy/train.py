@@ -20,7 +20,6 @@ from typing import Any, TextIO
 
 from tuner.deploy.drift import Drift, DriftMonitor, Expectation, RunSummary
 from tuner.deploy.launch_files import launch_of
-from tuner.formatting import knobs
 from tuner.problem.batch_scaling import steps_a_job_step
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
@@ -249,8 +248,8 @@ def train(
                 f"{node.meter.scope}; energies of two scopes cannot be compared"
             )
         if configuration.live and not clocks:
-            say(f"the point was measured at {configuration.live.key}, which is not set")
-        say(f"training under {' '.join(knobs(configuration)) or configuration.key}")
+            say(f"the point was measured at {configuration.live.short}, which is not set")
+        say(f"training under {configuration.short}")
         try:
             record = node.run_as(training, _request(result.run_dir, configuration, clocks=clocks))
             failure, energy_J, wall_s = record.failure, record.energy_J, record.wall_s
@@ -288,7 +287,7 @@ def _request(run_dir: Path, configuration: Configuration, *, clocks: bool) -> Pr
         f"run-{number}",
         configuration.launch,
         (configuration.live if clocks else Settings(),),
-        window=WindowPolicy(idle_s=0.0),
+        window=WindowPolicy(idle_s=0.0, micro_batches=False),
         time_limit_s=FOREVER_S,
         purpose="training",
     )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shlex
 
+from tuner.display.plan_text import plan_lines
 from tuner.display.text import (
+    energy_mark,
     found_word,
-    is_estimated,
     payback,
     prediction,
     real_search_cost,
@@ -57,7 +58,9 @@ def answer_lines(result: Result) -> list[str]:
     if not result.choice.met:
         lines.append(result.choice.sentence)
     lines += _menu_lines(result)
-    if prediction(result):
+    if result.plan is not None:
+        lines += plan_lines(result)
+    elif prediction(result):
         lines.append(f"{real_search_cost(result)} {payback(result)}")
     else:
         if result.verification is not None:
@@ -94,7 +97,7 @@ def _menu_lines(result: Result) -> list[str]:
             command,
         )
 
-    estimated = label(is_estimated(result))
+    estimated = label(energy_mark(result))
     rows: list[tuple[str, ...]] = [
         ("", "time", f"energy{estimated}", "against today" if today else "", "")
     ]
@@ -120,7 +123,7 @@ def _spent(result: Result) -> str:
     spent = result.spent
     if not spent.energy_kJ and not spent.time_s:
         return payback(result)
-    cost = f"{energy_and_kWh(spent.energy_kJ)}{label(is_estimated(result))}"
+    cost = f"{energy_and_kWh(spent.energy_kJ)}{label(energy_mark(result))}"
     return f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes. {payback(result)}"
 
 

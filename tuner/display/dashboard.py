@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 from tuner.display.guarded import Guarded, serve_until_interrupted
 from tuner.display.text import (
     comparison,
-    is_estimated,
+    energy_mark,
     payback,
     prediction,
     recommendation_lines,
     units_of,
 )
-from tuner.formatting import knobs, label, number
+from tuner.formatting import label, number
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
@@ -310,7 +310,7 @@ def trial_note(record: ProbeRecord, configuration: str) -> str:
         record: its probe.
         configuration: key of the trial's configuration.
     """
-    estimated = label(record.meter.estimated)
+    estimated = label(record.meter.mark)
     lines = [
         f"**{_literal(record.request.probe_id)}**, {_literal(record.request.purpose)}: "
         f"{_literal(configuration)}",
@@ -327,7 +327,7 @@ def trial_note(record: ProbeRecord, configuration: str) -> str:
                 *(f"- note: {_literal(flag)}" for flag in m.flags),
             ]
     lines += [
-        f"- {_literal(missed.live.key)}: {_literal(missed.message)}"
+        f"- {_literal(missed.live.short)}: {_literal(missed.message)}"
         for missed in record.missed
         if Configuration(launch, missed.live).key == configuration
     ]
@@ -354,8 +354,8 @@ def note(result: Result) -> str:
         lines += [_literal(said), ""]
     if result.recommended is not None:
         best = result.recommended
-        estimated = label(best.meter.estimated)
-        configuration = html.escape(" ".join(" ".join(knobs(best.configuration)).split()))
+        estimated = label(best.meter.mark)
+        configuration = html.escape(best.configuration.short)
         configuration = configuration.replace("`", "'")
         lines += [
             _literal(comparison(result, units)),
@@ -364,7 +364,7 @@ def note(result: Result) -> str:
             f"- energy to solution: {units.energy_text(best.energy_to_solution_kJ)}{estimated}",
             f"- time to solution: {units.time_text(best.time_to_solution_s)}",
             f"- search: {result.spent.probes} probes, {result.spent.failed} failed, "
-            f"{result.spent.energy_kJ:,.3g} kJ{label(is_estimated(result))}",
+            f"{result.spent.energy_kJ:,.3g} kJ{label(energy_mark(result))}",
             f"- {_literal(payback(result))}",
             f"- how it was chosen: {_literal(result.choice.sentence)}",
         ]

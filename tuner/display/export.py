@@ -101,6 +101,7 @@ def rows(result: Result, points: Sequence[Point] | None = None) -> list[dict[str
                 "energy_scope": p.meter.scope,
                 "energy_from": p.meter.source,
                 "energy_estimated": p.meter.estimated,
+                "energy_twin": p.meter.twin,
                 "flags": "; ".join(p.flags),
             }
         )

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from tuner.display.ascii_plot import ascii_plot
 from tuner.display.progress import ProgressPrinter
-from tuner.formatting import Units, label, number
+from tuner.formatting import Units, common_mark, label, number, short
 from tuner.results.result import Point
+from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
 from tuner.terminal import VisibleStream, raw_stream, visible
 from tuner.workload.probe import ProbeRecord
@@ -63,6 +64,7 @@ class LiveView:
         console: where to draw; standard error when not given.
         clock: monotonic seconds.
         lines: whether what happened also scrolls above.
+        title: of the view.
     """
 
     def __init__(
@@ -71,12 +73,13 @@ class LiveView:
         *,
         clock: Callable[[], float] = time.monotonic,
         lines: bool = True,
+        title: str = "search",
     ) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._console = console or Console(file=raw_stream(sys.stderr))
-        self._clock, self._began_s = clock, clock()
+        self._clock, self._began_s, self._title = clock, clock(), title
         self._lines = ProgressPrinter(_Above(self._console)) if lines else None  # type: ignore[arg-type]
         self._lock = threading.Lock()
         self._last: Progress | None = None
@@ -129,13 +132,13 @@ class LiveView:
         with self._lock:
             last, flying = self._last, dict(self._flying)
             front, failed = self._front, list(self._failed)
-        parts: list[RenderableType] = [Rule("search", style="dim", align="left")]
+        parts: list[RenderableType] = [Rule(self._title, style="dim", align="left")]
         if last is None:
             return Group(*parts, Text(f"preparing, {self._clock() - self._began_s:.0f} s"))
         parts.append(self._budget(last))
         parts.append(self._in_flight(flying))
         if front:
-            estimated = label(any(p.meter.estimated for p in front))
+            estimated = label(common_mark(p.meter for p in front))
             count = f"{len(front)} point{'s' * (len(front) != 1)}"
             parts.append(Text(f"front so far: {count}, energy{estimated} over time", style="bold"))
             plot = small_plot(front) if len(front) >= _PLOTTED else []
@@ -151,7 +154,7 @@ class LiveView:
         from rich.table import Table
 
         grid = Table.grid(padding=(0, 2))
-        estimated = label(last.meter.estimated if last.meter else False)
+        estimated = label(last.meter.mark if last.meter else "")
         limits = (
             ("probes", float(last.probes), last.max_probes, f"{last.probes}", ""),
             ("energy", last.spent_kJ, last.probe_budget_kJ, number(last.spent_kJ), " kJ"),
@@ -179,14 +182,14 @@ class LiveView:
             request = event.request
             assert request is not None
             names = [name for name in event.varying if name in request.launch]
-            launch = " ".join(f"{name}={request.launch[name]}" for name in names)
+            launch = short(Configuration(request.launch), names)
             places = event.places() if event.places is not None else {}
             table.add_row(
                 probe_id,
                 f"{self._clock() - since_s:.0f} s",
                 str(len(request.live)),
                 Text(visible(places.get(probe_id, "") or "this node")),
-                Text(visible(launch or request.launch.key), no_wrap=True, overflow="ellipsis"),
+                Text(visible(launch), no_wrap=True, overflow="ellipsis"),
             )
         return table
 

@@ -12,7 +12,7 @@ from tuner.display.text import (
     role,
     units_of,
 )
-from tuner.formatting import knob_text, label, number, percent, varying_knobs
+from tuner.formatting import common_mark, knob_text, label, number, percent, varying_knobs
 from tuner.results.result import Result
 
 __all__ = ["result_html"]
@@ -26,7 +26,7 @@ def result_html(result: Result) -> str:
     units = units_of(result)
     points = result.front_points[:_MOST_ROWS]
     names = varying_knobs(p.configuration for p in (*result.points, *result.front_points))
-    energy = f"energy ({units.energy}){label(any(p.meter.estimated for p in points))}"
+    energy = f"energy ({units.energy}){label(common_mark(p.meter for p in points))}"
     heads = [*names, energy, f"time ({units.time})", "power (W)", "P(non-dominated)"]
     rows = []
     for p in points:

@@ -34,8 +34,17 @@ from tuner.display.figures.style import (
     points_trace,
     wrapped,
 )
-from tuner.display.text import is_estimated, units_of
-from tuner.formatting import Units, knobs, label, number, percent, varying_knobs
+from tuner.display.text import energy_mark, units_of
+from tuner.formatting import (
+    Units,
+    after_comma,
+    common_mark,
+    label,
+    number,
+    percent,
+    short,
+    varying_knobs,
+)
 from tuner.results.result import Point, Result
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import UnknownName
@@ -69,7 +78,7 @@ def hypervolume_figure(result: Result) -> go.Figure | None:
     units = Units.for_values([e for e, _ in pairs], [])
     final = pairs[-1][1] or max(v for _, v in pairs)
     figure = empty_figure(
-        f"Energy spent probing ({units.energy}{', estimated' if is_estimated(result) else ''})",
+        f"Energy spent probing ({units.energy}{after_comma(energy_mark(result))})",
         "Hypervolume (% of the last)",
         {"rangemode": "tozero"},
         {"rangemode": "tozero"},
@@ -85,7 +94,7 @@ def hypervolume_figure(result: Result) -> go.Figure | None:
             "hovertext": [
                 "before the first probe",
                 *(
-                    f"after probe {i}: {units.energy_text(e)}{label(is_estimated(result))}, "
+                    f"after probe {i}: {units.energy_text(e)}{label(energy_mark(result))}, "
                     f"{percent(v / final)}"
                     for i, (e, v) in enumerate(pairs, 1)
                 ),
@@ -106,8 +115,8 @@ def surrogate_figure(result: Result, what: Literal["time", "power"]) -> go.Figur
     measured = [pair[column] for pair in loo.pairs]
     predicted = [pair[column + 1] for pair in loo.pairs]
     unit, title = ("s", "step time") if what == "time" else ("W", "power")
-    said = label(what == "power" and is_estimated(result))
-    note = ", estimated" if said else ""
+    mark = energy_mark(result) if what == "power" else ""
+    said, note = label(mark), after_comma(mark)
     axis = Axis([*measured, *predicted])
     figure = empty_figure(
         f"Measured {title} ({unit}{note})", f"Predicted {title} ({unit}{note})", axis.layout(), {}
@@ -189,13 +198,13 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     )
     figure = empty_figure(
         html.escape(_AXIS_NAMES.get(knob, knob)),
-        f"Energy to solution ({units.energy}{', estimated' if is_estimated(result) else ''})",
+        f"Energy to solution ({units.energy}{after_comma(energy_mark(result))})",
         {},
         y_axis.layout(),
     )
     for curve, colour, symbol in zip(curves, SERIES, SYMBOLS, strict=False):
         least = min(curve, key=lambda p: p.energy_to_solution_kJ)
-        name = " ".join(knobs(curve[0].configuration, varying)) or "one launch setting"
+        name = short(curve[0].configuration, varying) if varying else "one launch setting"
         marker = {
             "color": colour,
             "symbol": symbol,
@@ -224,7 +233,7 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
         texts = [
             f"<b>{html.escape(r.request.probe_id)}</b>, {html.escape(r.request.purpose)}"
             f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.kind)}<br>"
-            f"{wrapped(r.request.launch.key)}<br>launch {number(r.launch_s)} s, "
+            f"{wrapped(r.request.launch.short)}<br>launch {number(r.launch_s)} s, "
             f"in all {number(r.wall_s)} s, {len(r.measurements)} windows"
             for r in records
         ]
@@ -236,10 +245,10 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
     if not costs or max(costs) <= 0:
         return None
     units = Units.for_values(costs, [])
-    estimated = any(r.meter.estimated for r in records) if records else is_estimated(result)
+    estimated = common_mark(r.meter for r in records) if records else energy_mark(result)
     figure = empty_figure(
         "Probe, in the order of finishing",
-        f"Energy of the probe ({units.energy}{', estimated' if estimated else ''})",
+        f"Energy of the probe ({units.energy}{after_comma(estimated)})",
         {"showgrid": False, **({"dtick": 1} if len(costs) <= 20 else {})},
         {"rangemode": "tozero"},
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from tuner.display.text import front_lines
-from tuner.formatting import knobs, label, number
+from tuner.formatting import label, number, short
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
@@ -59,20 +59,18 @@ class ProgressPrinter:
         return []
 
     def _started(self, event: Progress, request: ProbeRequest) -> list[str]:
-        launch = " ".join(
-            knobs(Configuration(request.launch), [n for n in event.varying if n in request.launch])
-        )
-        visits = [live.key for live in request.live if live]
-        text = f"{request.probe_id} probing {launch or request.launch.key}"
+        names = [name for name in event.varying if name in request.launch]
+        visits = [live.short for live in request.live if live]
+        text = f"{request.probe_id} probing {short(Configuration(request.launch), names)}"
         if visits:
             text += f" at {'; '.join(visits)}"
         return [f"{text}  ({event.message or request.purpose})"]
 
     def _finished(self, event: Progress, record: ProbeRecord) -> list[str]:
-        estimated = label(record.meter.estimated)
+        estimated = label(record.meter.mark)
         lines = []
         for m in record.measurements:
-            live = f" at {m.live.key}" if m.live else ""
+            live = f" at {m.live.short}" if m.live else ""
             found = "predicted" if record.meter.name == "simulated" else "measured"
             lines.append(
                 f"{record.request.probe_id} {found}{live} {number(m.step_time_s)} s a step, "

@@ -20,6 +20,7 @@ from tuner.display.figures.power import shown_timelines
 from tuner.display.figures.style import DARK
 from tuner.display.html.answer_parts import front_part, top_part
 from tuner.display.html.pieces import json_in_html, section, template
+from tuner.display.html.plan_part import plan_part
 from tuner.display.html.reason_parts import (
     breakdown_part,
     explanation_part,
@@ -75,6 +76,7 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
     parts = [
         top_part(result, units),
         front_part(result, units, figures),
+        plan_part(result),
         target_part(result),
         verification_part(result),
         live_part(figures),

@@ -12,16 +12,19 @@ import math
 from collections.abc import Sequence
 
 from tuner.display.ascii_plot import ascii_plot
+from tuner.display.plan_text import plan_lines, probe_lines
 from tuner.formatting import (
     Units,
+    after_comma,
     change,
+    common_mark,
     duration,
     energy_and_kWh,
-    knobs,
     label,
     number,
     ordered_knobs,
     percent,
+    short,
     varying_knobs,
 )
 from tuner.results.result import Point, Result
@@ -29,8 +32,8 @@ from tuner.workload.probe import ProbeRecord
 
 __all__ = [
     "comparison",
+    "energy_mark",
     "front_lines",
-    "is_estimated",
     "payback",
     "plot_lines",
     "prediction",
@@ -57,12 +60,10 @@ def units_of(result: Result) -> Units:
     return Units.of(points)
 
 
-def is_estimated(result: Result) -> bool:
-    """Return True if any energy of the result was estimated instead of metered."""
+def energy_mark(result: Result) -> str:
+    """Return the mark of the result's energies: "twin", "estimated", or "" if all were metered."""
     points = _every_point(result)
-    return any(p.meter.estimated for p in points) or any(
-        record.meter.estimated for record in result.failures
-    )
+    return common_mark([p.meter for p in points] + [record.meter for record in result.failures])
 
 
 def prediction(result: Result) -> str:
@@ -100,7 +101,7 @@ def comparison(result: Result, units: Units) -> str:
     best, baseline = result.recommended, result.baseline
     if best is None or baseline is None or best.configuration == baseline.configuration:
         return ""
-    estimated = ", estimated" if best.meter.estimated or baseline.meter.estimated else ""
+    estimated = after_comma(common_mark([best.meter, baseline.meter]))
     text = (
         "Against the baseline it takes "
         + change(
@@ -184,7 +185,7 @@ def front_lines(
     if names is None:
         names = varying_knobs(point.configuration for point in points)
     units = Units.of(points)
-    estimated = label(any(point.meter.estimated for point in points))
+    estimated = label(common_mark(point.meter for point in points))
     more = ["90 %", "90 %", "windows", "on front"] if intervals else []
     heads = ["time to solution", f"energy to solution{estimated}", f"power{estimated}"]
     if intervals:
@@ -200,7 +201,7 @@ def front_lines(
             row.insert(1, units.interval_text(p.time_interval_s, units.s))
             row.insert(3, units.interval_text(p.energy_interval_kJ, units.kJ))
             row += [str(p.windows), percent(p.p_nondominated)]
-        rows.append([*row, " ".join(knobs(p.configuration, names)) or p.configuration.key])
+        rows.append([*row, short(p.configuration, names)])
     return _table(rows)
 
 
@@ -217,7 +218,7 @@ def plot_lines(result: Result) -> list[str]:
     marks.sort(key=lambda mark: mark[1] == "o")  # what matters more is drawn later
     marks += [(p, mark) for p, mark in ((result.baseline, "B"), (result.best, "X")) if p]
     lines = ascii_plot(marks, shown, units_of(result), width=_WIDTH, height=_HEIGHT)
-    estimated = label(is_estimated(result))
+    estimated = label(energy_mark(result))
     indent = " " * (lines[-2].index("+") + 2)
     key = "o front  . dominated  B baseline  X choice"
     return [*lines, f"{indent}energy{estimated} over time to solution, log axes: {key}"]
@@ -240,7 +241,7 @@ def verification_lines(result: Result) -> list[str]:
 def summary_lines(result: Result) -> list[str]:
     """Return the summary that `tuner optimize` prints at its end."""
     units = units_of(result)
-    estimated = label(is_estimated(result))
+    estimated = label(energy_mark(result))
     names = varying_knobs(point.configuration for point in result.points)
     lines = [result.stopped, ""]
     if said := prediction(result):
@@ -265,14 +266,15 @@ def summary_lines(result: Result) -> list[str]:
             "Baseline: "
             f"{units.energy_text(result.baseline.energy_to_solution_kJ)}{estimated} and "
             f"{units.time_text(result.baseline.time_to_solution_s)} with "
-            + (" ".join(knobs(result.baseline.configuration, names or None)) or "default")
+            + short(result.baseline.configuration, names)
             + (f" ({result.baseline_name})" if result.baseline_name else ""),
         ]
     lines += ["", *recommendation_lines(result), *verification_lines(result)]
     if saves := comparison(result, units):
         lines.append(saves)
     lines.append(f"Choice: {result.choice.sentence}")
-    lines.append(_spent_line(result, estimated))
+    if result.plan is None:
+        lines.append(_spent_line(result, estimated))
     if result.leave_one_out is not None:
         loo = result.leave_one_out
         lines.append(
@@ -284,10 +286,10 @@ def summary_lines(result: Result) -> list[str]:
         if _interrupted(record):  # by the user: nothing that could be mended
             continue
         lines.append(
-            f"Failed: {record.request.probe_id} {record.request.launch.key}: "
+            f"Failed: {record.request.probe_id} {record.request.launch.short}: "
             f"{record.failure.kind.replace('_', ' ')}: {record.failure.message}"
         )
-    lines += _target_lines(result)
+    lines += [*_target_lines(result), *plan_lines(result), *probe_lines(result)]
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")
     return lines
@@ -301,7 +303,7 @@ def _same_in_all(result: Result, varying: Sequence[str]) -> str:
     same = [name for name in names if name not in varying]
     if not same or not result.points:
         return ""
-    return " ".join(knobs(result.points[0].configuration, same))
+    return short(result.points[0].configuration, same)
 
 
 def _interrupted(record: ProbeRecord) -> bool:
@@ -339,12 +341,12 @@ def _target_lines(result: Result) -> list[str]:
 
 def record_lines(record: ProbeRecord) -> list[str]:
     """One probe's record for people: what was asked, measured, and what it cost."""
-    estimated = label(record.meter.estimated)
-    lines = [f"probe {record.request.launch.key}"]
+    estimated = label(record.meter.mark)
+    lines = [f"probe {record.request.launch.short}"]
     for m in record.measurements:
         error = m.step_time_rse
         lines += [
-            f"  live            {m.live.key if m.live else 'left to the device'}",
+            f"  live            {m.live.short if m.live else 'left to the device'}",
             f"  step time       {number(m.step_time_s)} s"
             + (f" +- {percent(error)}" if math.isfinite(error) else ""),
             f"  power           {number(m.power_W)} W{estimated}",

@@ -20,7 +20,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.clocks.governor import Applied
+from tuner.workload.clocks.base import Applied
 from tuner.workload.meters import PowerSample, Reading
 from tuner.workload.multi_node.peer import Joined, PeerLost
 from tuner.workload.node.preflight import NodeFacts, busy_gpus, look

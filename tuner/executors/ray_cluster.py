@@ -29,6 +29,7 @@ from tuner.executors.ray_security import (
 )
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.workload.clocks.elsewhere import COMMAND
 from tuner.workload.node.preflight import NodeFacts
 from tuner.workload.node.rights import RUN_AS
 
@@ -164,7 +165,7 @@ def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False)
             "env_vars": {
                 "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
                 "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-                **({RUN_AS: os.environ[RUN_AS]} if os.environ.get(RUN_AS) else {}),
+                **{name: os.environ[name] for name in (RUN_AS, COMMAND) if os.environ.get(name)},
             }
         },
     )

@@ -17,8 +17,9 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import KNOBS, Value, parse_value
+from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.short_names import split_words, values_of
 
 __all__ = ["Baseline", "default_name", "read_baseline"]
 
@@ -71,7 +72,7 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
         InvalidConfiguration: the configuration cannot train this job on this cluster.
     """
     texts = [str(word) for word in words]
-    files = [text for text in texts if "=" not in text]
+    files, flags = split_words(texts)
     if len(files) > 1:
         raise InputError(f"{files[1]!r} is a second file; a baseline is one DeepSpeed JSON")
     values: dict[str, Value] = {}
@@ -80,10 +81,7 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
         config = _read(Path(files[0]))
         found, notes = _knobs_of(config, job, files[0])
         values |= found
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if equals:
-            values[name] = parse_value(name, value)
+    values |= values_of(flags)
     if "data_parallel" not in values:
         inside = Configuration.of(values).world_size
         values["data_parallel"] = max(1, cluster.devices // inside)
@@ -92,9 +90,8 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
         values["micro_batch"] = _micro_batch(config, job, replicas, notes)
     configuration = Configuration.of(values)
     if broken := broken_rules(configuration, job, cluster):
-        raise InvalidConfiguration(configuration.key, broken)
-    flags = [text for text in texts if "=" in text]
-    name = ", ".join([*(Path(file).name for file in files), *flags])
+        raise InvalidConfiguration(configuration.short, broken)
+    name = ", ".join(Path(text).name if text in files else text for text in texts)
     return Baseline(
         configuration, f"yours: {name}" if name else default_name(configuration), tuple(notes)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tuner.search_spaces.space import Candidates, default_configuration, load_sp
 from tuner.workload.node.rank_server import cannot_build
 from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["problem_of_job"]
+__all__ = ["baseline_of", "cluster_of", "identity_of", "problem_of_job"]
 
 
 def problem_of_job(
@@ -53,9 +53,9 @@ def problem_of_job(
     if not isinstance(job, TrainingJob):
         job = load_job(job)
     here = cluster == "auto"
-    cluster = _cluster(cluster)
+    cluster = cluster_of(cluster)
     script = job if isinstance(job, ScriptJob) else None
-    today = _baseline(baseline, job, cluster)
+    today = baseline_of(baseline, job, cluster)
     candidates, notes = _runnable(job, cluster, space, plan)
     if target_gpus is not None:  # refused before anything is measured, not after
         target_candidates(job, cluster, space, target_gpus, plan=plan)
@@ -85,15 +85,11 @@ def problem_of_job(
         steps=job.steps,
         baseline=configuration,
         cost=REAL_COST,
-        identity=plain(
-            {
-                "job": _job_section(job),
-                "cluster": asdict(cluster),
-                "space": space_section(str(space), candidates),
-                "baseline": {"name": today.name, "configuration": configuration.key},
-                **({"target": {"gpus": target_gpus}} if target_gpus is not None else {}),
-            }
-        ),
+        identity={
+            **identity_of(job, cluster, space_section(str(space), candidates)),
+            "baseline": {"name": today.name, "configuration": configuration.key},
+            **({"target": {"gpus": target_gpus}} if target_gpus is not None else {}),
+        },
         job=job,
         cluster=cluster,
         notes=tuple(notes),
@@ -101,7 +97,18 @@ def problem_of_job(
     )
 
 
-def _cluster(cluster: Cluster | str) -> Cluster:
+def identity_of(job: TrainingJob, cluster: Cluster, space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of study.toml that identify a question, without its baseline."""
+    sections = {"job": _job_section(job), "cluster": asdict(cluster), "space": space}
+    return dict(plain(sections))
+
+
+def cluster_of(cluster: Cluster | str) -> Cluster:
+    """Return a cluster by name or path; that of this machine for "auto".
+
+    Raises:
+        InputError: there is none of this name, or its file is no cluster.
+    """
     if isinstance(cluster, Cluster):
         return cluster
     if cluster != "auto":
@@ -111,15 +118,24 @@ def _cluster(cluster: Cluster | str) -> Cluster:
     return detect_cluster()
 
 
-def _baseline(
+def baseline_of(
     given: Configuration | str | Path | Sequence[str | Path] | None,
     job: TrainingJob,
     cluster: Cluster,
 ) -> Baseline:
-    """Return what the user runs today."""
+    """Return what the user runs today.
+
+    Args:
+        given: a configuration, or words that `tuner.problem.baseline` reads; None for the default.
+        job: what is trained.
+        cluster: where.
+
+    Raises:
+        InputError: it is no configuration, or cannot train this job on this cluster.
+    """
     if isinstance(given, Configuration):
         if broken := broken_rules(given, job, cluster):
-            raise InvalidConfiguration(given.key, broken)
+            raise InvalidConfiguration(given.short, broken)
         return Baseline(given, "yours")
     if given is not None:
         return read_baseline([given] if isinstance(given, str | Path) else given, job, cluster)

@@ -86,7 +86,7 @@ def problem_of_run(
         cost=REAL_COST,
         identity={
             name: study[name]
-            for name in ("job", "cluster", "recorded", "space", "baseline", "target")
+            for name in ("job", "cluster", "recorded", "space", "baseline", "target", "plan")
             if name in study
         },
         job=job,

@@ -43,6 +43,7 @@ _SECTIONS = (
     "transfer",
     "baseline",
     "target",
+    "plan",
     "ended",
 )
 

@@ -33,8 +33,8 @@ class RunEntry:
         name: of the run.
         job: what is trained, or the recorded table.
         cluster: where; "" for a recording.
-        kind: "measured", "plan" (on a simulated cluster), "recording" (a trace, table or past
-            runs) or "unknown" (nothing was probed).
+        kind: "measured", "plan" (predicted, or on a simulated cluster), "recording" (a trace,
+            table or past runs) or "unknown" (nothing was probed).
         state: "running" (a process holds it), "interrupted", "done" or "unreadable".
         probes: number of probes, failed ones included.
         changed: date and time of the last change of study.toml.
@@ -75,7 +75,7 @@ def _entry(folder: RunFolder) -> RunEntry:
     kind: Kind = "measured" if records else "unknown"
     if recorded:
         kind = "recording"
-    elif records and records[0].meter.name == "simulated":
+    elif "plan" in study or (records and records[0].meter.name == "simulated"):
         kind = "plan"
     stop = study.get("ended", {}).get("stop_reason", {})
     ended = stop.get("kind") if isinstance(stop, dict) else None

@@ -109,12 +109,30 @@ class SearchSettings:
         1 / 3, "share of every limit that is reserved for verification", least=0, keyword_only=True
     )
     window: WindowPolicy = field(default_factory=WindowPolicy)
-    time_limit_s: float = option(
-        300.0,
-        "kill a probe after this time; the limit becomes shorter once some probes have ended",
+    time_limit_s: float | None = option(
+        None,
+        "kill a probe after this time (default: the limit of its first step and what its steps are "
+        "predicted to take; shorter once some probes have ended)",
         unit="s",
         above=0,
-        keyword_only=True,
+        flag="probe-limit-s",
+        alias="probe-limit",
+    )
+    first_step_limit_s: float | None = option(
+        None,
+        "a probe without an optimizer step after this time hangs (default: 5min, three times what "
+        "the inspection of the script took, or more if longer steps are predicted)",
+        unit="s",
+        above=0,
+        alias="first-step-limit",
+    )
+    step_limit_s: float | None = option(
+        None,
+        "a later optimizer step that takes longer than this hangs (default: 2min, or ten times "
+        "what is predicted)",
+        unit="s",
+        above=0,
+        alias="step-limit",
     )
     #: Regressor that learns step time and power, as text (`tuner.models.surrogate`).
     surrogate: str = OURS
@@ -131,7 +149,7 @@ class SearchSettings:
         """
         settings = self
         if simulated:
-            limit_s = max(self.time_limit_s, SIMULATED_LIMIT_S)
+            limit_s = max(self.time_limit_s or 0.0, SIMULATED_LIMIT_S)
             settings = replace(settings, time_limit_s=limit_s)
         if self.limits:
             return settings

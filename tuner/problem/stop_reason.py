@@ -20,6 +20,7 @@ StopKind = Literal[
     "interrupted",
     "running",
     "past_runs",
+    "plan",
     "recorded",
 ]
 
@@ -48,8 +49,8 @@ class StopReason:
         kind: "max_probes", "probe_budget" or "time" (a limit of the search), "not_worth_it" (no
             probe would pay for itself), "exhausted" (every candidate was tried), "node_failures"
             (nothing can be measured on this node), "interrupted", "running" (it has not ended),
-            "past_runs" (nothing was probed), "recorded" (`message` is the sentence that an older
-            release recorded).
+            "past_runs" (nothing was probed), "plan" (everything was predicted), "recorded"
+            (`message` is the sentence that an older release recorded).
         figures: numbers of the sentence, units in their names.
         message: of the last failure, or the recorded sentence.
     """
@@ -104,11 +105,15 @@ def _max_probes(figures: Mapping[str, float]) -> str:
     return f"the {figures['max_probes']:g} probes that it may make are made"
 
 
+def _mark(figures: Mapping[str, float]) -> str:
+    return "twin" if figures.get("twin") else "estimated" if figures["estimated"] else ""
+
+
 def _probe_budget(figures: Mapping[str, float]) -> str:
     return (
         f"the next probe would take about {number(figures['needed_kJ'])} kJ and "
         f"{number(figures['left_kJ'])} kJ of the probe budget of "
-        f"{number(figures['probe_budget_kJ'])} kJ are left{label(bool(figures['estimated']))}"
+        f"{number(figures['probe_budget_kJ'])} kJ are left{label(_mark(figures))}"
     )
 
 
@@ -152,6 +157,7 @@ _SENTENCES = {
     "interrupted": "It was interrupted.",
     "running": "The search has not ended.",
     "past_runs": "Nothing was probed: these are past runs.",
+    "plan": "Nothing was probed: every configuration was predicted.",
 }
 
 

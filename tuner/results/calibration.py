@@ -23,7 +23,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.safe_files import require_own, write_text
-from tuner.workload.probe import MeterInfo, ProbeRequest
+from tuner.workload.probe import MeterInfo, ProbeRequest, WindowPolicy
 
 __all__ = ["Calibration", "calibrate", "last_calibration"]
 
@@ -139,7 +139,11 @@ def calibrate(
         tell(f"{pairs} pairs of {block_s:g} s with and without metering: {chosen.key}")
         limit_s = 120.0 + 4 * pairs * block_s
         request = ProbeRequest(
-            "calibration", chosen.launch, time_limit_s=limit_s, purpose="calibration"
+            "calibration",
+            chosen.launch,
+            window=WindowPolicy(micro_batches=False),
+            time_limit_s=limit_s,
+            purpose="calibration",
         )
         record, turns = measure_overhead(runner, request, pairs=pairs, block_s=block_s)
     finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from tuner.formatting import Units, knobs, label, number, percent
+from tuner.formatting import Units, label, number, percent
 from tuner.pareto import knee, nondominated
 from tuner.problem.constraints import Constraints
 from tuner.results.result import Choice, Point
@@ -238,11 +238,11 @@ def decide(
     units = Units.of(points)
 
     def needs(point: Point) -> str:
-        energy = units.energy_text(point.energy_to_solution_kJ) + label(point.meter.estimated)
+        energy = units.energy_text(point.energy_to_solution_kJ) + label(point.meter.mark)
         return (
-            f"{' '.join(knobs(point.configuration))} needs {energy} and "
+            f"{point.configuration.short} needs {energy} and "
             f"{units.time_text(point.time_to_solution_s)} at "
-            f"{number(point.power_W)} W{label(point.meter.estimated)}"
+            f"{number(point.power_W)} W{label(point.meter.mark)}"
             + _price_text(point, objective, constraints)
         )
 

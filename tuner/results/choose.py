@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tuner.formatting import Units, change, label, number, settings_text
+from tuner.formatting import Units, change, label, number, short
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide, front_of
 from tuner.results.result import Choice, Point, Result
@@ -66,7 +66,7 @@ class AnotherChoice:
         """Return the choice for people: the answer, today beside it, the evidence, next step."""
         point, today = self.point, self.baseline
         units = Units.of([point, *([today] if today else [])])
-        estimated = label(point.meter.estimated)
+        estimated = label(point.meter.mark)
         rows = [("today", today)] if today else []
         lines = [self.choice.sentence]
         for name, each in [*rows, ("choice", point)]:
@@ -74,7 +74,7 @@ class AnotherChoice:
             text = f"{units.time_text(each.time_to_solution_s):>10}  "
             text += f"{units.energy_text(each.energy_to_solution_kJ):>12}{estimated}  "
             text += f"{number(each.power_W)} W"
-            lines.append(f"  {name:<7}{text}  {settings_text(each.configuration, before)}")
+            lines.append(f"  {name:<7}{text}  {short(each.configuration, baseline=before)}")
         if today is not None and point.configuration != today.configuration:
             energy = change(
                 point.energy_to_solution_kJ,
@@ -96,7 +96,7 @@ def point_name(result: Result, point: Point) -> str:
     front = [each.configuration for each in result.front_points]
     if point.configuration in front:
         return str(front.index(point.configuration) + 1)
-    return point.configuration.key
+    return point.configuration.short
 
 
 def choose(result: Result, constraints: Constraints) -> AnotherChoice:

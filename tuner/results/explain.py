@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuner.formatting import knob_text, knobs, label, number, ordered_knobs, percent
+from tuner.formatting import knob_text, label, number, ordered_knobs, percent
 from tuner.results.guidelines import Guideline, check_guidelines
 from tuner.results.result import Point, Result
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -90,7 +90,7 @@ class Explanation:
         model_error: the model's own step time and energy as shares of the measured ones, minus 1.
         knobs: what each knob bought, the baseline's values first, then by how much energy it moves.
         guidelines: what the papers found, and whether it holds here.
-        estimated: whether the energy was estimated.
+        mark: the mark of the energy's meter, e.g. "estimated"; empty if it was metered.
         notes: what could not be explained, a sentence each.
     """
 
@@ -100,7 +100,7 @@ class Explanation:
     model_error: Mapping[str, float] = field(default_factory=dict)
     knobs: tuple[KnobEffect, ...] = ()
     guidelines: tuple[Guideline, ...] = ()
-    estimated: bool = False
+    mark: str = ""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -117,8 +117,8 @@ class Explanation:
 
     def lines(self) -> list[str]:
         """Return the explanation as lines."""
-        estimated = label(self.estimated)
-        told = [f"{' '.join(knobs(self.point.configuration)) or self.point.configuration.key}"]
+        estimated = label(self.mark)
+        told = [self.point.configuration.short]
         told.append(f"  {self.point.how_measured}")
         for title, parts, unit in (
             (
@@ -266,6 +266,6 @@ def explain(result: Result, point: str | Configuration = "best") -> Explanation:
         model_error=error,
         knobs=_effects(result, chosen),
         guidelines=check_guidelines(result.points),
-        estimated=chosen.meter.estimated,
+        mark=chosen.meter.mark,
         notes=(why,) if why else (),
     )

@@ -173,7 +173,7 @@ def _faster_is_frugal(figures: Sequence[_Figures]) -> Guideline:
     rho, p = float(rank.statistic), float(rank.pvalue)
     verdict: Verdict = "not shown" if not p < 0.1 else "holds" if rho > 0 else "fails"
     live = group[0].configuration.live
-    at = f" at {live.key}" if live else ""
+    at = f" at {live.short}" if live else ""
     return Guideline(
         text,
         _PARALLEL,
@@ -245,7 +245,7 @@ def _jointly(figures: Sequence[_Figures]) -> Guideline:
     fastest = min(figures, key=lambda each: each.log_time)
     frugal = min(figures, key=lambda each: each.log_energy)
     if fastest is frugal:
-        said = f"one point is both: {fastest.configuration.key}"
+        said = f"one point is both: {fastest.configuration.short}"
         return Guideline(text, f"{_PARALLEL}; {_GH200}", "fails", said)
     saved = fastest.log_energy - frugal.log_energy
     shown = saved > Z90 * math.hypot(fastest.energy_se, frugal.energy_se)

@@ -159,7 +159,7 @@ def forecast(
     from tuner.models.analytic.model import AnalyticModel
 
     if phrases := broken_rules(configuration, job, cluster):
-        raise InvalidConfiguration(configuration.key, phrases)
+        raise InvalidConfiguration(configuration.short, phrases)
     breakdown = AnalyticModel(job, cluster).breakdown(configuration)
     corrected: dict[str, tuple[float, float, float]] = {}
     windows = 0
@@ -242,7 +242,7 @@ def forecast_lines(said: Forecast) -> list[str]:
     )
     return [
         f"Predicted, not measured: {job.name} on {cluster.name}",
-        f"  {said.configuration.key}",
+        f"  {said.configuration.short}",
         f"  {b.step_time_s:.4g} s a step, {b.power_W:,.0f} W ({charged}), "
         f"{b.energy_J:,.4g} J a step"
         + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.type == "cuda" else ""),

@@ -88,6 +88,24 @@ def difference_of_points(quantity: str, a: Point, b: Point) -> Difference:
     return _difference(quantity, values, math.hypot(*map(log_error, intervals)))
 
 
+def _difference_in(result: Result, quantity: str, point: Point) -> Difference:
+    """Return how a point differs from the baseline, which was measured or predicted.
+
+    The predictions of a plan err together, so their errors are those of the ratio.
+    """
+    baseline = result.baseline
+    assert baseline is not None
+    together = result.plan.ratio_sd if result.plan is not None else None
+    if together is None or point.configuration not in together:
+        return difference_of_points(quantity, baseline, point)
+    time_sd, energy_sd = together[point.configuration]
+    if quantity == "step_time":
+        values = baseline.time_to_solution_s, point.time_to_solution_s
+        return _difference(quantity, values, time_sd)
+    both = baseline.energy_to_solution_kJ, point.energy_to_solution_kJ
+    return _difference(quantity, both, energy_sd)
+
+
 def _difference(quantity: str, values: tuple[float, float], error: float) -> Difference:
     """Return the difference of two values whose log ratio has this standard error."""
     log = math.log(values[1] / values[0])
@@ -164,8 +182,8 @@ def recommend(result: Result) -> Recommendation | None:
         energy, time = attempt.energy, attempt.step_time
     else:
         attempt = None
-        energy = difference_of_points("energy_per_step", baseline, best)
-        time = difference_of_points("step_time", baseline, best)
+        energy = _difference_in(result, "energy_per_step", best)
+        time = _difference_in(result, "step_time", best)
     simulated = best.meter.name == "simulated"
     # No launches could decide, or those of a simulated cluster would only repeat its prediction.
     free = simulated or verification is None or verification.status == "off"
@@ -179,7 +197,7 @@ def recommend(result: Result) -> Recommendation | None:
     basis: Basis = "verified" if attempt is not None else "predicted" if simulated else "measured"
     basis = basis if better else "constraints"
     text = f"Train with {settings_text(best.configuration, baseline.configuration)}: "
-    text += _changes(energy, time, label(best.meter.estimated))
+    text += _changes(energy, time, label(best.meter.mark))
     evidence = "predicted, not measured" if simulated else "not verified"
     if attempt is not None:
         evidence = "verified"
@@ -261,9 +279,9 @@ def _unproven(result: Result, baseline: Point, promising: Point) -> tuple[str, .
         energy, time = attempt.energy, attempt.step_time
     else:
         attempt = None
-        energy = difference_of_points("energy_per_step", baseline, promising)
-        time = difference_of_points("step_time", baseline, promising)
-    estimated = label(promising.meter.estimated)
+        energy = _difference_in(result, "energy_per_step", promising)
+        time = _difference_in(result, "step_time", promising)
+    estimated = label(promising.meter.mark)
     parts = [
         f"{100 * found.relative:+.1f} % {word} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
         for found, word in ((energy, f"energy{estimated}"), (time, "time"))

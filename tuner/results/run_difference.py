@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.formatting import Units, change, label, settings_text
+from tuner.formatting import Units, change, common_mark, label, settings_text
 from tuner.results.result import Point, Result
 
 __all__ = ["RunDifference", "run_difference"]
@@ -35,7 +35,7 @@ class RunDifference:
             return f"Their figures cannot be compared: {'; '.join(self.obstacles)}."
         if first is None or second is None:
             return "One of them measured nothing."
-        estimated = label(first.meter.estimated or second.meter.estimated)
+        estimated = label(common_mark([first.meter, second.meter]))
         energy = change(
             second.energy_to_solution_kJ, first.energy_to_solution_kJ, "less energy", "more energy"
         )
@@ -71,7 +71,7 @@ def run_difference(first: Result, second: Result) -> RunDifference:
             return ""
         return (
             f"{units.time_text(point.time_to_solution_s)}, "
-            f"{units.energy_text(point.energy_to_solution_kJ)}{label(point.meter.estimated)}"
+            f"{units.energy_text(point.energy_to_solution_kJ)}{label(point.meter.mark)}"
         )
 
     def settings(result: Result) -> str:

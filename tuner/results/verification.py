@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tuner.formatting import change, knobs, label, number
+from tuner.formatting import change, label, number
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import MOST_PAIRS
 from tuner.results.choice import decide, front_of
@@ -202,7 +202,7 @@ def attempts_of(
             compared = compare_launches(
                 a[:pairs],
                 b[:pairs],
-                names=(baseline.key, tried.key),
+                names=(baseline.short, tried.short),
                 meter=group[0].meter,
                 level=LOOK_SHARE * LEVEL * share / quantities,
             )
@@ -212,7 +212,7 @@ def attempts_of(
 
 
 def _name(configuration: Configuration) -> str:
-    return " ".join(knobs(configuration)) or configuration.key
+    return configuration.short
 
 
 def _judged(
@@ -242,7 +242,7 @@ def _judged(
             hope |= found.relative < 0
             if found.shown:
                 (shown_better if found.relative < 0 else shown_worse).append(word)
-    estimated = label(compared.meter.estimated)
+    estimated = label(compared.meter.mark)
     figures = (
         f"against the baseline, {pairs} fresh launches of each in turn: "
         f"{compared.step_time.sentence}; {compared.energy.sentence}{estimated}."
@@ -323,7 +323,7 @@ def choose_verified(
     to_try = None
     survivors = [a for a in attempts if a.survived and a.configuration == best.configuration]
     if survivors:
-        status, sentence = "confirmed", _confirmed(survivors[0], label(best.meter.estimated))
+        status, sentence = "confirmed", _confirmed(survivors[0], label(best.meter.mark))
     elif best.configuration == baseline and not rejected:
         status = "baseline"
         sentence = "The choice is the baseline itself, so there is nothing to verify."
@@ -370,7 +370,7 @@ def _without(
 
 
 def _by_default(choice: Choice, baseline: Point) -> Choice:
-    energy = f"{number(baseline.energy_to_solution_kJ)} kJ{label(baseline.meter.estimated)}"
+    energy = f"{number(baseline.energy_to_solution_kJ)} kJ{label(baseline.meter.mark)}"
     return replace(
         choice,
         sentence=(

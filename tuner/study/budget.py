@@ -34,6 +34,7 @@ class SearchStatus:
         elapsed_s: seconds of all sessions.
         enough_launches: `LAUNCHES_BEFORE_RESERVE` distinct launches are measured, or all.
         estimated: the energy is an estimate.
+        twin: the energy is that of a twin node.
     """
 
     records: Sequence[ProbeRecord]
@@ -42,6 +43,7 @@ class SearchStatus:
     elapsed_s: float
     enough_launches: bool
     estimated: bool
+    twin: bool = False
 
     @property
     def probes(self) -> int:
@@ -124,6 +126,7 @@ class Budget:
             "left_kJ": left_kJ,
             "probe_budget_kJ": limit_kJ,
             "estimated": int(status.estimated),
+            **({"twin": 1} if status.twin else {}),
         }
         return StopReason("probe_budget", figures)
 

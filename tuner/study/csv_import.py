@@ -26,6 +26,7 @@ from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.safe_files import make_folder, write_text
+from tuner.search_spaces.short_names import word_knob
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.table import RecordedTable, TablePoint, load_table
 from tuner.workload.trace import TraceWriter
@@ -328,9 +329,10 @@ def _baseline(words: Sequence[str], points: Sequence[TablePoint]) -> Configurati
     pairs = []
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals:
+        short = None if equals else word_knob(word)
+        if not equals and short is None:
             raise InputError(f"--baseline takes KNOB=VALUE, not {word!r}")
-        pairs.append((name, value))
+        pairs.append((name, value) if short is None else (short[0], str(short[1])))
     found = [
         p.configuration
         for p in points

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
+from tuner.planning.plan import plan_result
+from tuner.planning.table import PLAN_FILE, read_plan
 from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_run import problem_of_run
@@ -41,8 +43,11 @@ def result_of(folder: RunFolder) -> Result:
     Raises:
         InputError: its files cannot be read.
     """
-    records = read_trace(folder.trace).records if folder.trace.exists() else ()
-    result = study_result(load_spec(folder, records), records)
+    if (folder.path / PLAN_FILE).exists():
+        result = plan_result(load_spec(folder, ()), read_plan(folder.path))
+    else:
+        records = read_trace(folder.trace).records if folder.trace.exists() else ()
+        result = study_result(load_spec(folder, records), records)
     return replace(result, report_path=folder.report) if folder.report.exists() else result
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
-from tuner.problem.batch_scaling import in_job_steps
+from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
+from tuner.problem.probe_limits import inspected_s, probe_limits
 from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points, spent_kJ
@@ -29,11 +30,13 @@ from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
     baseline_due,
+    front_to_beat,
     node_failures,
     not_repaid,
     not_worth_it,
     settings_to_remeasure,
 )
+from tuner.workload.limits import ProbeLimits
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.trace import compact
 
@@ -84,6 +87,7 @@ class SearchLoop:
         self.records, self._earlier = list(records), len(records)
         self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
         self._executor, self._sampler, self._recorder = executor, sampler, recorder
+        self._front = front_of(measured_points(self.records, self._problem.steps))
         self._callbacks = callbacks
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
@@ -119,6 +123,7 @@ class SearchLoop:
             elapsed_s=self.elapsed_s,
             enough_launches=self._enough_launches,
             estimated=self._executor.meter.estimated,
+            twin=self._executor.meter.twin,
         )
         return self._budget.check(status, cost_kJ, reserve=reserve, count=count)
 
@@ -128,15 +133,31 @@ class SearchLoop:
         """Return what a probe is expected to use (`CostEstimate.expected_kJ`)."""
         return self._cost.expected_kJ(self.records, configurations, planned_kJ)
 
-    def _time_limit_s(self, extendable: bool) -> float:
-        """Return five times the longest good probe, within a minute and the settings' limit; an
-        extendable probe gets time for its sweep in addition."""
+    def _limits(self, configurations: Sequence[Configuration], extendable: bool) -> ProbeLimits:
+        """Return the limits of a probe, derived from the prediction and the script's inspection.
+
+        Once two probes have ended well, the whole is at most five times the longest of them (a
+        minute at least), and the time for the sweep of an extendable probe.
+        """
+        settings, job = self._settings, self._problem.job
+        visits = self._sampler.max_live if extendable else len(configurations)
+        limits = probe_limits(
+            job,
+            self._problem.prior,
+            configurations,
+            settings.window,
+            visits=visits,
+            first_step_s=settings.first_step_limit_s,
+            step_s=settings.step_limit_s,
+            probe_s=settings.time_limit_s,
+        )
         walls = [record.wall_s for record in self.records if record.ok]
         if len(walls) < 2:
-            return self._settings.time_limit_s
-        window = self._settings.window
-        sweep_s = extendable * self._sampler.max_live * (window.settle_s + window.max_s)
-        return min(self._settings.time_limit_s, max(60.0, 5 * max(walls)) + sweep_s)
+            return limits
+        sweep_s = extendable * visits * (settings.window.settle_s + settings.window.max_s)
+        least_s = limits.first_step_s if inspected_s(job) else 60.0
+        usual_s = max(least_s, 5 * max(walls)) + sweep_s
+        return replace(limits, probe_s=min(limits.probe_s, usual_s))
 
     # -- what to run next ------------------------------------------------------------------------
 
@@ -166,14 +187,22 @@ class SearchLoop:
     def _request(
         self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
     ) -> ProbeRequest:
+        limits = self._limits(configurations, extendable)
+        front: tuple[tuple[float, float], ...] = ()
+        if purpose == "search":  # whatever else is measured is compared, or is the choice
+            steps = self._problem.steps * steps_a_job_step(configurations[0], self._problem.job)
+            front = front_to_beat(self._spec.constraints, self._front, steps)
         return ProbeRequest(
             probe_id=f"p{self._number:04d}",
             launch=configurations[0].launch,
             live=tuple(configuration.live for configuration in configurations),
             window=self._settings.window,
-            time_limit_s=self._time_limit_s(extendable),
+            time_limit_s=limits.probe_s,
+            first_step_limit_s=limits.first_step_s,
+            step_limit_s=limits.step_s,
             purpose=purpose,
             extendable=extendable,
+            front=front,
         )
 
     def _planned(self) -> ProbePlan | None:
@@ -314,7 +343,7 @@ class SearchLoop:
             cost_kJ=max(flight.cost_kJ, used_kJ) + cost_kJ,
             planned_kJ=flight.planned_kJ + plan.cost_J / 1000,
         )
-        settings = ", ".join(live.key for live in plan.live)
+        settings = ", ".join(live.short for live in plan.live)
         self.note(f"{request.probe_id} continues with {settings} ({_why(plan)})")
         return plan.live
 
@@ -330,8 +359,8 @@ class SearchLoop:
         self._sampler.cost = self._problem.cost.learned(self.records)
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
-        front = front_of(measured_points(self.records, self._problem.steps))
-        event = replace(self._event(), kind="finished", record=record, front=front)
+        self._front = front_of(measured_points(self.records, self._problem.steps))
+        event = replace(self._event(), kind="finished", record=record, front=self._front)
         for callback in self._callbacks:
             callback.finished(event)
 

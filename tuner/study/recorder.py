@@ -71,6 +71,7 @@ def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, 
         "scope": record.meter.scope,
         "meter": record.meter.name,
         "estimated": record.meter.estimated,
+        **({"twin": True} if record.meter.twin else {}),
         **{f"delivered_{name}": value for name, value in measurement.delivered.items()},
     }
     if measurement.as_delivered != measurement.live:

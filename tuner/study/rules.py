@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from tuner.workload.probe import ProbeRecord
 __all__ = [
     "baseline_due",
     "constraints_of",
+    "front_to_beat",
     "node_failures",
     "not_repaid",
     "not_worth_it",
@@ -135,6 +137,29 @@ def constraints_of(
     baseline = baseline_of(records)
     times_s = [point.time_to_solution_s for point in points if point.configuration == baseline]
     return spec.constraints.relative_to(times_s[0] if times_s else None)
+
+
+def front_to_beat(
+    constraints: Constraints, front: Sequence[Point], steps: float
+) -> tuple[tuple[float, float], ...]:
+    """Return what the front reaches, for windows to end early (`ProbeRequest.front`).
+
+    Empty where a configuration that is slower and takes more energy may still be the choice: under
+    a limit of power, or where each GPU has a price.
+
+    Args:
+        constraints: limits and objective of the training job.
+        front: measured so far.
+        steps: steps of the configuration to measure that make the solution.
+    """
+    limits = (constraints.power_cap_W, constraints.peak_power_W, constraints.price_per_gpu_hour)
+    if any(limit is not None for limit in limits):
+        return ()
+    reached = [
+        (point.time_interval_s.high / steps, 1000 * point.energy_interval_kJ.high / steps)
+        for point in front
+    ]
+    return tuple(pair for pair in reached if all(map(math.isfinite, pair)))
 
 
 def settings_to_remeasure(

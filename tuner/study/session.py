@@ -287,6 +287,8 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
     """Raise InputError if the run is about another job, cluster or space."""
     if not before:
         return
+    if "plan" in before:
+        raise InputError(f"the run {run.name!r} is a plan; give the study another name")
     names = ("job", "cluster", "recorded", "space")
     found = _differences(
         {name: problem.identity[name] for name in names if name in problem.identity},
@@ -303,7 +305,7 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
     """Raise InputError if earlier probes had another meter: two meters never share a front."""
     for record in records:
         then, now = record.meter, executor.meter
-        if (then.name, then.scope, then.estimated) != (now.name, now.scope, now.estimated):
+        if (then.name, then.scope, then.mark) != (now.name, now.scope, now.mark):
             raise InputError(
                 f"the run {run.name!r} was measured by {then.name} ({then.scope} scope) and here "
                 f"the meter is {now.name} ({now.scope} scope); give another name"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tuner.formatting import knobs
 from tuner.problem.settings import FEW_PROBES, MOST_PAIRS
 from tuner.problem.stop_reason import NoVerdict
 from tuner.problem.study_spec import StudySpec
@@ -112,7 +111,7 @@ def _try(
     pairs = min(MOST_PAIRS, room)
     if not group:
         search.note(
-            f"verifying {' '.join(knobs(tried)) or tried.key} against the baseline: at most "
+            f"verifying {tried.short} against the baseline: at most "
             f"{pairs} fresh launches of each, in turn"
         )
     spoiled = 0

@@ -403,6 +403,15 @@ class FakeNVML:
                     return _Handle(index)
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
+    def nvmlDeviceGetHandleByPciBusId(self, address: str | bytes) -> _Handle:
+        """Find GPU n at bus n + 1, by an address as `lspci -D` writes it."""
+        text = address.decode() if isinstance(address, bytes) else address
+        with self._call("nvmlDeviceGetHandleByPciBusId") as state:
+            for index in range(len(state["gpus"])):
+                if text == f"0000:{index + 1:02x}:00.0":
+                    return _Handle(index)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
     def nvmlDeviceGetUUID(self, handle: _Handle) -> str:
         with self._call("nvmlDeviceGetUUID", handle) as gpu:
             return gpu.spec.uuid

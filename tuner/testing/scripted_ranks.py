@@ -28,6 +28,9 @@ class ScriptedRanks:
         step_s: seconds of step number n (from 1).
         size: ranks; a later rank ends each step `lag_s` after the one before it.
         marks: phases told at the start of each step.
+        accumulation: micro-batches of the first step, which the conductor may then set; `step_s` is
+            the time of a micro-batch and `once_s` what each step adds.
+        once_s: seconds that each step takes once.
     """
 
     def __init__(
@@ -38,8 +41,11 @@ class ScriptedRanks:
         size: int = 2,
         lag_s: float = 0.0,
         marks: tuple[str, ...] = (),
+        accumulation: int = 0,
+        once_s: float = 0.0,
     ) -> None:
         self.size, self._clock, self._step_s = size, clock, step_s
+        self._accumulation, self._once_s, self._taken = accumulation, once_s, 0
         self.patience_s = 1.0
         self._lag_s, self._marks = lag_s, marks
         self._events: deque[tuple[float, Event]] = deque()
@@ -54,17 +60,23 @@ class ScriptedRanks:
             for name in self._marks:
                 mark = Event("phase", 0, time_s=now_s, detail={"name": name})
                 self._events.append((now_s, mark))
-            now_s += self._step_s(self.done)
+            times = max(self._accumulation, 1)
+            now_s += self._once_s + times * self._step_s(self.done)
+            self._taken += self._accumulation
             kind = "at" if self.done == target else "step"
+            detail = {"micro_batches": self._taken} if kind == "at" else None
             for rank in range(self.size):
                 end_s = now_s + rank * self._lag_s
-                self._events.append((end_s, Event(kind, rank, self.done, end_s)))
+                self._events.append((end_s, Event(kind, rank, self.done, end_s, detail)))
         self.boundaries.append(target)
+        self._taken = 0
 
     def send(self, line: str) -> None:
-        word, _, number = line.partition(" ")
+        word, *numbers = line.split()
         if word == "run":
-            self._run(int(number))
+            if len(numbers) > 1 and self._accumulation:
+                self._accumulation = int(numbers[1])
+            self._run(int(numbers[0]))
 
     def next_event(self, timeout_s: float) -> Event | None:
         if not self._events or self._events[0][0] > self._clock() + timeout_s:

@@ -4,7 +4,7 @@ Permission is found out before the first probe, by setting the present values ag
 snapped to the nearest supported value, with a note; `delivered` is what the device then runs at,
 and models learn from it. Before the first change a guard process is given the earlier settings
 (`tuner.workload.clocks.guard`), so that a killed agent leaves no clock wrong. Without the right to
-lock clocks, application clocks and then Zeus's daemon are tried (`tuner.workload.clocks.zeusd`).
+lock clocks, other ways are tried (`tuner.workload.clocks.ways`).
 """
 
 from __future__ import annotations
@@ -12,47 +12,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.knobs import Value
-from tuner.workload.clocks.guard import Earlier, Guard, GuardError, put_back
-from tuner.workload.clocks.zeusd import SOCKET, ZeusdNvml
+from tuner.workload.clocks.base import LIVE, Applied, FixedGovernor, Governor, GovernorError
+from tuner.workload.clocks.cpu import CpuGovernor
+from tuner.workload.clocks.guard import Earlier, GuardError, GuardKeeper, put_back
+from tuner.workload.clocks.ways import ways
+from tuner.workload.clocks.zeusd import SOCKET
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, over_devices, visible_gpus
+from tuner.workload.meters.rapl import RaplMeter
 
-__all__ = [
-    "Applied",
-    "FixedGovernor",
-    "Governor",
-    "GovernorError",
-    "NvmlGovernor",
-    "open_governor",
-    "why_fixed",
-]
-
-LIVE = ("clock_MHz", "memory_clock_MHz", "power_limit_W")
-
-
-class GovernorError(Exception):
-    """Failure of a device to accept or restore a setting; one sentence names it."""
-
-
-@dataclass(frozen=True)
-class Applied:
-    """Result of a request.
-
-    Attributes:
-        requested: the live settings that were asked for.
-        settings: what was set: the request, snapped to what the devices support.
-        notes: what a reader must know, a phrase each ("clock_MHz 1000 snapped to 1005").
-    """
-
-    requested: Settings
-    settings: Settings
-    notes: tuple[str, ...] = ()
+__all__ = ["NvmlGovernor", "open_governor", "why_fixed"]
 
 
 @dataclass(frozen=True)
@@ -62,77 +38,6 @@ class _Wanted:
     clock_MHz: tuple[int, ...] | None = None
     memory_clock_MHz: tuple[int, ...] | None = None
     limit_mW: tuple[int, ...] | None = None
-
-
-@runtime_checkable
-class Governor(Protocol):
-    """Control of the live knobs of one node's devices.
-
-    Attributes:
-        can_set: whether live knobs may be set here.
-        why_not: where not, one sentence with what an administrator would run; else empty.
-        supported_clocks_MHz: the clocks that may be asked for, ascending; empty where none may.
-    """
-
-    can_set: bool
-    why_not: str
-    supported_clocks_MHz: tuple[int, ...]
-
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
-        """Make `live` the whole live setting: a knob it does not name goes back to what it was.
-
-        Args:
-            live: one value for all devices, or a tuple with one a pipeline stage.
-            ranks: how many devices the job uses, which its stages share; None: all.
-
-        Raises:
-            InputError: the setting is not one that these devices take, or none may be set.
-            GovernorError: a device refused; the earlier settings were put back.
-        """
-        ...
-
-    def delivered(self) -> dict[str, float]:
-        """Return the present state of the devices: "clock_MHz", "throttle_power" (0 or 1), ...
-
-        Means over the devices, the hottest temperature and any throttle; empty where unknown.
-        """
-        ...
-
-    def restore(self) -> None:
-        """Put back what stood before the first `apply`.
-
-        Raises:
-            GovernorError: something could not be put back; the sentence says what.
-        """
-        ...
-
-    def close(self) -> None:
-        """Restore and release the devices. May be called twice."""
-        ...
-
-
-class FixedGovernor:
-    """Governor for a node that cannot control clocks: the live knobs are a fixed dimension."""
-
-    can_set = False
-    supported_clocks_MHz: tuple[int, ...] = ()
-
-    def __init__(self, why_not: str) -> None:
-        self.why_not = why_not
-
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
-        if live:
-            raise InputError(f"cannot set {live.key} here: {self.why_not}")
-        return Applied(live, live)
-
-    def delivered(self) -> dict[str, float]:
-        return {}
-
-    def restore(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class NvmlGovernor:
@@ -148,7 +53,8 @@ class NvmlGovernor:
             starts none. By default the real NVML is guarded and a stand-in is not.
 
     Attributes:
-        means: how clocks are set: "locked clocks", "application clocks" or "zeusd".
+        means: how clocks are set: "locked clocks", "application clocks", or another way
+            (`tuner.workload.clocks.ways`).
 
     Raises:
         MeterError: NVML does not start, or no GPU is visible.
@@ -165,7 +71,6 @@ class NvmlGovernor:
         guard_nvml: str | None = None,
     ) -> None:
         self._guard_nvml = ("pynvml" if nvml is None else "") if guard_nvml is None else guard_nvml
-        self._guard: Guard | None = None
         self._closed = False
         self._earlier_clocks_MHz = earlier_clocks_MHz
         self._environ = os.environ if environ is None else environ
@@ -182,6 +87,9 @@ class NvmlGovernor:
         except BaseException:
             self._nvml.nvmlShutdown()
             raise
+        # GEOPM's service gives write access to one session.
+        alone = self.means != "geopm"
+        self._guard = GuardKeeper(self._guard_nvml or None, own_session=alone)
         self._touched = {gpu.uuid: Earlier(gpu.uuid) for gpu in self.gpus}
 
     # ---- what stands, and what is possible
@@ -192,22 +100,25 @@ class NvmlGovernor:
 
     def _find_means(self) -> str:
         """Choose `means`; return the reason if nothing can be set, else an empty string."""
-        self.means = "locked clocks"
-        if why_not := self._try_setting():
-            if self._application_clocks(free=True):
-                self.means, why_not = "application clocks", ""
-                self._limit_known = False
-            elif path := self._environ.get(SOCKET):
-                alone = self._nvml
-                self._nvml = daemon = ZeusdNvml(alone, path)
-                if refused := ask(alone, "", daemon.why_not) or self._try_setting():
-                    self._nvml = alone
-                    return f"{why_not}; and zeusd at {path} does not do it either: {refused}"
-                self.means, why_not = "zeusd", ""
+        alone, why_not = self._nvml, ""
+        for way in ways(alone, self._environ):
+            self.means, self._nvml = way.means, way.nvml
+            if not (refused := way.why_not() or self._try_setting()):
                 if self._guard_nvml == "pynvml":
-                    self._guard_nvml = "tuner.workload.clocks.zeusd:from_environment"
-        elif not self._lockable() and self._application_clocks(free=False):
-            self.means = "application clocks"
+                    self._guard_nvml = way.guard
+                older = way.nvml is alone and not self._lockable()
+                if older and self._application_clocks(free=False):
+                    self.means = "application clocks"
+                return ""
+            if way.means == "command":
+                refused = f"{way.where} does not set clocks: {refused}"
+            elif why_not:
+                refused = f"{way.where} does not do it either: {refused}"
+            why_not = f"{why_not}; and {refused}" if why_not else refused
+        self._nvml = alone
+        if self.means != "command" and self._application_clocks(free=True):
+            self.means, self._limit_known = "application clocks", False
+            return ""
         return why_not
 
     def _lockable(self) -> bool:
@@ -347,7 +258,7 @@ class NvmlGovernor:
             if name not in LIVE:
                 raise UnknownName("live knob", name, LIVE)
         if live and not self.can_set:
-            raise InputError(f"cannot set {live.key} here: {self.why_not}")
+            raise InputError(f"cannot set {live.short} here: {self.why_not}")
         ranks = len(self.gpus) if ranks is None else min(ranks, len(self.gpus))
         notes: list[str] = []
         settings = dict(live)
@@ -368,20 +279,22 @@ class NvmlGovernor:
             notes += self._notes(wanted)
             self._change(wanted)
         except (self._nvml.NVMLError, GovernorError) as error:
-            sentence = f"the GPUs did not take {live.key}: {error}"
+            sentence = f"the GPUs did not take {live.short}: {error}"
             try:
                 self.restore()
             except GovernorError as worse:
                 sentence += f"; and {worse}"
             raise GovernorError(sentence) from error
         except GuardError as error:
-            raise GovernorError(f"{live.key} was not set: {error}") from error
+            raise GovernorError(f"{live.short} was not set: {error}") from error
         return Applied(live, Settings(settings), tuple(notes))
 
     def _notes(self, wanted: _Wanted) -> list[str]:
         """Return the notes to show when clocks are first changed."""
         if self.means == "application clocks":  # NVML tells the earlier ones
             return []
+        if self.means == "command" and "clock_MHz" not in self.delivered():
+            return ["NVML does not tell the clock, so nothing shows that the command has set it"]
         first = not any(gpu.clocks_touched or gpu.memory_touched for gpu in self._touched.values())
         unknown = wanted.memory_clock_MHz is not None or (
             wanted.clock_MHz is not None and self._earlier_clocks_MHz is None
@@ -413,7 +326,8 @@ class NvmlGovernor:
             if wanted.limit_mW is not None:
                 earlier = replace(earlier, power_limit_mW=self._limits_mW[gpu.uuid])
             self._touched[gpu.uuid] = earlier
-        self._tell_guard()
+        if any(gpu.touched for gpu in self._touched.values()):
+            self._guard.expect(list(self._touched.values()))
         back = [
             replace(
                 earlier,
@@ -452,19 +366,6 @@ class NvmlGovernor:
                         "was set"
                     )
 
-    def _tell_guard(self) -> None:
-        earlier = list(self._touched.values())
-        if not self._guard_nvml or not any(gpu.touched for gpu in earlier):
-            return
-        if self._guard is None:
-            self._guard = Guard(nvml=self._guard_nvml)
-        try:
-            self._guard.expect(earlier)
-        except GuardError:  # it was killed: a new one gets the same
-            self._guard.take_over()
-            self._guard = Guard(nvml=self._guard_nvml)
-            self._guard.expect(earlier)
-
     def delivered(self) -> dict[str, float]:
         return over_devices([clock_state(self._nvml, gpu) for gpu in self.gpus])
 
@@ -472,9 +373,7 @@ class NvmlGovernor:
         if problems := put_back(self._nvml, list(self._touched.values())):
             raise GovernorError("; ".join(problems))
         self._touched = {gpu.uuid: Earlier(gpu.uuid) for gpu in self.gpus}
-        if self._guard is not None:
-            self._guard.done()
-            self._guard = None
+        self._guard.done()
 
     def close(self) -> None:
         if self._closed:
@@ -483,26 +382,42 @@ class NvmlGovernor:
         try:
             self.restore()
         finally:
-            if self._guard is not None:  # restoring failed: the guard tries once more
-                self._guard.take_over()
+            self._guard.take_over()  # there is one if restoring failed: it tries once more
             ask(self._nvml, None, self._nvml.nvmlShutdown)
 
 
-def open_governor(cluster: Cluster, *, nvml: Any = None) -> Governor:
-    """Return the governor of this node: NVML's for GPUs, else a fixed one with its reason.
+def open_governor(cluster: Cluster, *, nvml: Any = None, sys: str | Path = "/sys") -> Governor:
+    """Return the governor of this node, or a fixed one with its reason.
+
+    Cores are set only where their energy is metered: an estimate does not know their clock.
+
+    Args:
+        cluster: the node's devices.
+        nvml: a stand-in for the pynvml module.
+        sys: the folder of sysfs.
 
     Raises:
         InputError: the GPUs cannot be used as named (`tuner.workload.meters.gpus`).
     """
     if cluster.device.type == "cpu":
-        return FixedGovernor(
-            "this cluster has no GPUs, and joulefront sets the clocks of GPUs only; an "
-            "administrator can fix a processor's clock with: cpupower frequency-set"
-        )
+        return _of_cores(Path(sys))
     try:
         return NvmlGovernor(nvml=nvml)
     except MeterError as error:
         return FixedGovernor(f"clocks are set through NVML, and that is not to be had: {error}")
+
+
+def _of_cores(sys: Path) -> Governor:
+    governor = CpuGovernor(sys)
+    if governor.can_set:
+        try:
+            RaplMeter(sys / "class" / "powercap").close()
+        except MeterError as error:
+            governor.close()
+            return FixedGovernor(
+                f"clocks are set only where energy is metered, and here it is estimated: {error}"
+            )
+    return governor
 
 
 def why_fixed(cluster: Cluster, *, nvml: Any = None) -> str:

@@ -1,9 +1,10 @@
-"""The guard: a small process that restores the GPUs' earlier settings when the agent cannot.
+"""The guard: a small process that restores the devices' earlier settings when the agent cannot.
 
 The agent's governor starts it before the first change, sends it the earlier settings over a pipe,
 and ends it with "done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the
-guard restores the earlier settings. It is one file on the standard library and NVML, in a session
-of its own, so that a signal to the agent's process group does not kill it too.
+guard restores the earlier settings: those of GPUs through NVML, those of processors by writing the
+kernel's files. It is one file on the standard library and NVML, in a session of its own, so that a
+signal to the agent's process group does not kill it too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Earlier", "Guard", "GuardError", "put_back"]
+__all__ = [
+    "Earlier",
+    "EarlierFile",
+    "Guard",
+    "GuardError",
+    "GuardKeeper",
+    "put_back",
+    "put_back_files",
+]
 
 #: How often, and how far apart, a setting that would not go back is tried again.
 TRIES, WAIT_S = 3, 0.2
@@ -73,6 +82,39 @@ class Earlier:
         return cls(**plain)
 
 
+@dataclass(frozen=True)
+class EarlierFile:
+    """Earlier content of one of the kernel's files that holds a setting.
+
+    Attributes:
+        path: the file.
+        text: what it said.
+    """
+
+    path: str
+    text: str
+
+
+def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
+    """Write the earlier contents, in this order; return a sentence for each failure.
+
+    A file that reads as it did is not written.
+    """
+    problems = []
+    for file in earlier:
+        for attempt in range(TRIES):
+            try:
+                if Path(file.path).read_text().strip() != file.text:
+                    Path(file.path).write_text(file.text)
+                break
+            except OSError as error:
+                if attempt == TRIES - 1:
+                    problems.append(f"{file.path} was not put back to {file.text}: {error}")
+                else:
+                    time.sleep(WAIT_S)
+    return problems
+
+
 def put_back(nvml: Any, earlier: Sequence[Earlier]) -> list[str]:
     """Restore as many earlier settings as possible; return a sentence for each failure."""
     problems = []
@@ -120,14 +162,17 @@ class Guard:
 
     Args:
         nvml: where the guard process finds NVML: a module, or "module:object", where an object that
-            can be called is called for it.
+            can be called is called for it; empty if only files are to be restored.
         start_s: how long it may take to say that it is ready, or that it knows what it was told.
+        own_session: put it into a session of its own, else into a process group of its own.
 
     Raises:
         GuardError: it does not start.
     """
 
-    def __init__(self, *, nvml: str = "pynvml", start_s: float = 20.0) -> None:
+    def __init__(
+        self, *, nvml: str = "pynvml", start_s: float = 20.0, own_session: bool = True
+    ) -> None:
         # -P: this file's folder must not shadow the standard library's modules.
         command = [sys.executable, "-P", str(Path(__file__).resolve()), "--nvml", nvml]
         self._process = subprocess.Popen(
@@ -135,7 +180,8 @@ class Guard:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,  # stderr is the agent's: what cannot be put back is seen there
             text=True,
-            start_new_session=True,
+            start_new_session=own_session,
+            process_group=None if own_session else 0,
         )
         self._start_s = start_s
         if (answer := self._hear(start_s)) != "ready":
@@ -162,7 +208,7 @@ class Guard:
         except (OSError, ValueError) as error:
             raise GuardError(f"the guard process is gone: {error}") from error
 
-    def expect(self, earlier: Sequence[Earlier]) -> None:
+    def expect(self, earlier: Sequence[Earlier], files: Sequence[EarlierFile] = ()) -> None:
         """Send the guard the settings to restore, *before* changing any. Replaces earlier messages.
 
         Returns when the guard has said that it knows: a pipe takes a message for a dead reader too.
@@ -170,7 +216,11 @@ class Guard:
         Raises:
             GuardError: the guard is gone; nothing may be touched.
         """
-        self._say({"earlier": [asdict(gpu) for gpu in earlier]})
+        words = {
+            "earlier": [asdict(gpu) for gpu in earlier],
+            "files": [asdict(file) for file in files],
+        }
+        self._say(words)
         if (answer := self._hear(self._start_s)) != "knows":
             raise GuardError(f"the guard process is gone: {answer or 'it ended'}")
 
@@ -192,6 +242,55 @@ class Guard:
             self._process.wait(wait_s)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+class GuardKeeper:
+    """The guard of one governor: started before the first change, replaced if it was killed.
+
+    Args:
+        nvml: as `Guard`; None keeps no guard.
+        own_session: as `Guard`.
+    """
+
+    def __init__(self, nvml: str | None, *, own_session: bool = True) -> None:
+        self._nvml, self._own_session = nvml, own_session
+        self._guard: Guard | None = None
+
+    @property
+    def pid(self) -> int:
+        """The guard's process id; 0 if there is none."""
+        return self._guard.pid if self._guard is not None else 0
+
+    def expect(self, earlier: Sequence[Earlier], files: Sequence[EarlierFile] = ()) -> None:
+        """Tell the guard what to restore, before anything is changed.
+
+        Raises:
+            GuardError: it does not start; nothing may be touched.
+        """
+        if self._nvml is None:
+            return
+        if self._guard is None:
+            self._guard = self._start(self._nvml)
+        try:
+            self._guard.expect(earlier, files)
+        except GuardError:  # it was killed: a new one gets the same
+            self._guard.take_over()
+            self._guard = self._start(self._nvml)
+            self._guard.expect(earlier, files)
+
+    def _start(self, nvml: str) -> Guard:
+        return Guard(nvml=nvml, own_session=self._own_session)
+
+    def done(self) -> None:
+        """End the guard: all settings are as they were."""
+        if self._guard is not None:
+            self._guard.done()
+            self._guard = None
+
+    def take_over(self) -> None:
+        """Let the guard restore the settings, and end."""
+        if self._guard is not None:
+            self._guard.take_over()
 
 
 def _load(spec: str) -> Any:
@@ -216,7 +315,7 @@ def _gone(agent: int) -> int | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the guard process. Return 0 if every setting was restored, else 1."""
-    parser = argparse.ArgumentParser(description="puts GPU settings back when its agent dies")
+    parser = argparse.ArgumentParser(description="restores the devices of a dead agent")
     parser.add_argument("--nvml", default="pynvml")
     parser.add_argument("--agent", type=int, required=True)
     chosen = parser.parse_args(argv)
@@ -224,9 +323,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # must not leave the clocks wrong.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    nvml = None
     try:
-        nvml = _load(chosen.nvml)
-        nvml.nvmlInit()
+        if chosen.nvml:
+            nvml = _load(chosen.nvml)
+            nvml.nvmlInit()
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         return 1
@@ -234,6 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("ready", flush=True)
 
     earlier: list[Earlier] = []
+    files: list[EarlierFile] = []
     buffer, pipe = b"", sys.stdin.fileno()
     watched = [pipe] if agent is None else [pipe, agent]
     while True:
@@ -249,9 +351,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if message.get("done"):
                 return 0
             earlier = [Earlier.from_json(gpu) for gpu in message["earlier"]]
+            files = [EarlierFile(**file) for file in message["files"]]
             with contextlib.suppress(OSError):  # an agent that is gone need not hear it
                 print("knows", flush=True)
-    problems = put_back(nvml, earlier)
+    problems = [*put_back(nvml, earlier), *put_back_files(files)]
     with contextlib.suppress(OSError):  # there may be no reader left
         for problem in problems:
             print(problem, file=sys.stderr, flush=True)

@@ -7,8 +7,9 @@ itself and sends the setters to the daemon, so that governor and guard need no c
 Two protocols (zeusd/src/routes/gpu.rs and server.rs). Release 0.2: POST /gpu/INDEX/COMMAND with a
 JSON object of the arguments and "block". Release 0.3 and later: POST /gpu/COMMAND with gpu_ids, the
 arguments and block as query parameters; there the daemon also tells its GPUs. It numbers those of
-the host: in a container that sees some of them, an index is another GPU's, so the daemon is used
-only if it has as many GPUs as NVML here.
+the host: in a container that sees some of them, an index is another GPU's. Release 0.5 and later
+tells PCI addresses, by which its numbers are looked up; an earlier daemon is used only if it has as
+many GPUs as NVML here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ import http.client
 import json
 import os
 import socket
+from functools import partial
 from typing import Any
+
+from tuner.workload.clocks.elsewhere import Elsewhere
+from tuner.workload.meters.gpus import ask
 
 __all__ = ["SOCKET", "ZeusdNvml", "from_environment"]
 
@@ -40,26 +45,28 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class ZeusdNvml:
+class ZeusdNvml(Elsewhere):
     """Substitute for the pynvml module whose setters go through the daemon.
 
     Args:
         nvml: the NVML that is asked.
         path: the daemon's socket.
+        token: a token for a daemon that asks for one.
     """
 
-    def __init__(self, nvml: Any, path: str) -> None:
-        self._nvml, self._path = nvml, path
-        self._gpus: int | None = None  # what the daemon counts; 0: release 0.2 does not tell
+    name = "zeusd"
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._nvml, name)
-        if name.startswith(("nvmlDeviceSet", "nvmlDeviceReset")):
-            raise AttributeError(f"zeusd has no {name}")
-        return value
+    def __init__(self, nvml: Any, path: str, *, token: str = "") -> None:
+        super().__init__(nvml)
+        self._path, self._token = path, token
+        self._by_query = False  # release 0.3 and later
+        self._ids: dict[str, int] = {}  # the daemon's number of each GPU, where it tells
+        self._why_not: str | None = None  # None: not yet asked
 
     def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
         headers = {} if body is None else {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
         connection = _Connection(self._path)
         try:
             connection.request(method, path, body=body, headers=headers)
@@ -70,20 +77,49 @@ class ZeusdNvml:
         finally:
             connection.close()
 
-    def _count(self) -> int:
-        """Return the number of the daemon's GPUs; 0 from release 0.2, which does not tell.
-
-        Release 0.3 answers /discover or, in its first versions, a reading of every GPU.
-        """
-        for path in ("/discover", "/gpu/get_cumulative_energy"):
-            status, body = self._request("GET", path)
+    def _discover(self) -> str:
+        """Find out the protocol and the daemon's number of each GPU; return why not, or ""."""
+        status, body = self._request("GET", "/discover")
+        told: Any = None
+        if status == 200:
+            with contextlib.suppress(ValueError):
+                told = json.loads(body)
+        if not isinstance(told, dict):
+            # The first versions of release 0.3 only read every GPU; 0.2 has no such route.
+            status, body = self._request("GET", "/gpu/get_cumulative_energy")
             if status in (401, 403):
                 raise self._nvml.NVMLError(self._nvml.NVML_ERROR_NO_PERMISSION)
-            if status == 200:
-                with contextlib.suppress(ValueError, TypeError):
-                    told = json.loads(body)
-                    return len(told.get("gpu_ids", told))
-        return 0
+            with contextlib.suppress(ValueError):
+                told = {"gpu_ids": list(json.loads(body))} if status == 200 else None
+        if told is None:
+            return ""
+        self._by_query = True
+        if told.get("auth_required") and not self._token:
+            return "it asks for a token; set ZEUSD_TOKEN"
+        if "gpu-control" not in told.get("enabled_api_groups", ["gpu-control"]):
+            return "it does not control GPUs; start it with --enable gpu-control,gpu-read"
+        return self._match(told)
+
+    def _match(self, told: dict[str, Any]) -> str:
+        """Match the daemon's GPUs with NVML's here, by PCI address or by their number."""
+        nvml = self._nvml
+        gpus = told.get("gpus", told.get("gpu_ids", []))
+        here = nvml.nvmlDeviceGetCount()
+        addresses = {
+            gpu["pci_address"]: int(gpu["id"])
+            for gpu in gpus
+            if isinstance(gpu, dict) and "pci_address" in gpu
+        }
+        for address, number in addresses.items():
+            found = ask(nvml, None, partial(nvml.nvmlDeviceGetHandleByPciBusId, address))
+            if found is not None:
+                self._ids[nvml.nvmlDeviceGetUUID(found)] = number
+        if self._ids or (len(gpus) == here and not addresses):
+            return ""
+        return (
+            f"it has {len(gpus)} GPUs and NVML shows {here} here, as in a container with some of "
+            "the host's, where the daemon would set GPUs of others"
+        )
 
     def why_not(self) -> str:
         """Return the reason why this daemon must not be used; empty if it may.
@@ -91,22 +127,21 @@ class ZeusdNvml:
         Raises:
             NVMLError: the daemon does not answer, or asks for a token.
         """
-        if self._gpus is None:
-            self._gpus = self._count()
-        here = self._nvml.nvmlDeviceGetCount()
-        if self._gpus in (0, here):
-            return ""
-        return (
-            f"it has {self._gpus} GPUs and NVML shows {here} here, as in a container with some of "
-            "the host's, where the daemon would set GPUs of others"
-        )
+        if self._why_not is None:
+            self._why_not = self._discover()
+        return self._why_not
 
     def _post(self, handle: Any, command: str, **arguments: Any) -> None:
         nvml = self._nvml
         if self.why_not():
             raise nvml.NVMLError(nvml.NVML_ERROR_NO_PERMISSION)
         index = nvml.nvmlDeviceGetIndex(handle)
-        if self._gpus:
+        if self._ids:  # a GPU that the daemon does not have is none of its
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+            if uuid not in self._ids:
+                raise nvml.NVMLError(nvml.NVML_ERROR_NO_PERMISSION)
+            index = self._ids[uuid]
+        if self._by_query:
             words = {"gpu_ids": index, **arguments, "block": True}
             query = "&".join(f"{name}={str(value).lower()}" for name, value in words.items())
             status, _ = self._request("POST", f"/gpu/{command}?{query}")
@@ -149,4 +184,4 @@ def from_environment() -> ZeusdNvml:
     """Return the real NVML with the daemon that the environment names, for the guard."""
     import pynvml
 
-    return ZeusdNvml(pynvml, os.environ[SOCKET])
+    return ZeusdNvml(pynvml, os.environ[SOCKET], token=os.environ.get("ZEUSD_TOKEN", ""))

@@ -17,10 +17,12 @@ In a rank it is loaded by path under the name `joulefront_hook`, elsewhere it is
 cannot collide with a user's modules.
 
 Wire (a line of text each way, over a Unix socket):
-    rank to agent   hello RANK PID · step N T · at N T · phase NAME T · facts JSON · peak JSON ·
+    rank to agent   hello RANK PID · step N T · at N T M · phase NAME T · facts JSON · peak JSON ·
                     fail JSON · end
-    agent to rank   run N (continue until N steps are done) · quit
-T is CLOCK_MONOTONIC, which all processes of a node share.
+    agent to rank   run N (continue until N steps are done) · run N K (by steps of K micro-batches)
+                    · quit
+T is CLOCK_MONOTONIC, which all processes of a node share; M are the micro-batches since the last
+boundary, 0 if the program's accumulation cannot be set.
 """
 
 from .engine import merge, micro_batches, split_differently

@@ -115,6 +115,7 @@ def _wrap_initialize(plain: Any) -> Any:
         state.seen["global_batch"] = engine.train_batch_size()
         state.seen["pipeline"] = hasattr(engine, "num_stages")
         state.seen["stages"] = getattr(engine, "num_stages", 1)
+        state.steering.engine(engine)
         return made
 
     return initialize
@@ -150,8 +151,10 @@ def patch_deepspeed(deepspeed: Any) -> None:
             state.seen["inside_engine"] = True
             if counts and name == "step":
                 state.mark_seen("optimizer")
+            taken = 1 if name == "step" else self.micro_batches
             result = plain(self, *args, **kwargs)
             state.seen["inside_engine"] = False
+            state.steering.engine_took(self, taken)
             if counts:
                 watching.count("engine")
             if name == "step":

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import state, watching
+from . import accumulation, state, watching
 
 
 class WhenImported:
@@ -146,6 +146,7 @@ def _own_accelerate(said: int) -> int:
 
 TURNED: dict[str, Callable[[Any], None]] = {
     "transformers.training_args": turn_arguments,
+    "transformers.trainer": accumulation.patch_trainer,
     "lightning.pytorch.trainer.trainer": _turn_trainer,
     "pytorch_lightning.trainer.trainer": _turn_trainer,
     "lightning.fabric.fabric": _turn_fabric,

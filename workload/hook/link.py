@@ -1,8 +1,9 @@
 """The rank's connection to its agent: steps, phase marks, the end, and the waits between.
 
 One `Link` counts the optimizer steps of its rank and reports each. At the boundaries that the agent
-names it finishes the device's work, reports it and waits for the command to continue. `Marks` holds
-the phase marks until the device has reached them. The package's docstring describes the lines.
+names it finishes the device's work, reports it and waits for the command to continue. `DeviceTimes`
+holds the ends of steps and the phase marks until the device has reached them. The package's
+docstring describes the lines.
 """
 
 import json
@@ -33,51 +34,65 @@ _SETUP_WORDS = ("cublas_status_not_initialized", "cudnn_status_not_initialized")
 _FULL_SHARE = 0.05
 
 
-class Marks:
-    """Start times of the phases of steps, on CLOCK_MONOTONIC, by the clock of the device.
+class DeviceTimes:
+    """Times of phase marks and step ends, on CLOCK_MONOTONIC, by the clock of the device.
 
-    On a CUDA device the host runs ahead, so a mark is an event on the stream. Events are read once
+    On a CUDA device the host runs ahead, so each is an event on the stream. Events are read once
     they lie behind, against one that was recorded at the last boundary, where the device had
     nothing to do and both clocks could be read at once: nothing waits for the device in a step.
+    Without a device the host's clock is the device's.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[str, Any]] = deque()
         self._reference: tuple[Any, float] | None = None  # an event, and when it was
-        self.used = False  # a program that marks nothing is told of no waits either
+        self._device: int | None = None  # the one that holds this rank's tensors, once one does
 
-    def add(self, name: str) -> None:
-        """Mark the start of a phase now."""
-        self.used = True
-        self._waiting.append((name, _device_event() or time.monotonic()))
+    def add(self, line: str) -> None:
+        """Note that the device reaches now what `line` says; its time is appended."""
+        self._waiting.append((line, self._event() or time.monotonic()))
+
+    def _event(self) -> Any:
+        """Record an event on this rank's stream; return None if it uses no device yet."""
+        if not (cuda := _cuda_in_use()):
+            return None
+        if self._device is None:  # looked up once: reading the allocator takes some 0.1 ms a device
+            self._device = next(iter(_devices_with_tensors(cuda)), None)
+            if self._device is None:
+                return None
+        event = cuda.Event(enable_timing=True)
+        # The current device need not be this rank's, and recording there would start a context.
+        event.record(cuda.current_stream(self._device))
+        return event
 
     def lines(self) -> str:
-        """Return a line for the agent for each mark with a known time."""
+        """Return the lines for the agent whose times are known, in their order."""
         lines = []
         while self._waiting:
-            name, at = self._waiting[0]
+            line, at = self._waiting[0]
             if not isinstance(at, float):
                 if self._reference is None or not at.query():
                     break
                 event, then_s = self._reference
-                at = then_s + event.elapsed_time(at) / 1000
+                at, passed = then_s + event.elapsed_time(at) / 1000, at
+                # From one event to the next: the milliseconds are single precision.
+                self._reference = passed, at
             self._waiting.popleft()
-            lines.append(f"phase {name} {at:.7f}\n")
+            lines.append(f"{line} {at:.7f}\n")
         return "".join(lines)
 
-    def all_lines(self, at_s: float) -> str:
-        """Return the lines of all marks at a boundary, where the device is idle; a wait follows."""
-        event = _device_event()
-        if event is not None:
-            event.synchronize()
-            now_s = time.monotonic()
-            # The first boundary ends the first step: there is no earlier reference to read by.
-            self._reference = self._reference or (event, now_s)
-            told = self.lines()
-            self._reference = event, now_s
-        else:
-            told = self.lines()
-        return f"{told}phase boundary {at_s:.7f}\n"
+    def all_lines(self) -> str:
+        """Return the remaining lines at a boundary, where the device is idle."""
+        event = self._event()
+        if event is None:
+            return self.lines()
+        event.synchronize()
+        now_s = time.monotonic()
+        # The first boundary ends the first step: there is no earlier reference to read by.
+        self._reference = self._reference or (event, now_s)
+        told = self.lines()
+        self._reference = event, now_s
+        return told
 
 
 class Link:
@@ -91,12 +106,20 @@ class Link:
         # The first step is free: only after it is there anything to wait for.
         self._until = 1
         self.starting = True
-        self.marks = Marks() if rank == 0 else None  # the agent keeps one rank's
+        self._times = DeviceTimes()
+        self._tells_phases = rank == 0  # the agent keeps one rank's
+        self._phases = False  # a program that marks nothing is told of no waits either
         self.send(f"hello {rank} {os.getpid()}")
 
     def send(self, line: str) -> None:
         """Send a line to the agent."""
         self._socket.sendall(line.encode() + b"\n")
+
+    def mark(self, name: str) -> None:
+        """Mark the start of a phase of the step."""
+        if self._tells_phases:
+            self._phases = True
+            self._times.add(f"phase {name}")
 
     def _receive(self) -> str:
         while b"\n" not in self._buffer:
@@ -114,17 +137,23 @@ class Link:
         if self.steps == 1 and state.options.get("inspect"):
             self.send("facts " + json.dumps(state.facts(), default=str))
         if self.steps < self._until:
-            told = self.marks.lines() if self.marks and self.marks.used else ""
-            self.send(f"{told}step {self.steps} {time.monotonic():.7f}")
+            self._times.add(f"step {self.steps}")
+            if told := self._times.lines():
+                self.send(told[:-1])
             return
         _finish_device_work()
         at_s = time.monotonic()
-        told = self.marks.all_lines(at_s) if self.marks and self.marks.used else ""
-        self.send(f"{told}at {self.steps} {at_s:.7f}")
+        told = self._times.all_lines()
+        if self._phases:
+            told += f"phase boundary {at_s:.7f}\n"
+        taken = state.steering.taken() if state.steering is not None else 0
+        self.send(f"{told}at {self.steps} {at_s:.7f} {taken}")
         words = self._receive().split()
         if words[0] == "quit":
             self.leave()
         self._until = int(words[1])
+        if len(words) > 2:
+            state.steering.set(int(words[2]))
 
     def leave(self) -> None:
         """Report the peaks and end at once: interpreters with live collectives may abort."""
@@ -178,15 +207,6 @@ def _raised_by_framework(error: BaseException) -> bool:
     return any(f"{os.sep}deepspeed{os.sep}" in frame.filename for frame in frames)
 
 
-def _device_event() -> Any:
-    """Record an event on the CUDA stream; return None if no device is in use."""
-    if not (cuda := _cuda_in_use()):
-        return None
-    event = cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
 def _cuda_in_use() -> Any:
     """Return torch.cuda if this process has initialised it, else None."""
     torch = sys.modules.get("torch")
@@ -195,17 +215,20 @@ def _cuda_in_use() -> Any:
     return torch.cuda
 
 
-def _own_devices(cuda: Any) -> list[int]:
+def _devices_with_tensors(cuda: Any) -> list[int]:
     """Return the devices that hold this rank's tensors, which need not be the current one.
 
     A program may use `cuda:{local_rank}` without `set_device`; asking for another device's work
     would start a context there.
     """
     try:
-        own = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
+        return [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
     except Exception:  # an allocator of the program's own may not tell
-        own = []
-    return own or [cuda.current_device()]
+        return [cuda.current_device()]
+
+
+def _own_devices(cuda: Any) -> list[int]:
+    return _devices_with_tensors(cuda) or [cuda.current_device()]
 
 
 def _finish_device_work() -> None:

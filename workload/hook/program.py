@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from . import engine, frames, state, watching
+from .accumulation import Steering
 from .link import Link, end_process
 
 
@@ -24,6 +25,7 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
+    state.steering = Steering(options.get("accumulation", 0))
     import torch
 
     watching.patch_torch(torch)

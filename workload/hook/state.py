@@ -15,8 +15,10 @@ from typing import Any, Protocol
 class Line(Protocol):
     """Protocol of the connection to the agent (`link.Link`), as the other modules use it."""
 
-    marks: Any
     steps: int
+
+    def mark(self, name: str) -> None:
+        """Mark the start of a phase."""
 
     def step_done(self) -> None:
         """Count an optimizer step; wait here if the agent named this boundary."""
@@ -27,6 +29,8 @@ link: Line | None = None
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
 seen: dict[str, Any] = {}
+#: Control of the program's accumulation (`accumulation.Steering`); None before it is prepared.
+steering: Any = None
 
 
 class NotAsAsked(ValueError):
@@ -77,8 +81,8 @@ def phase(name: str) -> None:
 
 def mark(name: str) -> None:
     """Mark the start of a phase, if there is an agent that keeps marks."""
-    if link is not None and link.marks is not None:
-        link.marks.add(name)
+    if link is not None:
+        link.mark(name)
 
 
 def mark_seen(name: str) -> None:

@@ -12,12 +12,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tuner.search_spaces.configuration import Settings
+from tuner.workload.clocks.cpu import FASTEST
+from tuner.workload.measure.accumulated import AccumulatedWindow
+from tuner.workload.measure.statistics import Z90
 from tuner.workload.measure.used_devices import device_number, of_used_devices
 from tuner.workload.measure.window import Window
 from tuner.workload.meters.base import PowerSample
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
 
-__all__ = ["delivered_of", "drift_of", "kept_steps", "measurement", "not_applied"]
+__all__ = ["delivered_of", "drift_of", "kept_steps", "measurement", "not_applied", "reached"]
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
 #: nvmlDeviceGetPowerUsage), and so is what is integrated from it.
@@ -58,6 +61,8 @@ def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, f
     delivered: dict[str, float] = {}
     for name in _CLOCKS:
         values = [sample.extra[name] for sample in busy if name in sample.extra]
+        if name == "clock_MHz" and not isinstance(asked.get(name), tuple):
+            values = values or [s.extra[FASTEST] for s in busy if FASTEST in s.extra]
         if values:
             delivered[name] = sum(values) / len(values)
         stages = asked.get(name)
@@ -88,9 +93,9 @@ def not_applied(
 
     A clock above the one set was not locked. One below it may be held back by power or heat, which
     the devices tell as throttling: that is a delivered clock and a data point. Without any such
-    reason it was not taken either.
+    reason it was not taken either. Cores are set to a highest clock, which they need not reach.
     """
-    throttled = any(
+    throttled = any(FASTEST in s.extra for s in samples) or any(
         value for s in samples for name, value in s.extra.items() if name.startswith("throttle")
     )
     for name in _CLOCKS:
@@ -130,14 +135,20 @@ def _flags(
     window: Window, policy: WindowPolicy, resolution_s: float, independent: bool
 ) -> list[str]:
     flags, length_s, samples = [], window.length_s, window.samples
-    if length_s < policy.min_s:
+    if window.beaten_by is not None:
+        step_time_s, energy_J = window.beaten_by
+        flags.append(
+            f"ended after {length_s:.1f} s: another configuration needs at most "
+            f"{step_time_s:.3g} s and {energy_J:.3g} J a step"
+        )
+    elif length_s < policy.min_s:
         flags.append(f"window shorter than {policy.min_s:g} s")
     for what, error, mean in (
-        ("step time", window.step_time_se_s, length_s / len(window.step_times_s)),
+        ("step time", window.step_time_se_s, window.step_time_s),
         ("power", window.power_se_W, window.power_W),
     ):
         # A tenth more, since the last look came a sample or two before the window closed.
-        if error > 1.1 * policy.target_se * mean:
+        if window.beaten_by is None and error > 1.1 * policy.target_se * mean:
             flags.append(
                 f"the window's limit came first: {what} is known to {100 * error / mean:.1f} %, "
                 f"not to {100 * policy.target_se:g} %"
@@ -193,12 +204,19 @@ def measurement(
     if sentence := not_applied(set_to, delivered, window.samples, window.power_W, lease):
         return NotApplied(live, sentence, delivered)
     steps = len(window.step_times_s)
+    fit = window.fit if isinstance(window, AccumulatedWindow) else None
+    if fit is not None and not fit.is_linear:
+        notes = (
+            *notes,
+            f"step time is no line in the number of micro-batches: {100 * fit.curvature:+.1f} % at "
+            "the middle one of those measured",
+        )
     temperatures = [s.extra["temperature_C"] for s in window.samples if "temperature_C" in s.extra]
     return Measurement(
         live=live,
         steps=steps,
         window_s=window.length_s,
-        step_time_s=window.length_s / steps,
+        step_time_s=window.step_time_s,
         step_time_se_s=window.step_time_se_s,
         energy_J=window.energy_J,
         power_W=window.power_W,
@@ -206,12 +224,25 @@ def measurement(
         delivered=delivered,
         temperature_C=max(temperatures) if temperatures else None,
         flags=(*notes, *_flags(window, policy, resolution_s, independent)),
-        step_times_s=kept_steps(window.step_times_s),
+        step_times_s=() if fit else kept_steps(window.step_times_s),
         started_s=window.opened.time_s - began_s,
         sampled_energy_J=window.sampled_energy_J if independent else math.nan,
         beside_J=window.beside_J,
         power_blocks_W=window.power_blocks_W,
         phases_s=window.phases_s,
+        accumulation=fit,
+    )
+
+
+def reached(measurement: Measurement) -> tuple[float, float]:
+    """Return step time and energy of a step, each at the upper end of its 90 % interval."""
+    time, power = (
+        rse if math.isfinite(rse) else 0.0
+        for rse in (measurement.step_time_rse, measurement.power_rse)
+    )
+    return (
+        measurement.step_time_s * math.exp(Z90 * time),
+        measurement.energy_per_step_J * math.exp(Z90 * math.hypot(time, power)),
     )
 
 

@@ -2,8 +2,7 @@
 
 The ranks run freely between two boundaries that the `Conductor` names; at a boundary every rank has
 finished its device's work and waits, so what the counters read belongs to the steps in between and
-to nothing else. A window closes when the standard errors of step time and power are small enough,
-or when its time is up, never before its least length.
+to nothing else. When a window closes is decided in `tuner.workload.measure.window_end`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.phases import seconds_a_step
 from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
+from tuner.workload.measure.window_end import Reached, beaten_by, missing_s
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.node.rank_group import Event, Ranks
 from tuner.workload.probe import Failure, WindowPolicy
@@ -68,6 +69,8 @@ class Window:
         samples: the power samples between the boundaries.
         beside_J: the same span by the meters of other scopes, joules.
         phases_s: mean seconds that a step spent in each phase.
+        beaten_by: the known configuration that was shown to beat this one, which ended the window;
+            None if there is none.
     """
 
     opened: Reading
@@ -77,6 +80,7 @@ class Window:
     samples: tuple[PowerSample, ...] = ()
     beside_J: Mapping[str, float] = field(default_factory=dict)
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    beaten_by: Reached | None = None
 
     @property
     def length_s(self) -> float:
@@ -92,6 +96,11 @@ class Window:
     def power_W(self) -> float:
         """Mean power of the window, watts."""
         return self.energy_J / self.length_s
+
+    @property
+    def step_time_s(self) -> float:
+        """Mean time of a step, seconds."""
+        return self.length_s / len(self.step_times_s)
 
     @property
     def step_time_se_s(self) -> float:
@@ -130,7 +139,7 @@ class Conductor:
     Args:
         group: the ranks.
         deadline_s: CLOCK_MONOTONIC at which the probe is out of time.
-        step_limit_s: a step that takes longer than this is a hang.
+        limits: a first step, or any other, that takes longer than this is a hang.
         explain_exit: turns a rank's exit code into a Failure.
         cancelled: asked often; True ends the probe.
         clock: CLOCK_MONOTONIC, seconds.
@@ -141,15 +150,17 @@ class Conductor:
         group: Ranks,
         *,
         deadline_s: float,
-        step_limit_s: float,
+        limits: ProbeLimits | None = None,
         explain_exit: Callable[[int, int], Failure],
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group, self._deadline_s = group, deadline_s
-        self._step_limit_s, self._explain_exit = step_limit_s, explain_exit
+        self._limits, self._explain_exit = limits or ProbeLimits(), explain_exit
         self._cancelled, self._clock = cancelled, clock
         self.done = 0  # steps all ranks have done
+        self.micro_batches = 0  # in them, as far as the ranks told
+        self.accumulation = 0  # micro-batches of the next steps; 0 leaves them to the program
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
         self.facts: dict[str, Any] = {}  # of the program, where a launch asks for them
@@ -157,6 +168,11 @@ class Conductor:
         self._over = False
         #: True if every rank has ended without an error before it was stopped.
         self.ended_by_itself = False
+
+    @property
+    def _step_limit_s(self) -> float:
+        """The longest that the next step may take, seconds."""
+        return self._limits.step_s if self.done else self._limits.first_step_s
 
     def first_step(self) -> float:
         """Wait for the first step of all ranks; return its end on CLOCK_MONOTONIC."""
@@ -171,7 +187,8 @@ class Conductor:
         """Run `steps` more steps; return each step's wall time and each step's end."""
         target = self.done + steps
         began = self._clock()
-        self._group.send(f"run {target}")
+        by = f" {self.accumulation}" if self.accumulation else ""
+        self._group.send(f"run {target}{by}")
         ends = self._wait_boundary(target)
         return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
 
@@ -208,6 +225,7 @@ class Conductor:
         *,
         samples: Callable[[], Sequence[PowerSample]] = tuple,
         beside: Sequence[Meter] = (),
+        known: Sequence[Reached] = (),
     ) -> Window:
         """Measure one window under the current setting.
 
@@ -217,6 +235,7 @@ class Conductor:
             step_time_s: expected, from the warm-up.
             samples: the power timeline as far as it has come.
             beside: meters of other scopes, read at the same boundaries.
+            known: what other configurations reach; a window that they beat ends early.
         """
         times: list[float] = []
         ends: list[float] = []
@@ -232,10 +251,10 @@ class Conductor:
                 tuple(ends),
                 _between(samples(), opened.time_s, now_s),
             )
-            missing_s = _missing_s(policy, window)
-            if missing_s <= 0:
+            lacks_s = missing_s(policy, window, known)
+            if lacks_s <= 0:
                 break
-            steps = max(1, math.ceil(missing_s / step_time_s), policy.min_steps - len(times))
+            steps = max(1, math.ceil(lacks_s / step_time_s), policy.min_steps - len(times))
             more, when = self._run(steps)
             times += more
             ends += when
@@ -253,6 +272,7 @@ class Conductor:
             _between(samples(), opened.time_s, closed.time_s),
             energies_beside_J,
             seconds_a_step(self.phases, opened.time_s, closed.time_s, len(times)),
+            beaten_by(window, known) if missing_s(policy, window) > 0 else None,
         )
 
     def run_to_end(
@@ -318,6 +338,7 @@ class Conductor:
         """Wait until all ranks are at step `target`; return the end of each step until then."""
         arrived: set[int] = set()
         ends: dict[int, float] = {}
+        taken = 0
         while len(arrived) < self._group.size:
             now = self._clock()
             limit = min(self._deadline_s, now + self._step_limit_s)
@@ -326,7 +347,9 @@ class Conductor:
                 ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
             if event.kind == "at":
                 arrived.add(event.rank)
+                taken = max(taken, (event.detail or {}).get("micro_batches", 0))
         self.done = target
+        self.micro_batches += taken
         self._last_at_s = ends[target]
         return [ends[step] for step in sorted(ends)]
 
@@ -404,32 +427,6 @@ def _between(
     samples: Sequence[PowerSample], start_s: float, end_s: float
 ) -> tuple[PowerSample, ...]:
     return tuple(sample for sample in samples if start_s <= sample.time_s <= end_s)
-
-
-def _excess(policy: WindowPolicy, window: Window) -> float:
-    """Return the ratio of the worse standard error to the target, ignoring unknown errors."""
-    edges = block_edges(window.opened.time_s, window.ends_s)
-    worst = 0.0
-    for values in (np.array(window.step_times_s), block_powers(window.samples, edges)):
-        error = standard_error(values)
-        if not math.isnan(error) and (mean := float(values.mean())) > 0:
-            worst = max(worst, error / (policy.target_se * mean))
-    return worst
-
-
-def _missing_s(policy: WindowPolicy, window: Window) -> float:
-    """Return the seconds that a window still lacks; 0 if it is complete."""
-    length_s = window.length_s
-    if length_s < policy.min_s or len(window.step_times_s) < policy.min_steps:
-        # 2 % more than asked, so that slightly fast steps do not cost another boundary.
-        return max((policy.min_s - length_s) * 1.02, 1e-3)
-    if length_s >= policy.max_s:
-        return 0.0
-    excess = _excess(policy, window)
-    if excess <= 1.0:
-        return 0.0
-    # The error falls with the root of the length: go half of the way that this promises, then look.
-    return min(length_s * (excess**2 - 1) / 2, policy.max_s - length_s, policy.min_s)
 
 
 def _stable(blocks: Sequence[float]) -> bool:

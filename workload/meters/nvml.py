@@ -24,6 +24,7 @@ from tuner.workload.meters.gpus import (
     clock_state,
     each_device,
     field_W,
+    on_twin,
     open_nvml,
     over_devices,
     visible_gpus,
@@ -159,6 +160,7 @@ class NvmlMeter:
             host="none of the host: the GPUs' boards alone, idle ones of the lease included",
             independent=sampled < len(self.gpus)
             and all(power is not None for power in self._powers.values()),
+            twin=nvml is None and on_twin(),
         )
         if sampled:
             self._ticker = Ticker(
@@ -167,9 +169,10 @@ class NvmlMeter:
 
     def _describe(self, sampled: int, period_s: float) -> str:
         counted = len(self.gpus) - sampled
-        by_counter = f"NVML total-energy counter of {counted} GPU{'s' if counted > 1 else ''}"
+        of = "twin GPU" if on_twin() else "GPU"
+        by_counter = f"NVML total-energy counter of {counted} {of}{'s' if counted > 1 else ''}"
         by_power = (
-            f"NVML power of {sampled} GPU{'s' if sampled > 1 else ''} without a counter, "
+            f"NVML power of {sampled} {of}{'s' if sampled > 1 else ''} without a counter, "
             f"integrated every {period_s * 1000:.0f} ms"
         )
         return ", and ".join([by_counter] * bool(counted) + [by_power] * bool(sampled))

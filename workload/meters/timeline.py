@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tuner.workload.meters.base import Meter, PowerSample
@@ -25,6 +25,7 @@ class Timeline:
         meter: whose power is drawn.
         period_s: between two samples.
         beside: meters of other scopes, whose power goes with each sample as "<name>_W".
+        state: returns further figures of the devices for each sample; None: there are none.
 
     Attributes:
         errors: one sentence each sample that the meter refused.
@@ -32,11 +33,16 @@ class Timeline:
     """
 
     def __init__(
-        self, meter: Meter, period_s: float = 0.1, *, beside: Sequence[Meter] = ()
+        self,
+        meter: Meter,
+        period_s: float = 0.1,
+        *,
+        beside: Sequence[Meter] = (),
+        state: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         self.errors: list[str] = []
         self.busy_s = 0.0
-        self._meter, self._beside = meter, tuple(beside)
+        self._meter, self._beside, self._state = meter, tuple(beside), state
         self._samples: list[PowerSample] = []
         self._ticker = Ticker(self._tick, period_s=period_s, name="joulefront-timeline")
 
@@ -48,6 +54,8 @@ class Timeline:
                     more = other.sample()
                     extra = {**sample.extra, **more.extra, f"{other.info.name}_W": more.power_W}
                     sample = replace(sample, extra=extra)
+            if self._state is not None:
+                sample = replace(sample, extra={**sample.extra, **self._state()})
             self._samples.append(sample)
         except MeterError as error:
             self.errors.append(str(error))

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.governor import Applied, Governor, GovernorError
+from tuner.workload.clocks.base import Applied, Governor, GovernorError
 from tuner.workload.meters import Meter, PowerSample, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.multi_node.peer import Peer, PeerLost

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.clocks.governor import Applied
+from tuner.workload.clocks.base import Applied
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.meters import MeterError, PowerSample, Reading
 from tuner.workload.meters.timeline import Timeline

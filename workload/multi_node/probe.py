@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.workload.clocks.governor import GovernorError
+from tuner.workload.clocks.base import GovernorError
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters import MeterError
 from tuner.workload.meters.timeline import Timeline

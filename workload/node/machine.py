@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster, Device, device_names, load_device
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.clocks.base import Governor
+from tuner.workload.clocks.cpu import CpuGovernor
+from tuner.workload.clocks.governor import NvmlGovernor, open_governor
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import Gpu, ask, open_nvml, visible_gpus
 from tuner.workload.node.host import host_memory, usable_cores
@@ -172,16 +175,43 @@ def _gpu_cluster(nvml: Any, gpus: tuple[Gpu, ...], memory_bytes: int) -> Cluster
     )
 
 
-def _cpu_cluster(cores: int, memory_bytes: int, core: str) -> Cluster:
+def _controlled(device: Device, governor: Governor) -> Device:
+    """Return the core with the clocks and power limits that may be set here."""
+    if not isinstance(governor, CpuGovernor) or not governor.can_set:
+        return device
+    device = replace(
+        device,
+        clocks_MHz=governor.supported_clocks_MHz,
+        default_clock_MHz=governor.default_clock_MHz or device.default_clock_MHz,
+        sources=("clocks and power limits: cpufreq and RAPL of this machine", *device.sources),
+    )
+    low_W, high_W = governor.limit_range_W
+    cores = governor.cores_per_package
+    if device.idle_W * cores < high_W:
+        return replace(
+            device,
+            max_W=high_W / cores,
+            min_limit_W=max(low_W, device.idle_W * cores),
+            devices_per_limit=cores,
+        )
+    return device
+
+
+def _cpu_cluster(cores: int, memory_bytes: int, core: str, sys: str | Path) -> Cluster:
     device = load_device(core)
+    device = replace(
+        device,
+        memory_bytes=memory_bytes // cores,
+        sources=("memory: this machine's, shared by its usable cores", *device.sources),
+    )
+    alone = Cluster("this-machine", device, cores)
+    with closing(open_governor(alone, sys=sys)) as governor:
+        device = _controlled(device, governor)
     return Cluster(
         name="this-machine",
-        device=replace(
-            device,
-            memory_bytes=memory_bytes // cores,
-            sources=("memory: this machine's, shared by its usable cores", *device.sources),
-        ),
+        device=device,
         devices_per_node=cores,
+        clock_control=governor.can_set,
         link_Bps=LOOPBACK_BPS,
         host_link_Bps=device.memory_bandwidth_Bps,
         host_memory_bytes=memory_bytes,
@@ -197,6 +227,7 @@ def detect_cluster(
     affinity: Iterable[int] | None = None,
     environ: Mapping[str, str] | None = None,
     core: str = "cpu-core",
+    sys: str | Path = "/sys",
 ) -> Cluster:
     """Describe this machine as a cluster of its visible GPUs, or of its usable cores without GPUs.
 
@@ -207,11 +238,12 @@ def detect_cluster(
         environ: where CUDA_VISIBLE_DEVICES stands, and JOULEFRONT_NVME_PATH, a folder on this
             machine's own drive for offload; the process's environment by default.
         core: the device file whose envelope and speeds a core is given (name or path).
+        sys: the folder of sysfs, where clocks and power caps of processors are set.
 
     Raises:
         InputError: the visible GPUs are of different kinds, or cannot be used as named.
     """
-    found = _detect(nvml, proc, cgroup, affinity, environ, core)
+    found = _detect(nvml, proc, cgroup, affinity, environ, core, sys)
     told = (os.environ if environ is None else environ).get("JOULEFRONT_NVME_PATH", "")
     return replace(found, nvme_path=told) if told else found
 
@@ -223,6 +255,7 @@ def _detect(
     affinity: Iterable[int] | None,
     environ: Mapping[str, str] | None,
     core: str,
+    sys: str | Path,
 ) -> Cluster:
     total_bytes, _ = host_memory(proc=proc, cgroup=cgroup)
     try:
@@ -239,4 +272,4 @@ def _detect(
         finally:
             ask(nvml, None, nvml.nvmlShutdown)
     cores = usable_cores(proc=proc, cgroup=cgroup, affinity=affinity)
-    return _cpu_cluster(cores, total_bytes, core)
+    return _cpu_cluster(cores, total_bytes, core, sys)

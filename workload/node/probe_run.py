@@ -19,10 +19,14 @@ from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.governor import GovernorError
+from tuner.workload.accumulation import AccumulationPlan, steps_take_too_long
+from tuner.workload.clocks.base import GovernorError
+from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.measure.measurement import drift_of, measurement
-from tuner.workload.measure.window import Conductor, ProbeFailed
+from tuner.workload.limits import ProbeLimits
+from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
+from tuner.workload.measure.measurement import drift_of, measurement, reached
+from tuner.workload.measure.window import Conductor, ProbeFailed, Window
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.host import CpuContention
@@ -68,6 +72,7 @@ class Probe:
         self.environment = self.launch.environment
         self.ports = contextlib.ExitStack()  # reserved until rank 0 has met the others
         self._missed: list[NotApplied] = []
+        self._accumulations: tuple[int, ...] = ()  # what is measured in place of whole steps
         self._idle_W: float | None = None
         self._phases: list[tuple[float, str]] = []
         self._group: Ranks | None = None
@@ -77,7 +82,7 @@ class Probe:
 
     def run(self) -> ProbeRecord:
         """Run the probe; whatever goes wrong becomes the record's failure."""
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._began_s = time.monotonic()
         opened = closed = Reading(self._began_s, 0.0)
         failure: Failure | None = None
@@ -175,7 +180,7 @@ class Probe:
             conductor = Conductor(
                 group,
                 deadline_s=self._began_s + request.time_limit_s,
-                step_limit_s=self.step_limit_s,
+                limits=ProbeLimits.of_request(request, self.node.step_limit_s),
                 explain_exit=lambda rank, code: self.explain_exit(rank, code, oom_before),
                 cancelled=self.node.cancelled.is_set,
             )
@@ -193,7 +198,9 @@ class Probe:
 
     def open_timeline(self) -> Timeline:
         """Start to sample power."""
-        return Timeline(self.meter, beside=self.node.beside)
+        # Meters of GPUs read the clocks themselves.
+        state = self.governor.delivered if isinstance(self.governor, CpuGovernor) else None
+        return Timeline(self.meter, beside=self.node.beside, state=state)
 
     def spawn(self, listener: socket.socket, address: str) -> Ranks:
         """Start the ranks, which report to the socket at `address`."""
@@ -207,17 +214,39 @@ class Probe:
         """Explain an exit without an exception."""
         return explain_exit(rank, code, oom_kills_before)
 
-    @property
-    def step_limit_s(self) -> float:
-        """The limit, seconds, from which a step counts as a hang."""
-        return self.node.step_limit_s
-
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
         """Lead the ranks from the first step to the last: warm up, then measure."""
+        plan = self._choose_accumulation(conductor)
         warm = conductor.warm_up()
         self.environment["warm_up_steps"] = len(warm.step_times_s)
-        unstable = () if warm.stable else ("step time was not stable after the warm-up",)
-        self.measure(conductor, timeline, warm.step_time_s, unstable)
+        notes = [] if warm.stable else ["step time was not stable after the warm-up"]
+        policy = self.request.window
+        if plan.why_whole and steps_take_too_long(warm.step_time_s, policy.min_steps, policy.min_s):
+            notes.append(plan.why_whole)
+        self.measure(conductor, timeline, warm.step_time_s, notes)
+
+    def _choose_accumulation(self, conductor: Conductor) -> AccumulationPlan:
+        """Decide whether to measure micro-batches, by a step of the largest accumulation.
+
+        The ranks have done their first step with the smallest one. Where whole steps are measured
+        they return to the job's own accumulation.
+        """
+        plan, policy = self.launch.accumulations, self.request.window
+        if not plan.measured:
+            return plan
+        if conductor.micro_batches != plan.measured[0]:
+            return AccumulationPlan(
+                plan.own,
+                why_whole="whole steps are measured: the program decides on its accumulation",
+            )
+        largest = conductor.accumulation = plan.measured[-1]
+        whole_s = sum(conductor.run(1)) * plan.own / largest
+        if steps_take_too_long(whole_s, policy.min_steps, policy.min_s):
+            conductor.accumulation = plan.measured[0]
+            self._accumulations = plan.measured
+        else:
+            conductor.accumulation = plan.own
+        return plan
 
     def measure(
         self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]
@@ -249,6 +278,11 @@ class Probe:
             self.node.check(longer, self.nodes)
             self.request = longer
         return list(more)
+
+    @property
+    def since_request_s(self) -> float:
+        """Seconds from the request until now."""
+        return time.monotonic() - self._began_s
 
     def _time_for_one_more(self) -> bool:
         """Return True if the time limit leaves 1.5 times what another visit takes."""
@@ -283,13 +317,7 @@ class Probe:
         if not self._launch_s:
             self._launch_s = time.monotonic() - self._began_s
         contention = self._contention()
-        window = conductor.measure(
-            self.meter,
-            policy,
-            step_time_s,
-            samples=lambda: timeline.samples,
-            beside=self.node.beside,
-        )
+        window = self._window(conductor, timeline, step_time_s)
         disturbed = contention.note() if contention is not None else ""
         outcome = measurement(
             live,
@@ -309,7 +337,35 @@ class Probe:
             if self.node.keep:
                 so_far = partial_record(self.request, self.measurements, self.meter.info)
                 save_partial(self.node.run_dir, so_far)
-        return window.length_s / len(window.step_times_s)
+        if isinstance(window, AccumulatedWindow):
+            return window.fit.once_s + window.fit.each_s * self._accumulations[0]
+        return window.step_time_s
+
+    def _window(self, conductor: Conductor, timeline: Timeline, step_time_s: float) -> Window:
+        """Measure whole steps, or steps of fewer micro-batches; `step_time_s` is of the current."""
+        samples, beside = (lambda: timeline.samples), self.node.beside
+        policy, accumulations = self.request.window, self._accumulations
+        if not accumulations:
+            known = self._known()
+            return conductor.measure(
+                self.meter, policy, step_time_s, samples=samples, beside=beside, known=known
+            )
+        return measure_accumulated(
+            conductor,
+            self.meter,
+            policy,
+            accumulations,
+            self.launch.accumulations.own,
+            micro_batch_s=step_time_s / accumulations[0],
+            samples=samples,
+            beside=beside,
+        )
+
+    def _known(self) -> tuple[tuple[float, float], ...]:
+        """Return what other configurations reach: the front's, and those of this launch so far."""
+        if not self.request.front:
+            return ()
+        return (*self.request.front, *(reached(m) for m in self.measurements))
 
     def _devices_in_use(self) -> list[int]:
         """Return the numbers of the devices that ranks use: the first ones of every node."""

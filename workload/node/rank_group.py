@@ -38,7 +38,7 @@ class Event:
         step: steps done (for "step" and "at").
         time_s: CLOCK_MONOTONIC at the rank.
         detail: parsed JSON of "facts", "peak" and "fail", {"code": n} of "exit", {"name": ...} of
-            "phase".
+            "phase", {"micro_batches": n} of "at": those since the last boundary.
     """
 
     kind: str
@@ -192,8 +192,9 @@ class RankGroup:
             return Event("hello", rank)
         rank = self._ranks.get(link, -1)
         if kind in ("step", "at"):
-            step, at = rest.split()
-            return Event(kind, rank, int(step), float(at))
+            step, at, *more = rest.split()
+            taken = {"micro_batches": int(more[0])} if more else None
+            return Event(kind, rank, int(step), float(at), taken)
         if kind in ("facts", "peak", "fail"):
             detail = json.loads(rest)
             if kind == "fail" and detail["kind"] not in ("out_of_memory", "refused", "crash"):

@@ -16,10 +16,11 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, write_text
-from tuner.workload.clocks.governor import Governor
+from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
+from tuner.workload.clocks.base import Governor
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
-from tuner.workload.meters.gpus import cuda_numbering
+from tuner.workload.meters.gpus import cuda_numbering, on_twin
 from tuner.workload.node.host import usable_cores
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
@@ -46,7 +47,7 @@ class ProbeNode:
         program: the built-in training program.
         fresh: start a new interpreter for each rank.
         keep: save what was measured after every window (`tuner.workload.pending`).
-        step_limit_s: a longer step is a hang.
+        step_limit_s: a longer step is a hang; None leaves the limits to the request.
         cancelled: set when the probe is to end.
         prepare: opens the run folder and starts the server.
         check: raises InvalidConfiguration if a request cannot run on some number of nodes.
@@ -62,7 +63,7 @@ class ProbeNode:
     program: Path
     fresh: bool
     keep: bool
-    step_limit_s: float
+    step_limit_s: float | None
     cancelled: threading.Event
     prepare: Callable[[], object]
     check: Callable[[ProbeRequest, int], None]
@@ -96,10 +97,16 @@ class RankLaunch:
     Attributes:
         folder: where files and logs are.
         environment: what a record keeps of the start.
+        accumulations: the accumulations that may be measured in place of the job's own; ranks
+            start with the smallest.
     """
 
     def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
         self.node, self.configuration = node, Configuration(request.launch)
+        self.accumulations = AccumulationPlan()
+        if request.window.micro_batches:
+            why_not = node.job.why_accumulation_stays if isinstance(node.job, ScriptJob) else ""
+            self.accumulations = accumulation_plan(self.configuration, node.job, why_not)
         self.folder = node.run_dir / "probes" / request.probe_id / part
         self.environment: dict[str, Any] = {}
 
@@ -147,6 +154,9 @@ class RankLaunch:
         }
         if fork_unsafe:
             self.environment["why_fresh_interpreter"] = fork_unsafe
+        options = dict(start.options)
+        if self.accumulations.measured:
+            options["accumulation"] = self.accumulations.measured[0]
         cores = sorted(os.sched_getaffinity(0))
         on_cpu = self.node.cluster.device.type == "cpu"
         specs = []
@@ -165,7 +175,7 @@ class RankLaunch:
                     cpus=(cores[rank % len(cores)],) if on_cpu else (),
                     address=address,
                     fresh=fresh,
-                    options=start.options,
+                    options=options,
                 )
             )
         return specs
@@ -194,8 +204,9 @@ class RankLaunch:
         env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
         if self.node.cluster.device.type != "cpu":
             env |= cuda_numbering(env)
-            # What this process may use: a batch system often grants less than the machine has.
-            env["OMP_NUM_THREADS"] = str(max(1, usable_cores() // max(place.ranks, 1)))
+            if not on_twin(env):  # whose ranks compute on one core each
+                # What this process may use: a batch system often grants less than the machine has.
+                env["OMP_NUM_THREADS"] = str(max(1, usable_cores() // max(place.ranks, 1)))
             if place.interface and place.interface != LOOPBACK:
                 # Left alone, NCCL takes the first interface that is neither lo nor docker's.
                 env.setdefault("NCCL_SOCKET_IFNAME", place.interface)

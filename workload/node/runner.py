@@ -19,8 +19,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import broken_rules, unrunnable
-from tuner.workload.clocks.governor import Governor, GovernorError, open_governor
+from tuner.workload.clocks.base import Governor, GovernorError
+from tuner.workload.clocks.governor import open_governor
 from tuner.workload.meters import Meter, MeterError, open_beside, open_meter
+from tuner.workload.meters.gpus import on_twin
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import PRELOAD, RankServer
@@ -36,9 +38,6 @@ from tuner.workload.runners import Continuation
 from tuner.workload.scripts.script_job import ScriptJob, imported_frameworks
 
 __all__ = ["LocalRunner", "refused", "training_program"]
-
-#: A step that takes longer than this is a hang. The first step may compile and allocate.
-STEP_LIMIT_S = 120.0
 
 
 def training_program() -> Path:
@@ -58,7 +57,8 @@ class LocalRunner:
             default, and none beside a meter that was given.
         say: called with a sentence for each thing that takes long ("importing torch").
         fresh: start a new interpreter for each rank instead of forking one that has imported.
-        step_limit_s: a step longer than this is a hang.
+        step_limit_s: a step longer than this is a hang, the first one too, whatever a request
+            allows.
         program: the training script; the built-in one by default.
         keep: save what was measured after every window in the run folder, until the driver has the
             whole record (`tuner.workload.pending`).
@@ -79,7 +79,7 @@ class LocalRunner:
         beside: Sequence[Meter] | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         fresh: bool = False,
-        step_limit_s: float = STEP_LIMIT_S,
+        step_limit_s: float | None = None,
         program: Path | None = None,
         keep: bool = False,
     ) -> None:
@@ -88,7 +88,8 @@ class LocalRunner:
         if beside is None:
             beside = () if meter is not None else None
         meter = meter or open_meter(cluster)
-        accelerator = "cuda" if cluster.device.type == "cuda" else "cpu"
+        self._on_gpus = cluster.device.type == "cuda" and not on_twin()
+        accelerator = "cuda" if self._on_gpus else "cpu"
         self._say = say
         self._said = ""  # why ranks are not forked
         self._one_at_a_time = threading.Lock()
@@ -154,7 +155,7 @@ class LocalRunner:
             InputError: it cannot, with the reason; the server is ended.
         """
         build = self.node.server.torch
-        if self.node.cluster.device.type != "cuda" or build is None:
+        if not self._on_gpus or build is None:
             return
         if why := why_torch_cannot_use_gpus(build):
             self.node.server.close()
@@ -251,7 +252,7 @@ class LocalRunner:
                     f"{configuration.world_size}; probes across nodes run on Ray (--ray)"
                 )
             if reasons:
-                raise InvalidConfiguration(configuration.key, reasons)
+                raise InvalidConfiguration(configuration.short, reasons)
 
     def renew_meter(self) -> None:
         """Replace a meter that has lost joules, which stays broken on purpose.

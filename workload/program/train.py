@@ -21,6 +21,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def plain_step(
 
         share = ulysses.loss_share(degree, engine.zero_optimization_stage())
     losses = []
-    for micro, (inputs, targets) in enumerate(parts):
+    for micro, (inputs, targets) in enumerate(islice(parts, accumulation)):
         given = {
             name: value.to(engine.device) if torch.is_tensor(value) else value
             for name, value in inputs.items()
@@ -206,7 +207,7 @@ def main() -> None:
     stride, stages = tensor * arguments.sequence_parallel, arguments.pipeline_parallel
     replicas = world // stride // stages
     share = Share(
-        accumulation=engine.gradient_accumulation_steps(),
+        accumulation=settings["gradient_accumulation_steps"],  # the engine's may change meanwhile
         replicas=replicas,
         replica=rank // stride % replicas,
         micro_batch=engine.train_micro_batch_size_per_gpu(),

@@ -21,12 +21,13 @@ from tuner.search_spaces.job import Precision
 from tuner.search_spaces.model_facts import ModelFacts
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.hook import merge, micro_batches, split_differently
+from tuner.workload.limits import FIRST_STEP_LIMIT_S
 from tuner.workload.measure.window import Conductor
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.script_job import Framework, Script, ScriptJob, Start
 
 __all__ = ["STEPS", "blank_job", "inspect_script"]
@@ -60,13 +61,12 @@ class _Inspection(Probe):
 
     facts: dict[str, Any]
 
-    @property
-    def step_limit_s(self) -> float:
-        """The limit of the whole launch: the first start may compile a DeepSpeed op."""
-        return self.request.time_limit_s
+    #: Seconds from the request to the first step.
+    took_s = 0.0
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
         self.facts = conductor.facts
+        self.took_s = self.since_request_s
 
 
 def inspect_script(
@@ -74,7 +74,7 @@ def inspect_script(
     runner: LocalRunner,
     cluster: Cluster,
     *,
-    time_limit_s: float = 300.0,
+    time_limit_s: float = FIRST_STEP_LIMIT_S,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> ScriptJob:
     """Start a script once on this node, and return it as a job with the knobs it supports.
@@ -94,7 +94,12 @@ def inspect_script(
     blank = blank_job(script, cluster)
     runner.turn_to(blank)
     request = ProbeRequest(
-        "inspection", blank.baseline.launch, time_limit_s=time_limit_s, purpose="inspection"
+        "inspection",
+        blank.baseline.launch,
+        time_limit_s=time_limit_s,
+        window=WindowPolicy(micro_batches=False),
+        first_step_limit_s=time_limit_s,
+        purpose="inspection",
     )
     seen: list[_Inspection] = []
 
@@ -117,9 +122,10 @@ def inspect_script(
             f"the script {script.name!r} did not reach its first optimizer step "
             f"({record.failure.message}); its log is {seen[-1].launch.folder / 'rank0.log'}"
         )
-    how = " (estimated)" if record.meter.estimated else ""
+    how = f" ({record.meter.mark})" if record.meter.mark else ""
     say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
     job = _job_of(script, blank, seen[-1].facts)
+    job = replace(job, frame=replace(job.frame, first_step_s=seen[-1].took_s))
     runner.turn_to(job)
     return job
 

@@ -64,6 +64,8 @@ class Framework:
         reads: what the script reads from `joulefront_hook.configuration()`.
         turns: what its framework takes by itself, so that the hook can tell it another:
             "micro_batch", "gradient_accumulation".
+        first_step_s: seconds that the inspection took to its first step, which limits of probes are
+            derived from; it differs from look to look and is not part of the job.
     """
 
     kind: str = ""
@@ -79,6 +81,7 @@ class Framework:
     stages: int = 1
     reads: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()
+    first_step_s: float = field(default=0.0, compare=False)
 
     @property
     def on_deepspeed(self) -> bool:

@@ -92,7 +92,9 @@ class ScriptJob(TrainingJob):
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
-        frame = json.dumps(asdict(self.frame), sort_keys=True)
+        facts = asdict(self.frame)
+        del facts["first_step_s"]
+        frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         return {**super().to_json(), **listed, "frame": frame}
 
@@ -153,6 +155,17 @@ class ScriptJob(TrainingJob):
     def sets_micro_batch(self) -> bool:
         """True if the script's micro-batch can be set."""
         return self.frame.follows or self._can_set("micro_batch")
+
+    @property
+    def why_accumulation_stays(self) -> str:
+        """Why the accumulation cannot change while the script runs; "" if it can."""
+        frame = self.frame
+        if frame.owner == "transformers" or (frame.on_deepspeed and not frame.owner):
+            return ""
+        return (
+            "whole steps are measured: the accumulation of a running script can be set where its "
+            "loop is transformers' Trainer or its own over a DeepSpeed engine"
+        )
 
     def _can_set(self, name: str) -> bool:
         return name in self.frame.turns or self.asks(name)

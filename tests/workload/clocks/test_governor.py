@@ -18,14 +18,8 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.testing.fake_nvml import STATE_FILE, FakeClock, FakeGpu, FakeNVML
-from tuner.workload.clocks.governor import (
-    FixedGovernor,
-    Governor,
-    GovernorError,
-    NvmlGovernor,
-    open_governor,
-    why_fixed,
-)
+from tuner.workload.clocks.base import FixedGovernor, Governor, GovernorError
+from tuner.workload.clocks.governor import NvmlGovernor, open_governor, why_fixed
 from tuner.workload.clocks.guard import Earlier, Guard, GuardError, put_back
 
 NO_ENV: dict[str, str] = {}
@@ -313,18 +307,24 @@ class TestOpenGovernor:
         assert "nvidia-smi -i 0 -lgc MIN,MAX" in said
         assert fake.log == []
         assert why_fixed(GPUS, nvml=FakeNVML()) == ""
-        assert "no GPUs" in why_fixed(CPUS)
 
-    def test_cores_have_a_fixed_clock(self) -> None:
-        governor = open_governor(CPUS, nvml=FakeNVML())
-        assert isinstance(governor, FixedGovernor)
+    def test_cores_of_a_virtual_machine_have_a_fixed_clock(self, tmp_path: Path) -> None:
+        governor = open_governor(CPUS, nvml=FakeNVML(), sys=tmp_path)
         assert isinstance(governor, Governor)
+        assert "no cpufreq" in governor.why_not
         assert not governor.can_set
         assert governor.apply(Settings()).notes == ()
         assert governor.delivered() == {}
         governor.restore()
         governor.close()
         with pytest.raises(InputError, match="cannot set clock_MHz=900 here"):
+            governor.apply(Settings(clock_MHz=900))
+
+    def test_a_fixed_governor_refuses_and_says_why(self) -> None:
+        governor = FixedGovernor("no reason")
+        assert isinstance(governor, Governor)
+        assert governor.delivered() == {}
+        with pytest.raises(InputError, match="cannot set clock_MHz=900 here: no reason"):
             governor.apply(Settings(clock_MHz=900))
 
     @pytest.mark.parametrize("missing", ["package", "library"])

@@ -82,6 +82,7 @@ class Daemon03(Daemon):
     """Release 0.3 and later: query parameters, unknown ones denied, and GPUs that are told."""
 
     FIELDS = {  # noqa: RUF012
+        "set_persistence_mode": ("enabled",),
         "set_power_limit": ("power_limit_mw",),
         "set_gpu_locked_clocks": ("min_clock_mhz", "max_clock_mhz"),
         "reset_gpu_locked_clocks": (),
@@ -164,7 +165,7 @@ class TestZeusd:
         with pytest.raises(pynvml.NVMLError):
             nvml.nvmlDeviceSetPowerManagementLimit(handle, 5_000_000)
         assert nvml.nvmlDeviceGetPowerManagementLimit(handle) == 350_000
-        with pytest.raises(AttributeError, match="zeusd has no"):
+        with pytest.raises(pynvml.NVMLError_NotSupported):
             nvml.nvmlDeviceSetApplicationsClocks(handle, 1593, 900)
 
     @pytest.mark.parametrize(
@@ -201,5 +202,59 @@ class TestZeusd:
         monkeypatch.setattr(Daemon03, "token", True)
         governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
         assert not governor.can_set
+        governor.close()
+        assert log == []
+
+    def of_release_05(self, monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
+        """Answer /discover as release 0.5 does (zeusd/src/routes/server.rs, DiscoveryInfo)."""
+        told = {
+            "cpus": [{"id": 0, "dram_available": True}],
+            "enabled_api_groups": ["gpu-control", "gpu-read", "cpu-read"],
+            "auth_required": False,
+            **more,
+        }
+        monkeypatch.setattr(Daemon03, "told", ("/discover", json.dumps(told).encode()))
+
+    @pytest.mark.parametrize("daemon", [Daemon03], indirect=True)
+    def test_release_05_in_a_container_finds_its_gpus_by_their_pci_address(
+        self, daemon: tuple[FakeNVML, str, list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The host's four GPUs, of which numbers 2 and 1 are this container's 0 and 1."""
+        fake, path, _ = daemon
+        addresses = ["0000:81:00.0", "0000:02:00.0", "0000:01:00.0", "0000:c1:00.0"]
+        gpus = [{"id": n, "name": "A100", "pci_address": a} for n, a in enumerate(addresses)]
+        self.of_release_05(monkeypatch, gpus=gpus)
+        nvml = ZeusdNvml(fake, path)
+        assert nvml.why_not() == ""
+        asked: list[str] = []
+        monkeypatch.setattr(
+            Daemon03, "carry_out", lambda self, index, *_: (asked.append(index), self.answer(200))
+        )
+        for index in range(2):
+            nvml.nvmlDeviceSetGpuLockedClocks(fake.nvmlDeviceGetHandleByIndex(index), 900, 900)
+        assert asked == [2, 1]
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"auth_required": True}, "set ZEUSD_TOKEN"),
+            ({"enabled_api_groups": ["gpu-read"]}, "--enable gpu-control,gpu-read"),
+            ({"gpus": [{"id": 0, "pci_address": "0000:81:00.0"}] * 2}, "GPUs of others"),
+        ],
+    )
+    @pytest.mark.parametrize("daemon", [Daemon03], indirect=True)
+    def test_release_05_that_may_not_be_used_says_why(
+        self,
+        daemon: tuple[FakeNVML, str, list[str]],
+        monkeypatch: pytest.MonkeyPatch,
+        change: dict[str, object],
+        says: str,
+    ) -> None:
+        fake, path, log = daemon
+        gpus = [{"id": n, "pci_address": f"0000:0{n + 1}:00.0"} for n in range(2)]
+        self.of_release_05(monkeypatch, **{"gpus": gpus, **change})
+        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        assert not governor.can_set
+        assert says in governor.why_not
         governor.close()
         assert log == []

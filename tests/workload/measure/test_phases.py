@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,7 +61,8 @@ class FakeCuda:
             def __init__(self, *, enable_timing: bool) -> None:
                 assert enable_timing
 
-            def record(self) -> None:
+            def record(self, stream: int) -> None:
+                assert stream == 1, "an event on a device that holds nothing of this rank"
                 self.at_s = outer.queued_s
 
             def query(self) -> bool:
@@ -81,6 +83,19 @@ class FakeCuda:
 
     is_initialized = is_available
 
+    def device_count(self) -> int:
+        return 2
+
+    def memory_reserved(self, index: int) -> int:
+        return index  # the second device holds the rank's tensors
+
+    def current_stream(self, index: int) -> int:
+        return index
+
+    def synchronize(self, index: int) -> None:
+        self.syncs += 1
+        self.device_s = self.queued_s
+
 
 def times(lines: str) -> list[tuple[str, float]]:
     return [(line.split()[1], float(line.split()[2])) for line in lines.splitlines()]
@@ -91,13 +106,13 @@ def test_on_cuda_a_mark_is_when_the_device_came_there(monkeypatch: pytest.Monkey
     now_s = 500.0
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(link.time, "monotonic", lambda: now_s)
-    marks = link.Marks()
+    marks = link.DeviceTimes()
     # The first boundary: the device is idle at 500 s, which is 0 s of its own.
-    assert times(marks.all_lines(500.0)) == [("boundary", 500.0)]
+    assert marks.all_lines() == ""
     # The host queues two phases of 2 s within no time, and the device has done 1 s of it.
-    marks.add("forward")
+    marks.add("phase forward")
     cuda.queued_s = 2.0
-    marks.add("backward")
+    marks.add("phase backward")
     cuda.queued_s = 4.0
     cuda.device_s = 1.0
     syncs = cuda.syncs
@@ -105,21 +120,60 @@ def test_on_cuda_a_mark_is_when_the_device_came_there(monkeypatch: pytest.Monkey
     assert cuda.syncs == syncs  # nothing waited for the device
     # The step's end is a boundary: the hook has waited, and the host's clock says 504.
     cuda.device_s, now_s = 4.0, 504.0
-    assert times(marks.all_lines(504.0)) == [("backward", 502.0), ("boundary", 504.0)]
+    assert times(marks.all_lines()) == [("backward", 502.0)]
     # Clocks drift apart; each boundary sets them anew.
     cuda.queued_s = cuda.device_s = 7.0
     now_s = 508.0
-    marks.all_lines(508.0)
-    marks.add("forward")
+    marks.all_lines()
+    marks.add("phase forward")
     cuda.queued_s = cuda.device_s = 9.0
     now_s = 510.0
-    assert times(marks.all_lines(510.0)) == [("forward", 508.0), ("boundary", 510.0)]
+    assert times(marks.all_lines()) == [("forward", 508.0)]
+
+
+def test_on_cuda_a_step_ends_when_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """finding_11: steps of 100 ms that the host launches in 10 ms each are steps of 100 ms."""
+    cuda = FakeCuda()
+    host_s = 500.0
+
+    class Host:
+        monotonic = staticmethod(lambda: host_s)
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(link, "time", Host)
+    rank = object.__new__(link.Link)
+    rank.steps, rank._until, rank._times = 0, 1, link.DeviceTimes()
+    rank._tells_phases = rank._phases = False
+    sent: list[str] = []
+    granted = iter(["run 21", "run 1000"])
+    monkeypatch.setattr(rank, "send", lambda text: sent.extend(text.splitlines()))
+    monkeypatch.setattr(rank, "_receive", lambda: next(granted))
+
+    def synchronize(index: int) -> None:
+        nonlocal host_s
+        cuda.device_s = cuda.queued_s
+        host_s = max(host_s, 500.0 + cuda.device_s)
+
+    cuda.synchronize = synchronize  # type: ignore[method-assign]
+    syncs = 0
+    for step in range(1, 22):
+        host_s += 0.01
+        cuda.queued_s = max(cuda.queued_s, host_s - 500.0) + 0.1
+        cuda.device_s = max(cuda.device_s, host_s - 500.0)
+        before = cuda.syncs
+        rank.step_done()
+        syncs += (cuda.syncs - before) * (1 < step < 21)
+    ends = [float(line.split()[2]) for line in sent]
+    assert [int(line.split()[1]) for line in sent] == list(range(1, 22))
+    # The first of a block may hold the host's delay after the boundary.
+    assert [b - a for a, b in pairwise(ends[1:])] == pytest.approx([0.1] * 19)
+    assert syncs == 0, "the hook waited for the device within a block"
 
 
 def test_on_a_cpu_a_mark_is_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(link.time, "monotonic", lambda: 3.0)
-    marks = link.Marks()
-    marks.add("forward.encoder")
+    marks = link.DeviceTimes()
+    marks.add("phase forward.encoder")
     assert times(marks.lines()) == [("forward.encoder", 3.0)]
     assert marks.lines() == ""

@@ -12,6 +12,7 @@ import pytest
 
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
+from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.measurement import delivered_of, drift_of, measurement, not_applied
 from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
 from tuner.workload.measure.window import WARM_BLOCKS_MAX, Conductor, ProbeFailed, WarmUp, Window
@@ -49,7 +50,6 @@ class Scene:
         self.conductor = Conductor(
             self.ranks,  # type: ignore[arg-type]
             deadline_s=self.clock() + deadline_s,
-            step_limit_s=120.0,
             explain_exit=lambda rank, code: Failure("crash", f"{rank} {code}"),
             clock=self.clock,
         )
@@ -286,6 +286,13 @@ class TestDelivered:
     def test_a_lower_clock_without_any_reason_was_not_taken(self) -> None:
         window = window_of(extra={"clock_MHz": 1245.0, "throttle_power": 0.0})
         assert isinstance(measurement(Settings(clock_MHz=1410), window, POLICY), NotApplied)
+
+    def test_cores_may_stay_below_their_highest_clock_and_not_above(self) -> None:
+        told = measurement(Settings(clock_MHz=3000), window_of(extra={FASTEST: 2800.0}), POLICY)
+        assert isinstance(told, Measurement)
+        assert told.as_delivered == Settings(clock_MHz=2800.0)
+        told = measurement(Settings(clock_MHz=2000), window_of(extra={FASTEST: 2800.0}), POLICY)
+        assert isinstance(told, NotApplied)
 
     def test_a_snapped_clock_is_judged_by_what_was_set(self) -> None:
         window = window_of(extra={"clock_MHz": 1005.0})

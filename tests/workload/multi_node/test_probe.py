@@ -17,7 +17,7 @@ import pytest
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.workload.clocks.governor import Applied, GovernorError
+from tuner.workload.clocks.base import Applied, GovernorError
 from tuner.workload.meters import PowerSample, Reading
 from tuner.workload.multi_node.devices import MultiNodeGovernor, MultiNodeMeter, Nodes, merged
 from tuner.workload.multi_node.peer import NodeShare, PeerLost, interface_of

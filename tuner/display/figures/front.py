@@ -18,8 +18,8 @@ from tuner.display.figures.style import (
     points_trace,
     translucent,
 )
-from tuner.display.text import is_estimated, role, units_of
-from tuner.formatting import Units, number
+from tuner.display.text import energy_mark, role, units_of
+from tuner.formatting import Units, after_comma, number
 from tuner.results.result import Attainment, Point, Result
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
     )
     figure = empty_figure(
         f"Time to solution ({units.time})",
-        f"Energy to solution ({units.energy}{', estimated' if is_estimated(result) else ''})",
+        f"Energy to solution ({units.energy}{after_comma(energy_mark(result))})",
         x_axis.layout(),
         y_axis.layout(),
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.display.figures.style import BLUE, FAINT, GRID, MUTED, PAPER, SERIES, TEXT, empty_figure
-from tuner.formatting import knobs, label, number, percent, varying_knobs
+from tuner.formatting import after_comma, label, number, percent, short, varying_knobs
 from tuner.results.result import Point, Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
@@ -159,8 +159,8 @@ def _band(x0: float, x1: float, colour: str, opacity: float) -> dict[str, Any]:
     }
 
 
-def _power_axis(estimated: bool) -> str:
-    return f"Power (W{', estimated' if estimated else ''})"
+def _power_axis(mark: str) -> str:
+    return f"Power (W{after_comma(mark)})"
 
 
 def _line(
@@ -195,7 +195,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
     end_s = max(timeline.samples[-1].time_s, record.wall_s)
     figure = empty_figure(
         "Seconds since the probe's start",
-        _power_axis(meter.estimated),
+        _power_axis(meter.mark),
         {"range": [0, end_s]},
         {"rangemode": "tozero"},
     )
@@ -207,7 +207,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
     crowded = len(record.measurements) > 4
     for number_, m in enumerate(record.measurements, 1):
         shapes.append(_band(m.started_s, m.started_s + m.window_s, BLUE, 0.11))
-        name = " ".join(map(str, m.live.values())) if crowded else m.live.key if m.live else ""
+        name = " ".join(map(str, m.live.values())) if crowded else m.live.short if m.live else ""
         text = name or f"window {number_}"
         figure.add_annotation(
             text=html.escape(text),
@@ -230,7 +230,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
                 "hoverinfo": "text",
                 "hovertext": [
                     f"window {html.escape(text)}: mean {number(m.power_W)} W"
-                    f"{label(meter.estimated)}, {m.steps} steps of {number(m.step_time_s)} s"
+                    f"{label(meter.mark)}, {m.steps} steps of {number(m.step_time_s)} s"
                 ]
                 * 2,
             }
@@ -305,7 +305,7 @@ def phases_figure(timeline: Timeline) -> go.Figure | None:
     end_s = min(start_s + _STEPS_SHOWN * window.step_time_s, window.started_s + window.window_s)
     figure = empty_figure(
         "Seconds since the probe's start",
-        _power_axis(timeline.record.meter.estimated),
+        _power_axis(timeline.record.meter.mark),
         {"range": [start_s, end_s]},
         {"rangemode": "tozero"},
     )
@@ -410,4 +410,8 @@ def scopes_figure(result: Result) -> go.Figure | None:
 
 
 def _short(configuration: Configuration, names: Sequence[str]) -> str:
-    return "<br>".join(map(html.escape, knobs(configuration, names))) or "one setting"
+    return (
+        "<br>".join(map(html.escape, short(configuration, names).split()))
+        if names
+        else "one setting"
+    )

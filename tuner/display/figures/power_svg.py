@@ -38,13 +38,13 @@ def timeline_svg(timeline: Timeline) -> str:
             f'fill="{colour}">{escape(said)}</text>'
         )
 
-    title = f"{record.request.probe_id}: {record.request.launch.key}"
+    title = f"{record.request.probe_id}: {record.request.launch.short}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="100%" height="100%" fill="{PAPER}"/>',
         text(_LEFT, 16, title[:110], "start", TEXT),
-        text(_LEFT, 32, f"power (W){label(record.meter.estimated)} over seconds", "start"),
+        text(_LEFT, 32, f"power (W){label(record.meter.mark)} over seconds", "start"),
     ]
     tall = _HEIGHT - _TOP - _BOTTOM
     for m in record.measurements:

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.formatting import Units, knobs, label, number, percent
+from tuner.formatting import Units, label, long_text, number, percent
 from tuner.results.result import Point
 
 if TYPE_CHECKING:
@@ -174,12 +174,12 @@ def wrapped(text: str, width: int = 46) -> str:
 
 
 def _hover(point: Point, heading: str, units: Units) -> str:
-    estimated = label(point.meter.estimated)
+    estimated = label(point.meter.mark)
     energy = units.interval_text(point.energy_interval_kJ, units.kJ)
     time = units.interval_text(point.time_interval_s, units.s)
     lines = [
         f"<b>{html.escape(heading)}</b>",
-        wrapped(" ".join(knobs(point.configuration))),
+        wrapped(long_text(point.configuration)),
         f"energy {units.energy_text(point.energy_to_solution_kJ)}{estimated}"
         + (f" [{energy}]" if energy else ""),
         f"time {units.time_text(point.time_to_solution_s)}" + (f" [{time}]" if time else ""),

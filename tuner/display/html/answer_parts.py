@@ -17,7 +17,7 @@ from tuner.display.html.pieces import (
     section,
     tile,
 )
-from tuner.display.text import comparison, is_estimated, prediction, role
+from tuner.display.text import comparison, energy_mark, prediction, role
 from tuner.formatting import Units, number, percent, varying_knobs
 from tuner.results.result import Point, Result
 
@@ -42,7 +42,7 @@ def top_part(result: Result, units: Units) -> str:
             '<p class="warning">No configuration was chosen.</p>'
         )
     best = advice.point
-    estimated = best.meter.estimated
+    estimated = best.meter.mark
     same = base is not None and base.configuration == best.configuration
 
     def against(name: str) -> str:
@@ -102,6 +102,9 @@ def _verified(result: Result) -> str:
 
 def _spent_tile(result: Result) -> str:
     spent = result.spent
+    if (plan := result.plan) is not None:
+        fitting = f'<span class="muted">{plan.fitting:,} fit in memory</span>'
+        return tile("Configurations predicted", f"{plan.configurations:,}", [fitting])
     if result.points and spent.energy_kJ == 0:
         said = f'<span class="muted">{len(result.points)} settings of past runs</span>'
         return tile("Search spent", "nothing", [said])
@@ -114,7 +117,7 @@ def _spent_tile(result: Result) -> str:
         share = spent.payback_share
         runs = f"{number(share)} runs" if share > 1 else percent(share)
         more.append(f"repaid after {runs} of the job")
-    return tile(title, own.energy_text(spent.energy_kJ), more, is_estimated(result))
+    return tile(title, own.energy_text(spent.energy_kJ), more, energy_mark(result))
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class _Table:
         if base is not None and point.configuration == base.configuration:
             marks += '<span class="mark base">baseline</span>'
         against = base.configuration if base else None
-        estimated = estimated_mark(point.meter.estimated)
+        estimated = estimated_mark(point.meter.mark)
         energy = interval(units.interval_text(point.energy_interval_kJ, units.kJ), "")
         time = interval(units.interval_text(point.time_interval_s, units.s), "")
         energy = f"{number(point.energy_to_solution_kJ / units.kJ)}{estimated}<br>{energy}"

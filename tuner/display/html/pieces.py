@@ -72,9 +72,9 @@ def plot_div(
     )
 
 
-def estimated_mark(estimated: bool) -> str:
-    """Return the mark behind an estimated figure; "" if it was metered."""
-    return ' <span class="estimated">estimated</span>' if estimated else ""
+def estimated_mark(mark: str) -> str:
+    """Return the mark of a meter behind a figure ("estimated", "twin"); "" if it was metered."""
+    return f' <span class="estimated">{escape(mark)}</span>' if mark else ""
 
 
 def chips(
@@ -97,14 +97,14 @@ def chips(
     return "".join(shown) or '<span class="muted">every knob at its default</span>'
 
 
-def tile(name: str, text: str, more: Sequence[str], estimated: bool = False) -> str:
+def tile(name: str, text: str, more: Sequence[str], mark: str = "") -> str:
     """Return a tile with one figure, its unit and further lines."""
     value, _, unit = text.partition(" ")
     lines = "".join(f'<div class="more">{line}</div>' for line in more if line)
     return (
         f'<div class="figure"><div class="name">{name}</div><div class="value">{escape(value)}'
         f' <span class="unit">{escape(unit)}</span></div>'
-        f"{f'<div class=more>{estimated_mark(True)}</div>' if estimated else ''}{lines}</div>"
+        f"{f'<div class=more>{estimated_mark(mark)}</div>' if mark else ''}{lines}</div>"
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tuner.display.figures.power import Timeline, phase_means
 from tuner.display.html.pieces import chips, delta, estimated_mark, panels, plot_div, section
-from tuner.display.text import is_estimated, prediction
+from tuner.display.text import energy_mark, prediction
 from tuner.formatting import change, number, percent
 from tuner.results.result import Result
 
@@ -34,7 +34,7 @@ def verification_part(result: Result) -> str:
     if said is None or not said.attempts:
         return ""
     today = result.baseline.configuration if result.baseline else None
-    estimated = estimated_mark(is_estimated(result))
+    estimated = estimated_mark(energy_mark(result))
     tried = []
     for attempt in said.attempts:
         mark, word = ("best", "survived") if attempt.survived else ("base", "did not survive")
@@ -97,7 +97,7 @@ def breakdown_part(
     if not prediction(result):
         text += (
             f"; measured: {number(measured_s)} s and {number(measured_J)} J"
-            f"{estimated_mark(result.best.meter.estimated)}, so the prediction is "
+            f"{estimated_mark(result.best.meter.mark)}, so the prediction is "
             f"{change(parts.step_time_s, measured_s, 'below', 'above')} in time and "
             f"{change(parts.energy_J, measured_J, 'below', 'above')} in energy"
         )
@@ -174,7 +174,7 @@ def power_part(
         word = "chosen" if name == "best" else "baseline"
         text += (
             f'<h3><span class="mark {mark}">{word}</span> probe {escape(record.request.probe_id)}'
-            f"{estimated_mark(record.meter.estimated)}</h3>"
+            f"{estimated_mark(record.meter.mark)}</h3>"
         )
         text += plot_div(
             f"timeline-{name}",

@@ -75,7 +75,8 @@ def target_part(result: Result) -> str:
     )
     note = (
         f"On {target.gpus} GPUs of {escape(target.cluster)}; no probe ran there."
-        f"{estimated_mark(True)} Intervals are 90 %: they hold what the probes left open of the "
+        f"{estimated_mark('estimated')} Intervals are 90 %: they hold what the probes left open of "
+        "the "
         "models' constants, a share more for every doubling of the GPUs, and each launch's own."
     )
     return section(f"The front predicted for {target.gpus} GPUs", text, note)

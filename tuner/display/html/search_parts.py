@@ -15,8 +15,8 @@ from tuner.display.html.pieces import (
     section,
     value_html,
 )
-from tuner.display.text import is_estimated, payback, prediction, unit_of_work
-from tuner.formatting import Units, number, percent
+from tuner.display.text import energy_mark, payback, prediction, unit_of_work
+from tuner.formatting import Units, label, number, percent
 from tuner.results.result import LeaveOneOut, Result
 from tuner.search_spaces.configuration import Configuration
 
@@ -55,7 +55,7 @@ def spent_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
     plan = prediction(result)
     title = "What a real search would take" if plan else "What the search spent"
     rows = [
-        ("Energy", units.energy_text(spent.energy_kJ) + estimated_mark(is_estimated(result))),
+        ("Energy", units.energy_text(spent.energy_kJ) + estimated_mark(energy_mark(result))),
         ("Time on the cluster" if plan else "Wall-clock time", units.time_text(spent.time_s)),
         ("Probes", f"{spent.probes}, of which {spent.failed} failed"),
         ("Windows simulated" if plan else "Windows measured", str(spent.measurements)),
@@ -103,7 +103,7 @@ def surrogates_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
         f"power; {percent(loo.coverage)} of the left-out values lay inside their 90 % interval "
         f"({_coverage(loo)}).</p>"
     )
-    estimated = estimated_mark(is_estimated(result))
+    estimated = estimated_mark(energy_mark(result))
     shown = panels(figures, {"surrogate-time": "Step time", "surrogate-power": f"Power{estimated}"})
     note = "Left-out measurements against their prediction; the dashed line is equality."
     return section("How well the surrogates predict", text + shown, note if shown else "")
@@ -144,7 +144,7 @@ def failures_part(result: Result) -> str:
             f"<div>{chips(Configuration(record.request.launch))}</div>"
             f"<p>{escape(message)} "
             f'<span class="muted">({cost.energy_text(record.energy_J / 1000)}'
-            f"{estimated_mark(record.meter.estimated)}, {number(record.wall_s)} s)</span></p>{log}"
+            f"{estimated_mark(record.meter.mark)}, {number(record.wall_s)} s)</span></p>{log}"
         )
     return section(
         f"Probes that failed ({len(result.failures)})",
@@ -171,7 +171,7 @@ def about_part(result: Result) -> str:
     scopes = sorted(
         {
             f"{p.meter.name}: {p.meter.scope} scope, {p.meter.source}"
-            + (" (estimated)" if p.meter.estimated else "")
+            + label(p.meter.mark)
             + (f"; charged: {p.meter.host}" if p.meter.host else "")
             for p in result.points
         }

@@ -1,7 +1,7 @@
 """Compile the twin's libraries with the machine's C compiler, once for each version of the source.
 
-Two of them go into one folder, which a process that is to find them has on LD_LIBRARY_PATH; the
-third is the test's own and goes beside it.
+Two of them go into one folder, which a process that is to find them has on LD_LIBRARY_PATH; one is
+preloaded into training processes, and one is the test's own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ class Libraries:
     Attributes:
         folder: holds libnvidia-ml.so.1 and libcuda.so.1, for LD_LIBRARY_PATH.
         control: the test's library, which reads the truth.
+        rank: for LD_PRELOAD, slows training processes down to the clock of their GPU.
     """
 
     folder: Path
     control: Path
+    rank: Path
 
     @property
     def nvml(self) -> Path:
@@ -60,7 +62,7 @@ def build() -> Libraries:
     text = b"".join(path.read_bytes() for path in sources) + repr(FLAGS).encode()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = home / "joulefront" / "twin" / hashlib.sha256(text).hexdigest()[:16]
-    found = Libraries(place / "lib", place / "libtwin-control.so")
+    found = Libraries(place / "lib", place / "libtwin-control.so", place / "libtwin-rank.so")
     if place.is_dir():
         return found
     cc = compiler()
@@ -73,11 +75,12 @@ def build() -> Libraries:
         for target, soname, names in (
             (made / "lib" / "libnvidia-ml.so.1", True, NVML),
             (made / "lib" / "libcuda.so.1", True, ("cuda.c",)),
+            (made / "libtwin-rank.so", False, ("physics.c", "rank.c")),
             (made / "libtwin-control.so", False, ("physics.c", "control.c")),
         ):
             flags = [*FLAGS, f"-Wl,-soname,{target.name}"] if soname else FLAGS
             files = [str(SOURCES / name) for name in names]
-            command = [cc, *flags, "-o", str(target), *files, "-lm", "-lpthread"]
+            command = [cc, *flags, "-o", str(target), *files, "-lm", "-lpthread", "-ldl", "-lrt"]
             subprocess.run(command, check=True, capture_output=True, text=True)
         try:
             made.rename(place)

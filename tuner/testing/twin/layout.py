@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["MAX_LOG", "Node"]
 
 MAGIC = 0x4E495754
-MAX_GPUS, MAX_CLOCKS, MAX_MEMORY_CLOCKS, MAX_PROCESSES = 16, 256, 8, 16
+MAX_GPUS, MAX_CLOCKS, MAX_MEMORY_CLOCKS, MAX_PROCESSES, MAX_RANKS = 16, 256, 8, 16, 16
 MAX_FAULTS, MAX_LOG, RING = 32, 1024, 4096
 
 _TEXT = {"uuid": 80, "name": 96, "driver_version": 80}
@@ -37,6 +37,12 @@ class Process(ctypes.Structure):
     """A process on a GPU."""
 
     _fields_ = _i("pid bytes")
+
+
+class Rank(ctypes.Structure):
+    """A training process on a GPU."""
+
+    _fields_ = _i("pid counted_ns")
 
 
 class Fault(ctypes.Structure):
@@ -70,6 +76,7 @@ class Gpu(ctypes.Structure):
         *_i("has_counter counter_is_module has_usage usage_is_module gpu_scope"),
         *_i("lockable ignores_lock limit_settable ignores_limit idle_follows application_free"),
         *_i("default_application_MHz"),
+        *_d("pace clock_free_share host_s"),
         *_d("load heat_MHz"),
         *_i("lost stalled lock_low lock_high memory_low memory_high"),
         *_i("application_memory application_sm"),
@@ -77,7 +84,9 @@ class Gpu(ctypes.Structure):
         *_i("persistence used_bytes compute_count graphics_count"),
         ("compute", Process * MAX_PROCESSES),
         ("graphics", Process * MAX_PROCESSES),
-        *_d("time_s energy_J clock_MHz_s busy_s"),
+        *_i("rank_count"),
+        ("rank", Rank * MAX_RANKS),
+        *_d("time_s energy_J clock_MHz_s busy_s pending_s work_s utilisation"),
         *_d("power_W temperature_C clock wanted wanted_s target thermal_MHz regulate_s"),
         *_d("filtered_W filtered_J counter_base_J stalled_J"),
         *_i("reasons asked head filled"),

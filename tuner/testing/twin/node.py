@@ -56,6 +56,12 @@ class TwinGpu:
         idle_follows: an idle GPU stands at a locked clock; else it falls to the lowest.
         application_free: any user may set application clocks.
         default_application_MHz: default application clock; 0: the call is not supported.
+        load: utilisation, until `TwinNode.set` changes it.
+        pace: seconds of the device at its highest clock for a second of a rank's CPU time. Above 0
+            the load is that of the ranks, which are held back to the device's speed (`rank.c`);
+            from 1 on, with room for other processes on the cores.
+        clock_free_share: share of that work that is bound by memory and does not follow the clock.
+        host_s: CPU time of a rank's start (imports, the model), which is no work of the device.
     """
 
     name: str = "NVIDIA A100-SXM4-80GB"
@@ -111,6 +117,9 @@ class TwinGpu:
     application_free: bool = False
     default_application_MHz: int = 0
     load: float = 0.0
+    pace: float = 0.0
+    clock_free_share: float = 0.0
+    host_s: float = 0.0
 
     def write(self, gpu: layout.Gpu, index: int) -> None:
         """Fill in the state of GPU `index`."""
@@ -136,6 +145,7 @@ class TwinGpu:
 def _control() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build().control))
     library.twin_layout.restype = ctypes.c_int64
+    library.twin_law_device_s.restype = library.twin_law_W.restype = ctypes.c_double
     sizes = [library.twin_layout(ctypes.c_int64(which)) for which in (0, 1)]
     if sizes != [ctypes.sizeof(layout.Node), ctypes.sizeof(layout.Gpu)]:
         raise RuntimeError("tuner.testing.twin.layout does not mirror csrc/state.h")
@@ -195,8 +205,14 @@ class TwinNode:
 
     def environment(self) -> dict[str, str]:
         """Return the variables with which a process that is started now is on this node."""
-        paths = [str(self.libraries.folder), os.environ.get("LD_LIBRARY_PATH", "")]
-        return {STATE: str(self.path), "LD_LIBRARY_PATH": ":".join(filter(None, paths))}
+        variables = {STATE: str(self.path)}
+        for name, own in (
+            ("LD_LIBRARY_PATH", self.libraries.folder),
+            ("LD_PRELOAD", self.libraries.rank),
+        ):
+            others = [part for part in os.environ.get(name, "").split(":") if part != str(own)]
+            variables[name] = ":".join(filter(None, [str(own), *others]))
+        return variables
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
@@ -342,6 +358,28 @@ class TwinNode:
         """Return the integral of the delivered clock over time, MHz s."""
         with self._updated() as state:
             return state.gpu[gpu].clock_MHz_s
+
+    def work_s(self, gpu: int = 0) -> float:
+        """Return the CPU time of ranks that the device has executed, seconds."""
+        with self._updated() as state:
+            return state.gpu[gpu].work_s
+
+    def ranks(self, gpu: int = 0) -> list[int]:
+        """Return the process ids of the ranks that use a GPU."""
+        with self._updated() as state:
+            device = state.gpu[gpu]
+            return [device.rank[i].pid for i in range(device.rank_count)]
+
+    def device_s(self, clock_MHz: float, gpu: int = 0) -> float:
+        """Return the law of speed: seconds of the device for a second of a rank's CPU time."""
+        state, clock = ctypes.byref(self._state), ctypes.c_double(clock_MHz)
+        return float(self._library.twin_law_device_s(state, ctypes.c_int64(gpu), clock))
+
+    def law_W(self, clock_MHz: float, load: float, gpu: int = 0) -> float:
+        """Return the law of power, watts, at the present temperature."""
+        state, clock = ctypes.byref(self._state), ctypes.c_double(clock_MHz)
+        share = ctypes.c_double(load)
+        return float(self._library.twin_law_W(state, ctypes.c_int64(gpu), clock, share))
 
     def locked_MHz(self, gpu: int = 0) -> tuple[int, int] | None:
         """Return the lock of the SM clock, (lowest, highest); None without one."""

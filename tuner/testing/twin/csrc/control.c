@@ -32,3 +32,11 @@ EXPORT void twin_reset_counter(node_t *node, int64_t gpu) {
     node->gpu[gpu].counter_base_J = node->gpu[gpu].filtered_J;
     node->gpu[gpu].counter_start_mJ = 0;
 }
+
+/* The law, for the truth of a test. */
+EXPORT double twin_law_device_s(const node_t *node, int64_t gpu, double clock) {
+    return twin_device_s(&node->gpu[gpu], clock);
+}
+EXPORT double twin_law_W(const node_t *node, int64_t gpu, double clock, double load) {
+    return twin_power_W(&node->gpu[gpu], clock, load);
+}

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static int text(char *out, unsigned int length, const char *value) {
     if (strlen(value) >= length) return leave(INSUFFICIENT_SIZE);
@@ -200,9 +201,26 @@ static int processes(int64_t held, const process_t *list, unsigned int *count, p
     *count = (unsigned int)held;
     return leave(SUCCESS);
 }
+/* What a rank holds of the host stands for what it would hold of the device. */
+static int64_t resident_bytes(int64_t pid) {
+    char path[64];
+    long long size, resident = 0;
+    snprintf(path, sizeof path, "/proc/%lld/statm", (long long)pid);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    if (fscanf(file, "%lld %lld", &size, &resident) != 2) resident = 0;
+    fclose(file);
+    return resident * sysconf(_SC_PAGESIZE);
+}
 GET(nvmlDeviceGetComputeRunningProcesses_v3, unsigned int *count, process_info_t *out) {
     BEGIN("nvmlDeviceGetComputeRunningProcesses");
-    return processes(gpu->compute_count, gpu->compute, count, out);
+    process_t all[MAX_PROCESSES + MAX_RANKS];
+    int64_t held = gpu->compute_count;
+    memcpy(all, gpu->compute, (size_t)held * sizeof *all);
+    for (int64_t i = 0; i < gpu->rank_count; i++)
+        if (twin_cpu_ns(gpu->rank[i].pid) >= 0)
+            all[held++] = (process_t){gpu->rank[i].pid, resident_bytes(gpu->rank[i].pid)};
+    return processes(held, all, count, out);
 }
 GET(nvmlDeviceGetGraphicsRunningProcesses_v3, unsigned int *count, process_info_t *out) {
     BEGIN("nvmlDeviceGetGraphicsRunningProcesses");
@@ -228,7 +246,7 @@ GET(nvmlDeviceGetTemperature, int sensor, unsigned int *out) {
 }
 GET(nvmlDeviceGetUtilizationRates, utilization_t *out) {
     BEGIN("nvmlDeviceGetUtilizationRates");
-    out->gpu = (unsigned int)(100 * gpu->load + 0.5);
+    out->gpu = (unsigned int)(100 * (gpu->pace > 0 ? gpu->utilisation : gpu->load) + 0.5);
     out->memory = out->gpu / 2;
     return leave(SUCCESS);
 }

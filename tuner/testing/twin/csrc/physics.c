@@ -1,7 +1,9 @@
 /* Physics of one twin GPU, integrated lazily up to the time of the call that asks.
  *
  * True power is idle (with leakage that grows by temperature) plus k V(f)^2 f u: the clock f by
- * locks, limit, heat and reach, the load u as the test sets it. Sensors see the true power through a
+ * locks, limit, heat and reach, the load u as the test sets it, or as the device's ranks make it: a
+ * second of a rank's CPU time is work for twin_device_s seconds of the device, and the rank is held
+ * back until the device has done it (rank.c). Sensors see the true power through a
  * first-order filter; the counter publishes the filtered energy of some time ago, the power sensor
  * the mean over a short span, both at their own ticks. */
 #include "state.h"
@@ -11,6 +13,7 @@
 
 enum { IDLE = 1, APPLICATION = 2, POWER_CAP = 4, THERMAL = 0x20 };
 static const double STEP_S = 0.001, REGULATE_S = 0.01, REST_C = 30.0, HYSTERESIS_K = 2.0;
+static const double UTILISATION_S = 0.15; /* time constant of the utilisation that NVML reports */
 
 double twin_now(const node_t *node) {
     struct timespec now;
@@ -32,13 +35,47 @@ int64_t twin_memory_MHz(const gpu_t *gpu) {
 /* Relative voltage at a share of the top clock: flat below a knee, then rising. */
 static double voltage(double share) { return fmax(0.7, 0.4 + 0.6 * share); }
 
-static double power_W(const gpu_t *gpu, double clock) {
+/* The law of speed: seconds of the device for a second of a rank's CPU time. A share of the work is
+ * bound by memory and does not follow the clock. */
+double twin_device_s(const gpu_t *gpu, double clock) {
+    double bound = gpu->clock_free_share;
+    return gpu->pace * (bound + (1.0 - bound) * top_MHz(gpu) / clock);
+}
+
+/* The law of power. */
+double twin_power_W(const gpu_t *gpu, double clock, double load) {
     double share = clock / top_MHz(gpu), v = voltage(share);
     double memory =
         (double)twin_memory_MHz(gpu) / (double)gpu->memory_MHz[gpu->memory_clocks - 1];
     double dynamic = (gpu->peak_W - gpu->idle_W) * v * v * share * (0.75 + 0.25 * memory);
     double leak = 1.0 + gpu->leak_per_K * (gpu->temperature_C - REST_C);
-    return gpu->idle_W * leak + dynamic * gpu->load;
+    return gpu->idle_W * leak + dynamic * load;
+}
+static double power_W(const gpu_t *gpu, double clock) {
+    return twin_power_W(gpu, clock, gpu->load);
+}
+
+/* CPU time of a process; -1 if it is gone. The number of its clock is clock_getcpuclockid's. */
+int64_t twin_cpu_ns(int64_t pid) {
+    struct timespec used;
+    clockid_t clock = (clockid_t)(~(unsigned int)pid << 3 | 2);
+    if (clock_gettime(clock, &used)) return -1;
+    return (int64_t)used.tv_sec * 1000000000 + used.tv_nsec;
+}
+
+/* Take in what the ranks have computed since the last call, and forget those that are gone. */
+static void submit(gpu_t *gpu) {
+    for (int64_t i = 0; i < gpu->rank_count; i++) {
+        rank_t *rank = &gpu->rank[i];
+        int64_t now_ns = twin_cpu_ns(rank->pid);
+        if (now_ns < rank->counted_ns) {
+            *rank = gpu->rank[--gpu->rank_count];
+            i--;
+            continue;
+        }
+        gpu->pending_s += 1e-9 * (double)(now_ns - rank->counted_ns);
+        rank->counted_ns = now_ns;
+    }
 }
 
 /* The highest listed clock of at most `clock`; the lowest listed if none is. */
@@ -61,10 +98,12 @@ static void regulate_heat(gpu_t *gpu) {
 /* The clock that the device would run at now, and why not a higher one. */
 static double target_MHz(gpu_t *gpu) {
     int64_t reasons = 0;
-    double clock = gpu->load > 0 ? top_MHz(gpu) : (double)gpu->clock_MHz[0];
+    /* A device in use stays at its clock between two kernels. */
+    int active = gpu->load > 0 || gpu->rank_count;
+    double clock = active ? top_MHz(gpu) : (double)gpu->clock_MHz[0];
     double heat = gpu->heat_MHz > 0 ? gpu->heat_MHz : gpu->thermal_MHz;
-    int follows = !gpu->ignores_lock && (gpu->load > 0 || gpu->idle_follows);
-    if (gpu->load <= 0) reasons |= IDLE;
+    int follows = !gpu->ignores_lock && (active || gpu->idle_follows);
+    if (!active) reasons |= IDLE;
     if (follows && gpu->application_sm && (double)gpu->application_sm < clock) {
         clock = (double)gpu->application_sm;
         reasons |= APPLICATION;
@@ -74,7 +113,7 @@ static double target_MHz(gpu_t *gpu) {
         if ((double)gpu->lock_high < top_MHz(gpu)) reasons |= APPLICATION;
     }
     /* The voltage limiter of a consumer card is no reason that NVML reports. */
-    if (gpu->reach_MHz > 0 && gpu->load > 0) clock = fmin(clock, gpu->reach_MHz);
+    if (gpu->reach_MHz > 0 && active) clock = fmin(clock, gpu->reach_MHz);
     if (heat < clock) {
         clock = heat;
         reasons |= THERMAL;
@@ -131,6 +170,12 @@ static void step(gpu_t *gpu, double to_s) {
     gpu->energy_J += watts * left_s;
     gpu->clock_MHz_s += gpu->clock * left_s;
     if (gpu->load > 0) gpu->busy_s += left_s;
+    if (gpu->pace > 0) {
+        double done_s = fmin(gpu->pending_s, gpu->load * left_s / twin_device_s(gpu, gpu->clock));
+        gpu->pending_s -= done_s;
+        gpu->work_s += done_s;
+    }
+    gpu->utilisation += (gpu->load - gpu->utilisation) * (1.0 - exp(-left_s / UTILISATION_S));
     decay = gpu->filter_s > 0 ? exp(-left_s / gpu->filter_s) : 0.0;
     gpu->filtered_W = watts + (before_W - watts) * decay;
     /* The filter's own integral: what went in, less what it still holds. */
@@ -143,7 +188,13 @@ static void step(gpu_t *gpu, double to_s) {
 
 void twin_advance(gpu_t *gpu, double now_s) {
     /* A gap that nobody asked about is integrated in coarser steps. */
-    double step_s = fmax(STEP_S, (now_s - gpu->time_s) / 20000);
+    double span_s = now_s - gpu->time_s, step_s = fmax(STEP_S, span_s / 20000);
+    if (gpu->pace > 0 && span_s > 1e-9) {
+        submit(gpu);
+        /* Spread over the span; what is too much for it waits. */
+        gpu->load = fmin(1.0, gpu->pending_s * twin_device_s(gpu, gpu->clock) / span_s);
+        gpu->asked = 1;
+    }
     while (gpu->time_s < now_s - 1e-9) step(gpu, fmin(gpu->time_s + step_s, now_s));
 }
 

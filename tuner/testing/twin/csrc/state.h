@@ -14,6 +14,7 @@ enum {
     MAX_CLOCKS = 256,
     MAX_MEMORY_CLOCKS = 8,
     MAX_PROCESSES = 16,
+    MAX_RANKS = 16,
     MAX_FAULTS = 32,
     MAX_LOG = 1024,
     RING = 4096
@@ -22,6 +23,11 @@ enum {
 typedef struct {
     int64_t pid, bytes;
 } process_t;
+
+/* A training process, and the part of its CPU time that is counted already. */
+typedef struct {
+    int64_t pid, counted_ns;
+} rank_t;
 
 typedef struct {
     char name[56];
@@ -54,6 +60,7 @@ typedef struct {
     int64_t has_counter, counter_is_module, has_usage, usage_is_module, gpu_scope; /* 0, 1, 2 */
     int64_t lockable, ignores_lock, limit_settable, ignores_limit, idle_follows, application_free;
     int64_t default_application_MHz;
+    double pace, clock_free_share, host_s; /* pace > 0: the load is the ranks' (physics.c) */
 
     /* What was asked of it. */
     double load, heat_MHz; /* heat_MHz: a forced thermal cap; 0: none */
@@ -63,9 +70,12 @@ typedef struct {
     int64_t persistence, used_bytes;
     int64_t compute_count, graphics_count;
     process_t compute[MAX_PROCESSES], graphics[MAX_PROCESSES];
+    int64_t rank_count;
+    rank_t rank[MAX_RANKS];
 
     /* What it does. */
     double time_s, energy_J, clock_MHz_s, busy_s; /* the exact truth */
+    double pending_s, work_s, utilisation; /* CPU seconds submitted and executed; recent load */
     double power_W, temperature_C, clock, wanted, wanted_s, target, thermal_MHz, regulate_s;
     double filtered_W, filtered_J, counter_base_J, stalled_J;
     int64_t reasons, asked, head, filled; /* asked: something may have changed since `target` */
@@ -83,6 +93,9 @@ typedef struct {
 } node_t;
 
 double twin_now(const node_t *node);
+double twin_device_s(const gpu_t *gpu, double clock);
+double twin_power_W(const gpu_t *gpu, double clock, double load);
+int64_t twin_cpu_ns(int64_t pid);
 void twin_begin(gpu_t *gpu, double now_s);
 void twin_advance(gpu_t *gpu, double now_s);
 double twin_counter_J(const gpu_t *gpu, double epoch_s, double now_s);

@@ -1,0 +1,103 @@
+"""Tests that are named for a finding: `finding_N` is in the name or docstring of the function.
+
+They are run in one pytest process; a test that is skipped or slow says nothing about its finding.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from benchmarks.figures import ROOT
+
+__all__ = ["Outcome", "named_tests", "run_named_tests"]
+
+_NAMED = re.compile(r"finding_(\d+)")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests of one finding say.
+
+    Attributes:
+        passed: number of test cases that passed.
+        failed: names of those that failed.
+    """
+
+    passed: int = 0
+    failed: tuple[str, ...] = ()
+
+
+def named_tests(tests: Path = ROOT / "tests") -> dict[str, set[int]]:
+    """Return the findings that each test function is named for, by pytest's id of it."""
+    return {
+        name: numbers
+        for path in sorted(tests.rglob("test_*.py"))
+        for name, numbers in _in_file(path, tests.parent)
+    }
+
+
+def _in_file(path: Path, root: Path) -> Iterator[tuple[str, set[int]]]:
+    tree = ast.parse(path.read_text())
+    scopes = [("", tree.body)]
+    scopes += [
+        (f"{node.name}::", node.body) for node in tree.body if isinstance(node, ast.ClassDef)
+    ]
+    for prefix, body in scopes:
+        for node in body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                text = f"{node.name} {ast.get_docstring(node) or ''}"
+                if found := {int(number) for number in _NAMED.findall(text)}:
+                    yield f"{path.relative_to(root)}::{prefix}{node.name}", found
+
+
+def run_named_tests(
+    *, tests: Path = ROOT / "tests", limit_s: float = 600.0
+) -> Mapping[int, Outcome]:
+    """Run the tests of a folder and return what they say about each finding.
+
+    Raises:
+        TimeoutExpired: they take longer than the limit.
+    """
+    named = named_tests(tests)
+    if not named:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ["-q", "-m", "not slow", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *named],
+            cwd=ROOT,
+            timeout=limit_s,
+            stdout=subprocess.DEVNULL,
+        )
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    outcomes: dict[int, Outcome] = {}
+    for case in cases:
+        name = f"{case.get('classname', '')}::{case.get('name', '')}"
+        test = _id_of(case, named)
+        for number in named.get(test, ()):
+            was = outcomes.get(number, Outcome())
+            if case.find("failure") is not None or case.find("error") is not None:
+                outcomes[number] = Outcome(was.passed, (*was.failed, name))
+            elif case.find("skipped") is None:
+                outcomes[number] = Outcome(was.passed + 1, was.failed)
+    return outcomes
+
+
+def _id_of(case: ElementTree.Element, tests: Mapping[str, set[int]]) -> str:
+    """Return the id of the test of a case: its class name is "tests.folder.test_file[.Class]"."""
+    where, name = case.get("classname", ""), case.get("name", "").partition("[")[0]
+    for test in tests:
+        path, *inner = test.split("::")
+        dotted = ".".join([path.removesuffix(".py").replace("/", "."), *inner[:-1]])
+        if inner[-1] == name and dotted == where:
+            return test
+    return ""

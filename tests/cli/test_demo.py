@@ -1,0 +1,71 @@
+"""`tuner demo`: paced, labelled as simulated wherever it is read, and with a report at its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.demo import PROBES, Pace
+from tuner.cli.main import main
+from tuner.search_spaces.configuration import Settings
+from tuner.study.callbacks import Progress
+from tuner.testing.studies import METER, record, request
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_probes_play_at_an_even_pace_however_long_they_take_to_plan() -> None:
+    clock, began, seen = Clock(), [], []
+    pace = Pace(20.0, clock=clock, sleep=clock.sleep)
+    pace.notify = seen.append
+    started = Progress("started", METER, request=request())
+    for number in range(PROBES):
+        began.append(clock.now_s)
+        pace(started)
+        clock.now_s += 0.1 * number  # the next plan; slower than the pace from the fifteenth on
+        pace(Progress("finished", METER, record=record(wall_s=80.0)))
+    assert clock.now_s == pytest.approx(120.0, abs=1.4)
+    assert pace.simulated_s() == PROBES * 80.0
+    assert len(seen) == 2 * PROBES
+
+
+def test_the_clock_of_the_view_is_the_simulated_one() -> None:
+    clock = Clock()
+    halves: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        clock.now_s += seconds / 2
+        halves.append(pace.simulated_s())
+        clock.now_s += seconds / 2
+
+    pace = Pace(14.0, clock=clock, sleep=sleep)
+    live = replace(request(), live=(Settings(),))
+    for _ in range(2):
+        pace(Progress("started", METER, request=live))
+        pace(Progress("finished", METER, record=record(wall_s=60.0)))
+    assert halves == [pytest.approx(45.0), pytest.approx(60.0 + 30.0)]
+
+
+def test_it_says_that_nothing_was_measured_and_ends_with_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.cli.demo.PROBES", 3)
+    assert main(["demo", "--runs-dir", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("demo: opt-350m on 8 simulated A100; nothing was measured.\n")
+    assert "p0000 predicted " in err
+    assert "p0000 measured " not in err
+    (report,) = tmp_path.glob("demo-*/report.html")
+    assert str(report) in out
+    assert "nothing was measured" in report.read_text("utf-8")

@@ -1,0 +1,94 @@
+"""Packages as a newcomer gets them: archives, extras in empty environments, interpreters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from benchmarks import adoption, install
+from benchmarks.figures import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+#: Extras that others are made of, or that only this repository's own work needs.
+NOT_ALONE = {"dev", "all"}
+
+
+@pytest.fixture(scope="session")
+def index() -> None:
+    """Skip a test where pip finds no package to install."""
+    words = ["--quiet", "install", "--dry-run", "--ignore-installed", "--no-deps", "packaging"]
+    done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("pip reaches no package index")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> install.Built:
+    return install.build(tmp_path_factory.mktemp("dist"))
+
+
+def test_the_metadata_names_the_interpreters_and_extras_that_are_tried() -> None:
+    prefix = "Programming Language :: Python :: "
+    named = {word.removeprefix(prefix) for word in PROJECT["classifiers"] if prefix in word}
+    assert named - {"3"} == set(install.PYTHONS)
+    assert PROJECT["requires-python"] == f">={install.PYTHONS[0]}"
+    extras = PROJECT["optional-dependencies"]
+    assert set(extras) - NOT_ALONE == set(install.EXTRAS)
+    assert PROJECT["name"] + "[" + ",".join(install.EXTRAS) + "]" in extras["all"]
+
+
+def test_each_interpreter_is_found_or_missing_with_a_reason() -> None:
+    found = install.find_interpreters()
+    assert [each.version for each in found] == list(install.PYTHONS)
+    for each in found:
+        assert (each.path is None) == bool(each.why_not)
+    assert any(each.path for each in found)
+
+
+def test_no_page_has_a_block_that_no_test_reads() -> None:
+    assert adoption.untested_pages() == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("index")
+def test_the_archives_pass_twine(built: install.Built, tmp_path: Path) -> None:
+    assert install.packaging_errors(built, tmp_path) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize("version", install.PYTHONS)
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_core_has_wheels(version: str, machine: str, tmp_path: Path) -> None:
+    assert install.resolves(version, machine, tmp_path) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("index")
+def test_a_requirement_without_a_wheel_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "core_requirements", lambda: ["deepspeed"])  # sources alone
+    assert "deepspeed" in install.resolves("3.11", "aarch64", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize("extra", list(install.EXTRAS))
+def test_an_extra_installs_alone(extra: str, built: install.Built, tmp_path: Path) -> None:
+    assert install.extra_alone(extra, built.wheel, tmp_path) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize("interpreter", install.find_interpreters(), ids=lambda i: i.version)
+def test_the_core_runs_on_this_interpreter(
+    interpreter: install.Interpreter, built: install.Built, tmp_path: Path
+) -> None:
+    if interpreter.path is None:
+        pytest.skip(interpreter.why_not)
+    assert adoption.interpreter_fails(interpreter, built.wheel, tmp_path) == ""

@@ -1,0 +1,145 @@
+"""Plans as their users meet them: API, command, folder, report."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import tuner
+from tuner.cli.main import main
+from tuner.display.answer import answer_lines
+from tuner.display.text import summary_lines
+from tuner.results.result import Result
+from tuner.testing.studies import LONG_JOB
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def planned(runs: Path) -> Result:
+    return tuner.plan("opt-350m", cluster="a100-8", name="one", runs_dir=runs)
+
+
+def test_everything_is_predicted_and_nothing_is_called_measured(planned: Result) -> None:
+    assert {point.source for point in planned.points} == {"predicted"}
+    assert planned.recommendation is not None
+    assert planned.recommendation.basis == "predicted"
+    assert planned.verification is None
+    report = planned.report_path
+    assert report is not None
+    said = "\n".join([*answer_lines(planned), *summary_lines(planned)])
+    data = json.dumps(planned.to_json())
+    for word in ("verified", "launches", "windows measured", "Spent"):
+        assert word not in said
+    assert "nothing was measured" in said
+    assert '"source": "measured"' not in data
+    assert "predicted, not measured" in report.read_text(encoding="utf-8")
+
+
+def test_the_run_gives_the_same_result_again(planned: Result, runs: Path) -> None:
+    again = tuner.load_result("one", runs_dir=runs)
+    assert again.to_json() == planned.to_json()
+    first = planned.choose(deadline_s=planned.front_points[0].time_to_solution_s * 1.1)
+    assert first.evidence == "predicted"
+    assert first.met
+
+
+def test_a_ratio_is_surer_than_its_parts(planned: Result) -> None:
+    best, advice = planned.recommended, planned.recommendation
+    assert best is not None
+    assert advice is not None
+    assert advice.energy is not None
+    low, high = best.energy_interval_kJ
+    assert advice.energy.high - advice.energy.low < math.log(high / low)
+
+
+def test_limits_choose_on_the_front(runs: Path, planned: Result) -> None:
+    fastest = planned.front_points[0]
+    limit = 1.1 * fastest.time_to_solution_s
+    found = tuner.plan(
+        "opt-350m", cluster="a100-8", deadline_s=limit, name="limited", runs_dir=runs, report=False
+    )
+    assert found.best is not None
+    assert found.choice.met
+    assert found.best.time_to_solution_s <= limit
+    assert found.best.energy_to_solution_kJ < fastest.energy_to_solution_kJ
+
+
+def test_sizes_have_their_own_choice_and_a_knee(runs: Path) -> None:
+    found = tuner.plan("lmm-7b", cluster="gh200-32", gpus=[32, 8, 16], name="sizes", runs_dir=runs)
+    assert found.plan is not None
+    assert [size.gpus for size in found.plan.sizes] == [8, 16, 32]
+    assert sum(size.is_knee for size in found.plan.sizes) == 1
+    for size in found.plan.sizes:
+        assert size.best.configuration.world_size == size.gpus
+        assert size.least_time.time_to_solution_s <= size.best.time_to_solution_s
+        assert size.least_energy.energy_to_solution_kJ <= size.best.energy_to_solution_kJ
+    assert found.report_path is not None
+    assert "How many GPUs" in found.report_path.read_text(encoding="utf-8")
+
+
+def test_probes_begin_with_the_baseline(planned: Result) -> None:
+    assert planned.plan is not None
+    assert planned.baseline is not None
+    assert planned.plan.probes[0] == planned.baseline.configuration
+    assert len(set(planned.plan.probes)) == len(planned.plan.probes) == 10
+
+
+def test_the_command_prints_json_and_lists_the_run(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "opt-350m", "--cluster", "a100-8", "--runs-dir", str(runs), "--quiet"]
+    assert main([*words, "--name", "json", "--json", "--gpus", "4,8"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [size["gpus"] for size in data["plan"]["sizes"]] == [4, 8]
+    assert main(["runs", "--runs-dir", str(runs), "--json"]) == 0
+    kinds = {run["name"]: run["kind"] for run in json.loads(capsys.readouterr().out)}
+    assert kinds["json"] == "plan"
+
+
+def test_a_limit_that_nothing_meets_is_exit_code_3(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "opt-350m", "--cluster", "a100-8", "--runs-dir", str(runs), "--quiet"]
+    assert main([*words, "--deadline", "1s", "--name", "unmet"]) == 3
+    assert "cannot be met" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lmm-72b", "--cluster", "a100-8"], "does not fit on a100-8"),
+        (["opt-350m", "--cluster", "a100-8", "--gpus", "8,x"], "--gpus takes numbers such as"),
+        (["opt-350m", "--cluster", "a100-8", "--gpus", "12"], "multiple of the 8 devices"),
+        (["opt-350m", "--cluster", "a100-8", "--gpus", "4096"], "on 4096 GPUs"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words, "--runs-dir", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_plan_is_no_study_that_goes_on(runs: Path, planned: Result) -> None:
+    with pytest.raises(tuner.InputError, match="is a plan"):
+        tuner.optimize(
+            LONG_JOB, cluster="cpu-2", executor="simulated", name=planned.name, runs_dir=runs
+        )
+    with pytest.raises(tuner.InputError, match="already"):
+        tuner.plan("opt-350m", cluster="a100-8", name=planned.name, runs_dir=runs)
+
+
+def test_a_damaged_plan_is_one_sentence(runs: Path) -> None:
+    tuner.plan("opt-350m", cluster="a100-8", name="torn", runs_dir=runs, report=False)
+    path = runs / "torn" / "plan.json"
+    path.write_text(path.read_text()[:-200])
+    with pytest.raises(tuner.InputError, match="cannot read the plan"):
+        tuner.load_result("torn", runs_dir=runs)

@@ -1,0 +1,70 @@
+"""Which probes are told what the front reaches, so that their windows may end early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.executors.local import SimulatedExecutor
+from tuner.problem.constraints import Constraints
+from tuner.results.build import measured_points
+from tuner.results.choice import front_of
+from tuner.search_spaces.configuration import Settings
+from tuner.study.rules import front_to_beat
+from tuner.testing.studies import LONG_JOB, ModelRunner, TalliedRunner, record, run_optimize
+from tuner.workload.probe import ProbeRequest
+
+
+def asked(folder: Path, **options: object) -> list[ProbeRequest]:
+    runner = TalliedRunner(ModelRunner())
+    run_optimize(
+        LONG_JOB,
+        cluster="cpu-2",
+        executor=SimulatedExecutor(runner),
+        runs_dir=folder,
+        report=False,
+        max_probes=8,
+        **options,
+    )
+    # A launch that is extended is simulated anew with the longer list.
+    return list({request.probe_id: request for request in runner.asked}.values())
+
+
+def test_only_probes_of_the_search_may_end_early(tmp_path: Path) -> None:
+    requests = asked(tmp_path)
+    assert {r.purpose for r in requests} >= {"baseline", "search", "remeasure"}
+    for request in requests:
+        assert bool(request.front) == (request.purpose == "search")
+
+
+def test_under_a_limit_of_power_every_window_is_measured_to_its_target(tmp_path: Path) -> None:
+    assert not any(request.front for request in asked(tmp_path, power_cap_W=1000.0))
+
+
+def test_what_the_front_reaches_is_of_one_step_and_of_the_upper_ends() -> None:
+    points = measured_points([record()], 100)
+    front = front_of(points)
+    ((step_time_s, energy_J),) = front_to_beat(Constraints(), front, 100)
+    assert step_time_s == pytest.approx(points[0].time_interval_s.high / 100)
+    assert step_time_s > 0.5
+    assert energy_J > 0.5 * 20.0
+    # Steps at twice the batch are half as many, and each takes twice as much.
+    ((twice_s, _),) = front_to_beat(Constraints(), front, 50)
+    assert twice_s == pytest.approx(2 * step_time_s)
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        Constraints(power_cap_W=100.0),
+        Constraints(peak_power_W=100.0),
+        Constraints(objective="least-cost", price_per_gpu_hour=2.0),
+    ],
+)
+def test_where_a_beaten_configuration_may_be_the_choice_there_is_no_front_to_beat(
+    constraints: Constraints,
+) -> None:
+    front = front_of(measured_points([record()], 100))
+    assert front_to_beat(constraints, front, 100) == ()
+    assert ProbeRequest("p0", Settings(data_parallel=1)).front == ()

@@ -1,0 +1,78 @@
+"""Nothing is sent anywhere: commands run where no other machine can be reached, and try nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Writes each use of the network by any Python process to a file; Unix sockets are not the network.
+WATCH = """
+import os, socket, sys
+def watch(event, args):
+    if event in ("socket.connect", "socket.bind", "socket.sendto"):
+        if args[0].family == socket.AF_UNIX:
+            return
+    elif event not in ("socket.getaddrinfo", "socket.gethostbyname", "urllib.Request"):
+        return
+    with open(os.environ["NETWORK_LOG"], "a") as log:
+        log.write(f"{event} {args[1:]}\\n")
+sys.addaudithook(watch)
+"""
+COMMANDS = (
+    ("optimize", "--cluster", "h200-8", "--max-probes", "2", "--no-verify", "--name", "plan"),
+    ("front", "plan"),
+    ("export", "plan", "--to", "csv", "--redact"),
+    ("bundle", "plan", "--out", "b.zip"),
+    ("open", "b.zip", "--name", "opened"),
+    ("doctor",),
+    ("predict", "--cluster", "a100-8"),
+)
+RUN = f"""
+from tuner.cli.main import main
+for words in {COMMANDS!r}:
+    assert main(words) == 0, words
+"""
+
+
+def test_commands_use_no_network(tmp_path: Path) -> None:
+    watch = tmp_path / "watch"
+    watch.mkdir()
+    (watch / "sitecustomize.py").write_text(WATCH)
+    log = tmp_path / "network.log"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{watch}{os.pathsep}{ROOT}",
+        "NETWORK_LOG": str(log),
+    }
+    command = [sys.executable, "-c", RUN]
+    # A network namespace of its own has no interface that is up, and no routes.
+    alone = ["unshare", "--net"]
+    if os.geteuid() == 0 and shutil.which("unshare"):
+        tried = subprocess.run([*alone, "true"], capture_output=True, check=False)
+        command = [*alone, *command] if tried.returncode == 0 else command
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert not log.exists(), log.read_text()
+
+
+@pytest.mark.parametrize("used", ["socket.create_connection(('127.0.0.1', 9), 1)", "bound()"])
+def test_the_watch_notices(tmp_path: Path, used: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WATCH)
+    log = tmp_path / "network.log"
+    code = (
+        "import socket\n"
+        "def bound():\n    s = socket.socket(); s.bind(('127.0.0.1', 0))\n"
+        f"try:\n    {used}\nexcept OSError:\n    pass\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NETWORK_LOG": str(log)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert "127.0.0.1" in log.read_text()

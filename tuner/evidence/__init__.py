@@ -1,0 +1,1 @@
+"""Evidence of a run for others: one file that is opened, checked and replayed elsewhere."""

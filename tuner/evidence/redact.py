@@ -1,0 +1,158 @@
+"""Removal of names and secrets from what is shared: hosts, users, paths, addresses, tokens.
+
+Texts are changed by patterns, so a redacted file is to be read before it is published: a pattern
+finds what looks like a path or a token, not a project's name within a sentence. What is replaced
+keeps its kind and number ("host-2"), so that two probes on one host can still be told to be so.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["REDACTION", "Redactor"]
+
+#: What `Redactor` does, for help texts and for the file itself.
+REDACTION = (
+    "host names, user names, paths, addresses, GPU UUIDs, and arguments and URLs that look like "
+    "secrets are replaced; logs of failed probes are left out"
+)
+
+#: Names that say nothing of anybody.
+_PUBLIC = frozenset(("", "localhost", "replay", "root", "simulated", "table", "unknown"))
+_SECRET_WORD = (
+    r"(?:token|secret|pass(?:word|wd|phrase)?|api[-_]?key|access[-_]?key(?:[-_]id)?|private[-_]?key"
+    r"|credentials?|auth|signature)"
+)
+#: An option or variable whose value is a secret: --hf-token X, WANDB_API_KEY=X, "password": X.
+_SECRET_NAME = re.compile(rf"(?i)(?:^|[-_.]){_SECRET_WORD}$")
+_SECRET_OPTION = re.compile(
+    rf"(?i)((?:^|[\s'\"(;?&,])-{{0,2}}(?:[\w.]+[-_.])*{_SECRET_WORD}[\"']?\s*[=:]\s*|"
+    rf"(?:^|\s)--?(?:[\w.]+[-_.])*{_SECRET_WORD}\s+)(?!\[)(\"[^\"]*\"|'[^']*'|[^\s'\",;&]+)"
+)
+#: Forms of well-known tokens, and mixed strings too long to be a word of this project.
+_TOKENS = re.compile(
+    r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|sk-[\w-]{16,}|xox[abprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
+    r"|-----BEGIN[ A-Z]+-----[\s\S]*?(?:-----END[ A-Z]+-----|$)"
+    r"|\b(?=[\w+=-]*[a-z])(?=[\w+=-]*[A-Z])(?=[\w+=-]*[0-9])[A-Za-z0-9+=_-]{32,}|\b[0-9a-f]{32,}\b"
+)
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s'\"<>)\],;]+", re.I)
+_EMAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
+_IPV6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])")
+_GPU = re.compile(r"\b(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_PART = r"[^\s/'\"`:;,()\[\]{}<>|=]+"
+#: An absolute path, one below a home folder, or a relative one to a file.
+_PATH = re.compile(
+    rf"(?<![\w/.\]-])(?:~{_PART[:-1]}*)?/(?:{_PART}/)*(?:{_PART})?"
+    rf"|(?<![\w/.\]-])(?:{_PART}/)+[\w.-]+\.[A-Za-z]\w{{0,7}}\b"
+)
+_HOME = re.compile(r"/(?:home|Users)/([A-Za-z0-9._-]{2,})")
+#: Folders of the kernel, which say how something was measured.
+_KERNEL = ("/sys/", "/proc/", "/dev/shm")
+
+
+class Redactor:
+    """Replaces names and secrets in texts and in JSON values, alike wherever they occur.
+
+    Args:
+        hosts: names of machines; this one's is among them.
+        users: names of users; this one's is among them.
+    """
+
+    def __init__(self, hosts: Iterable[str] = (), users: Iterable[str] = ()) -> None:
+        self._names: dict[str, str] = {}
+        self._gpus: dict[str, str] = {}
+        self._add("host", (*hosts, platform.node()))
+        self._add("user", (*users, _user()))
+
+    def _add(self, kind: str, names: Iterable[str]) -> None:
+        count = len({new for new in self._names.values() if new.startswith(f"{kind}-")})
+        for name in names:
+            short = name.partition(".")[0]
+            if short in _PUBLIC or short in self._names or len(short) < 2 or short.isdigit():
+                continue
+            count += 1
+            self._names |= {short: f"{kind}-{count}", name: f"{kind}-{count}"}
+
+    def learn(self, text: str) -> None:
+        """Remember the users whose home folders a text names, before texts are replaced."""
+        self._add("user", _HOME.findall(text))
+
+    def text(self, text: str) -> str:
+        """Return a text without names and secrets."""
+        whole = _whole_json(text)
+        if whole is not None:
+            return json.dumps(self.value(whole), sort_keys=True)
+        text = _SECRET_OPTION.sub(lambda m: f"{m[1]}[secret]", text)
+        text = _URL.sub(lambda m: f"{m[1]}://[url]", text)
+        text = _GPU.sub(lambda m: self._gpu(m[0]), text)
+        text = _TOKENS.sub("[secret]", text)
+        text = _EMAIL.sub("[address]", text)
+        text = _IPV6.sub("[address]", _IPV4.sub("[address]", text))
+        text = _PATH.sub(_without_folders, text)
+        for name in sorted(self._names, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", self._names[name], text)
+        return text
+
+    def _gpu(self, uuid: str) -> str:
+        return self._gpus.setdefault(uuid, f"{uuid[:3]}-{len(self._gpus) + 1}")
+
+    def value(self, value: Any) -> Any:
+        """Return a JSON value with every text in it redacted.
+
+        A text under a name such as "password", or after such an option in a list of arguments, is
+        replaced whole. The tail of a log is left out.
+        """
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self._under(str(key), part) for key, part in value.items()}
+        if isinstance(value, Sequence):
+            before = ("", *value)
+            return [
+                "[secret]" if _names_a_secret(old) and isinstance(part, str) else self.value(part)
+                for old, part in zip(before, value, strict=False)
+            ]
+        return value
+
+    def _under(self, key: str, part: Any) -> Any:
+        if key == "log_tail":
+            return ""
+        if isinstance(part, str) and part and _SECRET_NAME.search(key):
+            return "[secret]"
+        return self.value(part)
+
+
+def _names_a_secret(word: Any) -> bool:
+    return isinstance(word, str) and word.startswith("-") and bool(_SECRET_NAME.search(word))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def _whole_json(text: str) -> Any:
+    """Return the value if a text is a JSON object, as a model's configuration in study.toml."""
+    if not text.startswith("{"):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _without_folders(match: re.Match[str]) -> str:
+    path = match[0]
+    if path.startswith(_KERNEL) or path == "/":
+        return path
+    return f"[path]/{path.rstrip('/').rpartition('/')[2]}" if path.count("/") > 1 else "[path]"

@@ -1,0 +1,167 @@
+"""Joint errors of predictions, and the probes that would reduce them most.
+
+The models' error has a part that all configurations of a job share and a part of each one's own
+(`tuner.models.analytic.known_error`). The own part is taken as a sum over the launch knobs: each
+value of each knob that varies has an error of its own, all of one size, so that configurations that
+differ in one knob err almost alike. To that a clock or power limit adds an error that grows with
+the distance from the highest one, up to the size of the own part at the lowest. All errors are
+normal and independent, so what a probe tells about the others is linear regression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.models.analytic.known_error import error_parts
+from tuner.search_spaces.configuration import Configuration
+
+__all__ = ["ModelError", "Spread", "most_informative"]
+
+#: Live knobs whose error grows as their value falls.
+_FALLING = ("clock_MHz", "power_limit_W")
+#: Standard deviation of one measured launch (log): launches of one configuration differ by 0.5 to
+#: 1 % in the recorded tables with repeats.
+LAUNCH_SD = 0.01
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviations (log) of the shared and the own part of the error.
+
+    Attributes:
+        shared: of what all configurations share.
+        own: of a configuration's own part at the highest clock.
+    """
+
+    shared: float
+    own: float
+
+    @classmethod
+    def of(cls, what: str) -> Spread:
+        """Return the known parts of the error of "step time" or "power"."""
+        parts = error_parts(what)
+        return cls(parts.shared, parts.own)
+
+
+class ModelError:
+    """Joint error of the predictions of some configurations.
+
+    Args:
+        configurations: the configurations.
+        time, power: spreads; the known ones of the models if not given.
+    """
+
+    def __init__(
+        self,
+        configurations: Sequence[Configuration],
+        *,
+        time: Spread | None = None,
+        power: Spread | None = None,
+    ) -> None:
+        self.time, self.power = time or Spread.of("step time"), power or Spread.of("power")
+        self._own = _features(configurations)
+
+    @property
+    def time_sd(self) -> np.ndarray:
+        """Standard deviation of the log of each step time, (n,)."""
+        return self._sd(self.time)
+
+    @property
+    def power_sd(self) -> np.ndarray:
+        """Standard deviation of the log of each power, (n,)."""
+        return self._sd(self.power)
+
+    def _sd(self, spread: Spread) -> np.ndarray:
+        own = spread.own**2 * (self._own**2).sum(axis=1)
+        return np.asarray(np.sqrt(spread.shared**2 + own))
+
+    def ratio_sd(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the standard deviations of log time and log energy over those of one row, (n,).
+
+        What all configurations share cancels in a ratio.
+        """
+        own = np.sqrt(((self._own - self._own[row]) ** 2).sum(axis=1))
+        return self.time.own * own, math.hypot(self.time.own, self.power.own) * own
+
+    def draw(self, draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return joint draws of the errors of log time and log power, (draws, n) each."""
+        rng = np.random.default_rng(seed)
+        return self._drawn(rng, draws, self.time), self._drawn(rng, draws, self.power)
+
+    def _drawn(self, rng: np.random.Generator, draws: int, spread: Spread) -> np.ndarray:
+        own = rng.standard_normal((draws, self._own.shape[1])) @ self._own.T
+        return np.asarray(spread.shared * rng.standard_normal((draws, 1)) + spread.own * own)
+
+    def energy_features(self) -> np.ndarray:
+        """Return features whose weights are standard normal, and whose sum is the energy's error.
+
+        Shape (n, features); the shared part is one of them.
+        """
+        shared = math.hypot(self.time.shared, self.power.shared)
+        own = math.hypot(self.time.own, self.power.own)
+        return np.hstack([np.full((len(self._own), 1), shared), own * self._own])
+
+
+def _features(configurations: Sequence[Configuration]) -> np.ndarray:
+    """Return what each value of each varying launch knob, and each live knob, weighs, (n, k)."""
+    if not configurations:
+        return np.empty((0, 0))
+    names = sorted({name for c in configurations for name in c.launch})
+    values = {name: [c.get(name) for c in configurations] for name in names}
+    varying = [name for name in names if len(set(values[name])) > 1]
+    columns = []
+    for name in varying:
+        for value in sorted(set(values[name]), key=str):
+            here = np.array([each == value for each in values[name]], dtype=float)
+            columns.append(here / math.sqrt(len(varying)))
+    for name in _FALLING:
+        column = _depth(configurations, name)
+        if column.any():
+            columns.append(column)
+    return np.column_stack(columns) if columns else np.zeros((len(configurations), 1))
+
+
+def _depth(configurations: Sequence[Configuration], name: str) -> np.ndarray:
+    """Return how far down each setting of a live knob is: 0 at the highest or none, 1 lowest."""
+    means = []
+    for configuration in configurations:
+        value = configuration.live.get(name)
+        each = value if isinstance(value, tuple) else (value,)
+        numbers = [float(v) for v in each if isinstance(v, int | float)]
+        means.append(sum(numbers) / len(numbers) if numbers else math.nan)
+    found = np.array(means)
+    if np.isnan(found).all() or np.nanmin(found) == np.nanmax(found):
+        return np.zeros(len(configurations))
+    top, low = np.log(np.nanmax(found)), np.log(np.nanmin(found))
+    return np.nan_to_num((top - np.log(found)) / (top - low))
+
+
+def most_informative(features: np.ndarray, weight: np.ndarray, first: int, count: int) -> list[int]:
+    """Return the probes, one after the other, that reduce the weighted variance most.
+
+    Greedy design for linear regression: each next probe is the one whose measurement leaves the
+    least sum of `weight` times the variance of each configuration's error.
+
+    Args:
+        features: of each configuration, with standard normal weights, (n, k).
+        weight: of each configuration, not negative, (n,).
+        first: the configuration that is measured first in any case.
+        count: number of probes, the first included.
+    """
+    covariance = np.eye(features.shape[1])
+    wanted = features[weight > 0]
+    shares = weight[weight > 0]
+    chosen: list[int] = []
+    for _ in range(min(count, len(features))):
+        spread = features @ covariance
+        variance = np.einsum("ij,ij->i", spread, features) + LAUNCH_SD**2
+        gain = shares @ (wanted @ spread.T) ** 2 / variance
+        gain[chosen] = -1.0
+        best = int(np.argmax(gain)) if chosen else first
+        chosen.append(best)
+        covariance = covariance - np.outer(spread[best], spread[best]) / variance[best]
+    return chosen

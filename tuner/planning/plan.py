@@ -1,0 +1,287 @@
+"""A plan: every configuration predicted, the front of the models, and the choice on it.
+
+The front is exact for the models. How far they may be wrong is in the intervals and in the
+probability of being on the front (`tuner.planning.model_error`). Nothing is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tuner.models.analytic.known_error import error_parts, known_error_lines, known_errors
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.simulated import simulated_meter
+from tuner.pareto import knee, probability_nondominated
+from tuner.planning.evaluate import Evaluated, evaluate
+from tuner.planning.model_error import ModelError, Spread, most_informative
+from tuner.planning.table import PlanRow, PlanTable
+from tuner.problem.constraints import Constraints
+from tuner.problem.does_not_fit import does_not_fit
+from tuner.problem.problem import versions
+from tuner.problem.study_spec import StudySpec
+from tuner.results.choice import decide, front_of
+from tuner.results.front_uncertainty import attainment_of
+from tuner.results.plan_facts import PlanFacts, SizeOfPlan
+from tuner.results.result import Attainment, Point, Result, Spent
+from tuner.search_spaces.cluster import Cluster, enlarged
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.space import load_space
+
+__all__ = ["MOST_SIZES", "PROBES", "plan_result", "plan_table"]
+
+#: Joint draws: the standard error of a probability is at most 0.022.
+DRAWS = 500
+#: Number of probes that a plan names.
+PROBES = 10
+#: A configuration is kept as possibly on the front up to this many standard deviations of the own
+#: part of the error of a difference.
+HOPE = 2.0
+#: Limit on the numbers of GPUs of one plan.
+MOST_SIZES = 16
+
+OnBlock = Callable[[int], None]
+
+
+def plan_table(
+    job: TrainingJob,
+    cluster: Cluster,
+    space: str,
+    baseline: Configuration,
+    *,
+    gpus: Sequence[int] = (),
+    seed: int = 0,
+    on_block: OnBlock | None = None,
+) -> PlanTable:
+    """Predict every configuration of a space, on one cluster or on several sizes of it.
+
+    Args:
+        job: what is trained.
+        cluster: where.
+        space: the search space's name or path.
+        baseline: what the user runs today.
+        gpus: numbers of GPUs; none for every number up to the cluster's.
+        seed: of the draws and of the sample.
+        on_block: called with the number of configurations predicted so far.
+
+    Raises:
+        InputError: the job's model is unknown, nothing fits, or a size cannot be had.
+    """
+    started = time.perf_counter()
+    if not job.is_modelled:
+        raise InputError(
+            f"a plan needs the model and sequence length of job {job.name!r}, which are not known"
+        )
+    if len(gpus) > MOST_SIZES:
+        raise InputError(f"{len(gpus)} numbers of GPUs are given; a plan takes up to {MOST_SIZES}")
+    sizes = tuple(sorted(set(gpus)))
+    parts, done = [], 0
+    for size in sizes or (None,):
+        before = done
+        part = evaluate(
+            job,
+            cluster if size is None else enlarged(cluster, size),
+            load_space(space),
+            gpus=size,
+            slack=_slack(),
+            seed=seed,
+            on_block=None if on_block is None else lambda n, b=before: on_block(b + n),  # type: ignore[misc]
+        )
+        done += part.count
+        parts.append(part)
+    for size, part in zip(sizes or (cluster.devices,), parts, strict=True):
+        if not part.count:
+            raise InputError(
+                f"space {space!r} has no configuration of job {job.name!r} on {size} GPUs; a "
+                f"larger global batch than {job.global_batch} feeds more"
+            )
+    if not any(part.fitting for part in parts):
+        smallest = min(parts, key=lambda part: part.least_bytes)
+        raise InputError(does_not_fit(job, cluster, space, smallest.count, smallest.least_bytes))
+    found = _joined(parts)
+    return _table(job, cluster, baseline, found, sizes, seed, started)
+
+
+def _slack() -> float:
+    own = math.hypot(Spread.of("step time").own, Spread.of("power").own)
+    return HOPE * math.sqrt(2) * own
+
+
+def _joined(parts: Sequence[Evaluated]) -> Evaluated:
+    return Evaluated(
+        configurations=tuple(c for part in parts for c in part.configurations),
+        log_time=np.concatenate([part.log_time for part in parts]),
+        log_power=np.concatenate([part.log_power for part in parts]),
+        memory_bytes=np.concatenate([part.memory_bytes for part in parts]),
+        listed=np.concatenate([part.listed for part in parts]),
+        count=sum(part.count for part in parts),
+        fitting=sum(part.fitting for part in parts),
+        least_bytes=min(part.least_bytes for part in parts),
+    )
+
+
+def _table(
+    job: TrainingJob,
+    cluster: Cluster,
+    baseline: Configuration,
+    found: Evaluated,
+    sizes: tuple[int, ...],
+    seed: int,
+    started: float,
+) -> PlanTable:
+    found, today = _with_baseline(job, cluster, baseline, found)
+    error = ModelError(found.configurations)
+    time_error, power_error = error.draw(DRAWS, seed)
+    log_time = found.log_time + time_error
+    log_energy = log_time + found.log_power + power_error
+    probability = probability_nondominated(log_energy, log_time)
+    probes = most_informative(error.energy_features(), probability, today, PROBES)
+    listed = found.listed.copy()
+    listed[[today, *probes]] = True
+    rows = np.flatnonzero(listed)
+    place = {int(row): i for i, row in enumerate(rows)}
+    time_ratio, energy_ratio = error.ratio_sd(today)
+    time_sd, power_sd = error.time_sd, error.power_sd
+    return PlanTable(
+        rows=tuple(
+            PlanRow(
+                configuration=found.configurations[row],
+                log_time=float(found.log_time[row]),
+                log_power=float(found.log_power[row]),
+                time_se=float(time_sd[row]),
+                power_se=float(power_sd[row]),
+                time_ratio_sd=float(time_ratio[row]),
+                energy_ratio_sd=float(energy_ratio[row]),
+                p_nondominated=float(probability[row]),
+                memory_bytes=float(found.memory_bytes[row]),
+            )
+            for row in rows
+        ),
+        baseline=place[today],
+        configurations=found.count,
+        fitting=found.fitting,
+        seconds=time.perf_counter() - started,
+        gpus=sizes,
+        probes=tuple(place[row] for row in probes),
+        attainment=vars(attainment_of(log_energy, log_time, job.steps)),
+    )
+
+
+def _with_baseline(
+    job: TrainingJob, cluster: Cluster, baseline: Configuration, found: Evaluated
+) -> tuple[Evaluated, int]:
+    """Return the evaluation with the baseline in it, and the baseline's number."""
+    if baseline in found.configurations:
+        return found, found.configurations.index(baseline)
+    said = AnalyticModel(job, cluster).predict([baseline])
+    added = replace(
+        found,
+        configurations=(*found.configurations, baseline),
+        log_time=np.append(found.log_time, np.log(said.step_time_s)),
+        log_power=np.append(found.log_power, np.log(said.power_W)),
+        memory_bytes=np.append(found.memory_bytes, said.memory_bytes),
+        listed=np.append(found.listed, True),
+    )
+    return added, len(found.configurations)
+
+
+def plan_result(spec: StudySpec, table: PlanTable) -> Result:
+    """Return the result of a plan under the constraints of its specification."""
+    problem, cluster = spec.problem, spec.problem.cluster
+    assert cluster is not None
+    meter = simulated_meter(cluster)
+    points = tuple(
+        Point.from_logs(
+            row.configuration,
+            row.log_time,
+            row.time_se,
+            row.log_power,
+            row.power_se,
+            energy_se=math.hypot(row.time_se, row.power_se),
+            steps=problem.steps,
+            source="predicted",
+            windows=0,
+            p_nondominated=row.p_nondominated,
+            meter=meter,
+            peak_memory_bytes=int(row.memory_bytes),
+        )
+        for row in table.rows
+    )
+    baseline = points[table.baseline]
+    if cluster.device.type != "cpu" and table.rows[table.baseline].memory_bytes > (
+        cluster.device.memory_bytes or math.inf
+    ):
+        # It would run out of memory: shown for comparison, never chosen.
+        points = tuple(p for p in points if p is not baseline)
+    constraints = spec.constraints.relative_to(baseline.time_to_solution_s)
+    front = front_of(points)
+    best, choice = decide(points, front, constraints)
+    _, today = decide([baseline], [baseline], constraints)
+    choice = replace(choice, baseline_met=today.met, baseline_value=today.objective_value)
+    return Result(
+        name=spec.name,
+        run_dir=spec.run_dir,
+        front_points=front,
+        points=points,
+        best=best,
+        choice=choice,
+        baseline=baseline,
+        spent=Spent(0.0, 0.0, 0, 0, 0, None, None),
+        steps=problem.steps,
+        constraints=constraints.limits,
+        about=_about(spec, table, cluster),
+        attainment=Attainment(**table.attainment),
+        job=problem.job,
+        cluster=cluster,
+        plan=PlanFacts(
+            table.configurations,
+            table.fitting,
+            table.seconds,
+            _sizes(points, constraints, table.gpus),
+            tuple(table.rows[row].configuration for row in table.probes),
+            {r.configuration: (r.time_ratio_sd, r.energy_ratio_sd) for r in table.rows},
+        ),
+    )
+
+
+def _sizes(
+    points: Sequence[Point], constraints: Constraints, gpus: Sequence[int]
+) -> tuple[SizeOfPlan, ...]:
+    found = []
+    for size in gpus:
+        here = [point for point in points if point.configuration.world_size == size]
+        front = front_of(here)
+        best, choice = decide(here, front, constraints)
+        if best is not None:
+            least = min(front, key=lambda point: point.energy_to_solution_kJ)
+            found.append(SizeOfPlan(size, best, choice, front[0], least))
+    if len(found) > 1:
+        both = [(s.best.energy_to_solution_kJ, s.best.time_to_solution_s) for s in found]
+        bend = knee(both)
+        found[bend] = replace(found[bend], is_knee=True)
+    return tuple(found)
+
+
+def _about(spec: StudySpec, table: PlanTable, cluster: Cluster) -> dict[str, Any]:
+    notes = ["every figure is the analytic models' prediction: nothing is measured"]
+    notes += [f"known error: {line}" for line in known_error_lines(cluster.device)]
+    if not known_errors(cluster.device):
+        parts = error_parts("step time")
+        notes.append(
+            "the intervals take the errors found on other devices, because none are known for "
+            f"{cluster.device.name}: {parts.against}"
+        )
+    return {
+        **{name: dict(section) for name, section in spec.problem.identity.items()},
+        "unit_of_work": spec.problem.unit_of_work,
+        "candidates": table.configurations,
+        "versions": versions(),
+        "notes": notes,
+    }

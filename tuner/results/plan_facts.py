@@ -1,0 +1,87 @@
+"""What a plan is made of beside its points: counts, sizes, and the probes that would test it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.search_spaces.configuration import Configuration
+
+if TYPE_CHECKING:
+    from tuner.results.result import Choice, Point
+
+__all__ = ["PlanFacts", "SizeOfPlan"]
+
+
+@dataclass(frozen=True)
+class SizeOfPlan:
+    """The answer on one number of GPUs.
+
+    Attributes:
+        gpus: the number.
+        best: the choice there under the constraints; the knee if there are none.
+        choice: how it was chosen, and whether it meets the constraints.
+        least_time, least_energy: ends of the front there.
+        is_knee: True for the size beyond which more GPUs buy time dearest: the knee of the curve
+            of energy over time through the choices.
+    """
+
+    gpus: int
+    best: Point
+    choice: Choice
+    least_time: Point
+    least_energy: Point
+    is_knee: bool = False
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """Facts of a plan.
+
+    Attributes:
+        configurations: number of configurations that were predicted.
+        fitting: number of those that fit in memory.
+        seconds: time that the prediction took.
+        sizes: the answer by number of GPUs, ascending; empty if the plan was for one cluster.
+        probes: configurations whose measurement would reduce the uncertainty of the front most,
+            the baseline first.
+        ratio_sd: standard deviations of log time and log energy over the baseline's, by
+            configuration: what all configurations share cancels.
+    """
+
+    configurations: int
+    fitting: int
+    seconds: float
+    sizes: tuple[SizeOfPlan, ...] = ()
+    probes: tuple[Configuration, ...] = ()
+    ratio_sd: Mapping[Configuration, tuple[float, float]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON values."""
+        return {
+            "configurations": self.configurations,
+            "fitting": self.fitting,
+            "seconds": self.seconds,
+            "sizes": [
+                {
+                    "gpus": size.gpus,
+                    "met": size.choice.met,
+                    "is_knee": size.is_knee,
+                    **{
+                        name: {
+                            "configuration": point.configuration.to_json(),
+                            "time_to_solution_s": point.time_to_solution_s,
+                            "energy_to_solution_kJ": point.energy_to_solution_kJ,
+                        }
+                        for name, point in (
+                            ("best", size.best),
+                            ("least_time", size.least_time),
+                            ("least_energy", size.least_energy),
+                        )
+                    },
+                }
+                for size in self.sizes
+            ],
+            "probes": [configuration.to_json() for configuration in self.probes],
+        }

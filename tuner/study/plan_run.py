@@ -1,0 +1,116 @@
+"""A plan as a run: predicted, kept in its folder, and shown as a study is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.planning.plan import plan_result, plan_table
+from tuner.planning.table import write_plan
+from tuner.problem.constraints import Constraints
+from tuner.problem.from_job import baseline_of, cluster_of, identity_of
+from tuner.problem.problem import REAL_COST, Problem
+from tuner.problem.run_folder import RunFolder, new_name
+from tuner.problem.stop_reason import NoVerdict, StopReason
+from tuner.problem.study_spec import SessionEnd, StudySpec
+from tuner.results.result import Result
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.study.callbacks import Callback, Progress
+
+if TYPE_CHECKING:
+    from tuner.search_spaces.cluster import Cluster
+
+__all__ = ["run_plan"]
+
+#: Seconds between two sentences on progress.
+SAY_EVERY_S = 2.0
+
+
+def run_plan(
+    job: TrainingJob | str | Path | None,
+    cluster: Cluster | str,
+    space: str,
+    *,
+    gpus: Sequence[int],
+    constraints: Constraints,
+    baseline: Configuration | str | Path | Sequence[str | Path] | None,
+    name: str | None,
+    runs_dir: str | Path,
+    show: Callable[[RunFolder], Sequence[Callback]],
+    notify: Callable[[Progress], None] | None,
+) -> Result:
+    """Make a plan, keep it in a run folder and return its result.
+
+    Args:
+        show: returns the callbacks that write the report and the launch files.
+
+    The other arguments are those of `tuner.plan`.
+
+    Raises:
+        InputError: the input is wrong, nothing fits, or the run exists.
+    """
+    if not isinstance(job, TrainingJob):
+        job = load_job(job)
+    cluster = cluster_of(cluster)
+    today = baseline_of(baseline, job, cluster)
+    run = RunFolder.named(runs_dir, name or new_name(f"plan-{job.name}", runs_dir))
+    if run.read_study() is not None:
+        raise InputError(f"there is a run {run.name!r} already; give the plan another name")
+    table = plan_table(
+        job, cluster, space, today.configuration, gpus=gpus, on_block=_saying(notify)
+    )
+    space_section = {"name": space, "configurations": table.configurations}
+    identity = {
+        **identity_of(job, cluster, space_section),
+        "baseline": {"name": today.name, "configuration": today.configuration.key},
+        "plan": {"gpus": list(table.gpus), "seconds": table.seconds},
+    }
+    problem = Problem(
+        name=job.name,
+        candidates=Candidates((), ()),
+        steps=job.steps,
+        baseline=today.configuration,
+        cost=REAL_COST,
+        identity=identity,
+        job=job,
+        cluster=cluster,
+        notes=today.notes,
+        simulated=True,
+    )
+    spec = StudySpec(
+        name=run.name,
+        run_dir=run.path,
+        problem=problem,
+        constraints=constraints,
+        unverified=NoVerdict("prediction"),
+        created=datetime.now().isoformat(timespec="seconds"),
+        ended=SessionEnd(StopReason("plan"), time_s=table.seconds),
+    )
+    with run.locked():
+        run.write_study(spec.to_toml())
+        write_plan(table, run.path)
+        result = plan_result(spec, table)
+        for callback in show(run):
+            result = callback.answered(result, ())
+    return result
+
+
+def _saying(notify: Callable[[Progress], None] | None) -> Callable[[int], None] | None:
+    """Return a receiver of counts that says them from time to time."""
+    if notify is None:
+        return None
+    last = time.monotonic()
+
+    def say(count: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SAY_EVERY_S:
+            last = time.monotonic()
+            notify(Progress("note", None, f"{count:,} configurations predicted"))
+
+    return say

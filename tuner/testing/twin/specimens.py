@@ -1,0 +1,33 @@
+"""Twin GPUs with a character: the one whose work is done by ranks on cores."""
+
+from __future__ import annotations
+
+from tuner.testing.twin.node import TwinGpu
+
+__all__ = ["CORE_GPU"]
+
+#: A GPU as fast as a part of a core. Sensors and counter are those of an A100 by published
+#: measurements (arXiv 2312.02741: 25 ms of every 100 ms). `pace` leaves five sixths of a core to
+#: other processes; `cores` and clocks give the peak that joulefront assumes of an unknown GPU
+#: (cores x clock x 8 FLOP): about what a share of a core does in fp32.
+CORE_GPU = TwinGpu(
+    name="joulefront twin",
+    memory_bytes=8 * 2**30,
+    reserved_bytes=64 * 2**20,
+    cores=1,
+    bus_bits=16,
+    compute=(6, 0),
+    pcie_generation=3,
+    pcie_width=4,
+    nvlinks=0,
+    clock_MHz=tuple(range(510, 1411, 100)),
+    peak_W=340.0,
+    switch_s=0.05,
+    filter_s=0.05,
+    sensor_period_s=0.1,
+    sensor_window_s=0.025,
+    counter_delay_s=0.02,
+    pace=6.0,
+    host_s=0.2,
+    clock_free_share=0.2,
+)

@@ -1,0 +1,117 @@
+"""Measurement of micro-batches in place of whole optimizer steps: plan, rule and result.
+
+A step of a real job is mostly accumulation: of k micro-batches it takes T(k) = a + k b, with a what
+occurs once (reduction, optimizer, the fill of a pipeline). A few steps of small k in one launch
+tell a and b, and with them the step of the job's own accumulation, in seconds and in joules
+(`tuner.workload.measure.accumulation_fit`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InvalidValue
+from tuner.search_spaces.job import TrainingJob
+
+__all__ = ["AccumulationFit", "AccumulationPlan", "accumulation_plan", "steps_take_too_long"]
+
+#: Whole steps are measured as long as the smallest number of them takes no longer than this many
+#: times the shortest window.
+WHOLE_STEPS_WINDOWS = 2.0
+
+
+@dataclass(frozen=True)
+class AccumulationFit:
+    """Steps of smaller accumulation from which a measurement was extrapolated; of each window one.
+
+    Attributes:
+        accumulation: micro-batches of the job's own step, for which the measurement is.
+        micro_batches: micro-batches of a step of each window.
+        steps: optimizer steps of each window.
+        step_times_s: mean time of a step of each window.
+        step_energies_J: mean energy of a step of each window.
+        once_s, once_J: what a step takes once.
+        each_s, each_J: what each micro-batch adds.
+        curvature: distance of the middle accumulation's time from the line through the others, as
+            a share of it.
+        curvature_se: its standard error.
+    """
+
+    accumulation: int
+    micro_batches: tuple[float, ...]
+    steps: tuple[int, ...]
+    step_times_s: tuple[float, ...]
+    step_energies_J: tuple[float, ...]
+    once_s: float
+    each_s: float
+    once_J: float
+    each_J: float
+    curvature: float
+    curvature_se: float
+
+    @property
+    def is_linear(self) -> bool:
+        """True unless the departure from the line is over 2 % and over twice its error."""
+        return not abs(self.curvature) > max(0.02, 2 * self.curvature_se)
+
+
+@dataclass(frozen=True)
+class AccumulationPlan:
+    """Accumulations to measure in a launch.
+
+    Attributes:
+        own: micro-batches of the job's own step.
+        measured: three smaller numbers, ascending; empty if whole steps are measured.
+        why_whole: why whole steps are measured although there are many micro-batches, one
+            sentence; "" without such a reason.
+    """
+
+    own: int = 0
+    measured: tuple[int, ...] = ()
+    why_whole: str = ""
+
+
+def accumulation_plan(
+    configuration: Configuration, job: TrainingJob, why_not_set: str = ""
+) -> AccumulationPlan:
+    """Return the accumulations to measure for a configuration.
+
+    The least is one micro-batch; in a pipeline as many as are in flight, and with the optimizer on
+    the host two, because a single micro-batch skips the sum that is kept there (DeepSpeed's
+    `async_accumulate_grad_in_cpu_via_gpu`). The largest is at most half of the job's own: beyond
+    that a whole step costs little more.
+
+    Args:
+        configuration: launch settings.
+        job: whose global batch is split.
+        why_not_set: why the program's accumulation cannot be set while it runs; "" if it can.
+    """
+    try:
+        own = configuration.accumulation(job.at(configuration).global_batch)
+    except InvalidValue:
+        return AccumulationPlan()
+    offloaded = configuration.get("optimizer_offload") != "none"
+    unit = max(configuration.pipeline_parallel, 2 if offloaded else 1)
+    if own >= 8 * unit:
+        measured: tuple[int, ...] = (unit, 2 * unit, 4 * unit)
+    elif unit > 1 and own >= 4 * unit:
+        measured = (unit, unit + unit // 2, 2 * unit)
+    else:
+        return AccumulationPlan(own)
+    if configuration.get("optimizer_offload") == "async":
+        why_not_set = (
+            "whole steps are measured: an asynchronous optimizer hides behind more micro-batches "
+            "than would be measured"
+        )
+    return AccumulationPlan(own, () if why_not_set else measured, why_not_set)
+
+
+def steps_take_too_long(step_time_s: float, min_steps: int, min_s: float) -> bool:
+    """Return True if micro-batches are to be measured: whole steps would take two windows.
+
+    Args:
+        step_time_s: time of a whole step, expected.
+        min_steps, min_s: smallest number of steps and length of a window (`WindowPolicy`).
+    """
+    return min_steps * step_time_s > WHOLE_STEPS_WINDOWS * min_s

@@ -1,0 +1,104 @@
+"""The interface of governors, and the governor of a node whose clocks cannot be set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+
+__all__ = ["LIVE", "Applied", "FixedGovernor", "Governor", "GovernorError"]
+
+#: The knobs that governors set.
+LIVE = ("clock_MHz", "memory_clock_MHz", "power_limit_W")
+
+
+class GovernorError(Exception):
+    """Failure of a device to accept or restore a setting; one sentence names it."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """Result of a request.
+
+    Attributes:
+        requested: the live settings that were asked for.
+        settings: what was set: the request, snapped to what the devices support.
+        notes: what a reader must know, a phrase each ("clock_MHz 1000 snapped to 1005").
+    """
+
+    requested: Settings
+    settings: Settings
+    notes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Governor(Protocol):
+    """Control of the live knobs of one node's devices.
+
+    Attributes:
+        can_set: whether live knobs may be set here.
+        why_not: where not, one sentence with what an administrator would run; else empty.
+        supported_clocks_MHz: the clocks that may be asked for, ascending; empty where none may.
+    """
+
+    can_set: bool
+    why_not: str
+    supported_clocks_MHz: tuple[int, ...]
+
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+        """Make `live` the whole live setting: a knob it does not name goes back to what it was.
+
+        Args:
+            live: one value for all devices, or a tuple with one a pipeline stage.
+            ranks: how many devices the job uses, which its stages share; None: all.
+
+        Raises:
+            InputError: the setting is not one that these devices take, or none may be set.
+            GovernorError: a device refused; the earlier settings were put back.
+        """
+        ...
+
+    def delivered(self) -> dict[str, float]:
+        """Return the present state of the devices: "clock_MHz", "throttle_power" (0 or 1), ...
+
+        Means over the devices, the hottest temperature and any throttle; empty where unknown.
+        """
+        ...
+
+    def restore(self) -> None:
+        """Put back what stood before the first `apply`.
+
+        Raises:
+            GovernorError: something could not be put back; the sentence says what.
+        """
+        ...
+
+    def close(self) -> None:
+        """Restore and release the devices. May be called twice."""
+        ...
+
+
+class FixedGovernor:
+    """Governor for a node that cannot control clocks: the live knobs are a fixed dimension."""
+
+    can_set = False
+    supported_clocks_MHz: tuple[int, ...] = ()
+
+    def __init__(self, why_not: str) -> None:
+        self.why_not = why_not
+
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+        if live:
+            raise InputError(f"cannot set {live.short} here: {self.why_not}")
+        return Applied(live, live)
+
+    def delivered(self) -> dict[str, float]:
+        return {}
+
+    def restore(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

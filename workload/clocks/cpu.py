@@ -1,0 +1,363 @@
+"""Governor of processors: clocks by cpufreq, power limits by RAPL's power caps.
+
+The knobs of a machine without GPUs, where a device is a core. `clock_MHz` is the highest clock that
+a core may take (`scaling_max_freq`, with every driver: intel_pstate, amd-pstate, cppc_cpufreq of
+Grace, acpi-cpufreq). `power_limit_W` caps each package, in its long-term and its short-term
+constraint, because the long-term one alone acts after up to half a minute. (Linux,
+Documentation/admin-guide/pm/cpufreq.rst and Documentation/power/powercap/powercap.rst.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.knobs import Value
+from tuner.workload.clocks.base import LIVE, Applied, GovernorError
+from tuner.workload.clocks.guard import EarlierFile, GuardError, GuardKeeper, put_back_files
+
+__all__ = ["FASTEST", "CpuGovernor"]
+
+#: Name of the fastest used core's clock in power samples.
+FASTEST = "fastest_core_MHz"
+#: Cores whose clock is read ten times a second: reading one interrupts it.
+CORES_READ = 16
+#: Steps between the lowest and the highest clock of drivers that list none: the bus clock of x86.
+STEP_MHZ = 100
+#: The lowest power limit offered, as a share of the present one: an assumption, for the kernel
+#: states no lowest limit.
+LOWEST_LIMIT = 0.5
+#: A value read back differs by at most this share: RAPL's unit is 1/8 W, a clock's one step of the
+#: hardware.
+READ_BACK = 0.02
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(file: Path) -> int:
+    """Return the file's number; 0 if it has none."""
+    text = _text(file)
+    return int(text) if text.isdecimal() else 0
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """Cores that share one clock."""
+
+    folder: Path
+    cpus: frozenset[int]
+
+    @property
+    def offered_MHz(self) -> tuple[int, ...]:
+        """Clocks that may be asked for, ascending."""
+        listed = _text(self.folder / "scaling_available_frequencies").split()
+        if listed:
+            return tuple(sorted({int(word) // 1000 for word in listed}))
+        low, high = (_number(self.folder / f"cpuinfo_{end}_freq") // 1000 for end in ("min", "max"))
+        return tuple(sorted(range(high, max(low, 1) - 1, -STEP_MHZ)))
+
+
+@dataclass(frozen=True)
+class _Package:
+    """One processor package with its power caps.
+
+    Attributes:
+        folder: of its powercap zone.
+        cores: number of its cores.
+        limits: its constraint files that hold a long-term or short-term limit.
+        limit_W: the present long-term limit.
+    """
+
+    folder: Path
+    cores: int
+    limits: tuple[Path, ...]
+    limit_W: float
+
+
+def _policies(root: Path, cpus: frozenset[int]) -> tuple[list[_Policy], str]:
+    """Return the cpufreq policies of these cores, and the reason if clocks cannot be set."""
+    found, others = [], set[int]()
+    for folder in sorted(root.glob("devices/system/cpu/cpufreq/policy*")):
+        members = frozenset(int(word) for word in _text(folder / "affected_cpus").split())
+        if members & cpus:
+            found.append(_Policy(folder, members))
+            others |= members - cpus
+    if not found or not cpus <= frozenset().union(*(policy.cpus for policy in found)):
+        return [], "the kernel offers no clock control here (no cpufreq), as in a virtual machine"
+    if others:
+        named = ", ".join(str(cpu) for cpu in sorted(others))
+        return [], f"the cores share their clock with CPU {named}, which this process may not use"
+    return found, ""
+
+
+def _packages(root: Path, cpus: frozenset[int]) -> tuple[list[_Package], str]:
+    """Return the packages of these cores, and the reason if their power cannot be capped."""
+    members: dict[int, set[int]] = {}
+    for folder in root.glob("devices/system/cpu/cpu[0-9]*"):
+        text = _text(folder / "topology/physical_package_id")
+        if text.isdecimal():
+            members.setdefault(int(text), set()).add(int(folder.name.removeprefix("cpu")))
+    found = []
+    for number, cores in sorted(members.items()):
+        if not cores & cpus:
+            continue
+        if others := cores - cpus:
+            named = ", ".join(str(cpu) for cpu in sorted(others))
+            return (
+                [],
+                f"package {number} is shared with CPU {named}, which this process may not use",
+            )
+        package = _package(root, number, len(cores))
+        if package is None:
+            return [], f"RAPL offers no power cap for package {number}"
+        found.append(package)
+    return found, "" if found else "the kernel does not tell the packages of these cores"
+
+
+def _package(root: Path, number: int, cores: int) -> _Package | None:
+    for zone in sorted(root.glob("class/powercap/intel-rapl:*")):
+        if not re.fullmatch(rf"package-{number}", _text(zone / "name")):
+            continue
+        limits = {}
+        for name in sorted(zone.glob("constraint_*_name")):
+            if (term := _text(name)) in ("long_term", "short_term"):
+                limits[term] = name.with_name(name.name.replace("_name", "_power_limit_uw"))
+        if "long_term" in limits and (limit_uW := _number(limits["long_term"])):
+            return _Package(
+                zone, cores, tuple(limits[term] for term in sorted(limits)), limit_uW / 1e6
+            )
+    return None
+
+
+def _why_not_writable(files: Sequence[Path], what: str) -> str:
+    """Write what the files say into them; return one sentence if that is not permitted."""
+    for file in files:
+        try:
+            text = file.read_text().strip()
+            file.write_text(text)
+        except PermissionError:
+            names = " ".join(sorted({re.sub(r"\d+(?=/[^/]*$)", "*", str(path)) for path in files}))
+            return (
+                f"{what} needs root; an administrator can permit it to a group until the next "
+                f"boot: chgrp GROUP {names}; chmod g+w {names}"
+            )
+        except OSError as error:
+            return f"{what} is refused by {file}: {error.strerror}"
+    return ""
+
+
+class CpuGovernor:
+    """Highest clock of the cores and power cap of their packages, through the kernel's files.
+
+    Args:
+        root: the folder of sysfs.
+        cpus: the cores, in the order of the ranks; None: those that this process may use.
+        guarded: start a guard before the first change.
+
+    Attributes:
+        why_no_clock, why_no_limit: the reason if clocks, or power limits, cannot be set.
+        limit_range_W: lowest and highest limit of a package, watts; (0, 0) if there is none.
+        cores_per_package: the number of cores that share a limit; 0 if there is none.
+        default_clock_MHz: the highest clock that the cores may take now; 0 if unknown.
+    """
+
+    def __init__(
+        self,
+        root: str | Path = "/sys",
+        *,
+        cpus: Iterable[int] | None = None,
+        guarded: bool = True,
+    ) -> None:
+        chosen = os.sched_getaffinity(0) if cpus is None else cpus
+        self._cpus = tuple(sorted(set(chosen)))
+        self._closed = False
+        self._guard = GuardKeeper("" if guarded else None)
+        self._earlier: dict[Path, str] = {}
+        self._read: tuple[Path, ...] = ()
+        everything = frozenset(self._cpus)
+        self._policies, self.why_no_clock = _policies(Path(root), everything)
+        self._packages, self.why_no_limit = _packages(Path(root), everything)
+        ceilings = [policy.folder / "scaling_max_freq" for policy in self._policies]
+        caps = [file for package in self._packages for file in package.limits]
+        self.why_no_clock = self.why_no_clock or _why_not_writable(ceilings, "setting clocks")
+        self.why_no_limit = self.why_no_limit or _why_not_writable(caps, "capping power")
+        self.can_set = not (self.why_no_clock and self.why_no_limit)
+        self.why_not = "" if self.can_set else f"{self.why_no_clock}; {self.why_no_limit}"
+        offered = [set(policy.offered_MHz) for policy in self._policies]
+        common = set.intersection(*offered) if offered and not self.why_no_clock else set()
+        self.supported_clocks_MHz = tuple(sorted(common))
+        self.default_clock_MHz = min((_number(file) // 1000 for file in ceilings), default=0)
+        limited = [] if self.why_no_limit else self._packages
+        high_W = min((package.limit_W for package in limited), default=0.0)
+        self.limit_range_W = (LOWEST_LIMIT * high_W, high_W)
+        self.cores_per_package = max((package.cores for package in limited), default=0)
+        self._watch(len(self._cpus))
+
+    def _watch(self, ranks: int) -> None:
+        """Read the clocks of these ranks' cores from now on."""
+        cores = frozenset(self._cpus[:ranks])
+        files = [
+            policy.folder / "scaling_cur_freq" for policy in self._policies if policy.cpus & cores
+        ]
+        self._read = tuple(files[:CORES_READ])
+
+    # ---- from a setting to the files' contents
+
+    def _per_core(self, name: str, value: Value, ranks: int) -> dict[int, Value]:
+        """Return the value of each core; those that no rank uses take the last stage's."""
+        stages = value if isinstance(value, tuple) else (value,)
+        if ranks % len(stages):
+            legal = f"one value, or one for each of stages that divide the {ranks} cores"
+            raise InvalidValue(name, value, legal)
+        each = ranks // len(stages)
+        return {
+            cpu: stages[min(number // each, len(stages) - 1)]
+            for number, cpu in enumerate(self._cpus)
+        }
+
+    def _ceilings(
+        self, value: Value, ranks: int, notes: list[str]
+    ) -> tuple[dict[Path, int], Value]:
+        """Return the clock to set for each policy, kHz, and the setting as snapped."""
+        if self.why_no_clock:
+            raise InputError(f"clock_MHz cannot be set: {self.why_no_clock}")
+        snapped: dict[Value, int] = {}
+        offered = self.supported_clocks_MHz
+        for clock in value if isinstance(value, tuple) else (value,):
+            if not isinstance(clock, int):
+                raise InvalidValue("clock_MHz", value, "an integer, or one a pipeline stage")
+            if not offered or not offered[0] <= clock <= offered[-1]:
+                legal = f"from {offered[0]} to {offered[-1]}" if offered else "none is offered"
+                raise InvalidValue("clock_MHz", clock, legal)
+            snapped[clock] = min(offered, key=lambda other: (abs(other - clock), other))
+            if snapped[clock] != clock:
+                notes.append(f"clock_MHz {clock} snapped to {snapped[clock]}")
+        cores = self._per_core("clock_MHz", value, ranks)
+        files: dict[Path, int] = {}
+        for policy in self._policies:
+            clocks = {snapped[cores[cpu]] for cpu in policy.cpus}
+            if len(clocks) > 1:
+                legal = "one clock for the stages on cores that share their clock"
+                raise InvalidValue("clock_MHz", value, legal)
+            clock_kHz = clocks.pop() * 1000
+            # Lowered first, restored last: the lowest clock must not be above the highest.
+            lowest = policy.folder / "scaling_min_freq"
+            lowest_kHz = int(self._earlier.get(lowest, _number(lowest)))
+            if lowest_kHz > clock_kHz or lowest in self._earlier:
+                files[lowest] = min(lowest_kHz, clock_kHz)
+            files[policy.folder / "scaling_max_freq"] = clock_kHz
+        if isinstance(value, tuple):
+            return files, tuple(snapped[clock] for clock in value)
+        return files, snapped[value]
+
+    def _caps(self, value: Value) -> dict[Path, int]:
+        """Return the limit to set in each constraint, microwatts."""
+        if self.why_no_limit:
+            raise InputError(f"power_limit_W cannot be set: {self.why_no_limit}")
+        if not isinstance(value, int | float):
+            legal = "a number of watts; the cores of a package share one limit"
+            raise InvalidValue("power_limit_W", value, legal)
+        low, high = self.limit_range_W
+        if not low <= value <= high:
+            raise InvalidValue("power_limit_W", value, f"from {low:g} to {high:g} for each package")
+        files: dict[Path, int] = {}
+        limit_uW = round(1e6 * value)
+        for package in self._packages:
+            for file in package.limits:
+                # A short-term limit below the cap stays.
+                files[file] = min(limit_uW, int(self._earlier.get(file, _number(file))))
+            if _text(package.folder / "enabled") == "0":
+                files[package.folder / "enabled"] = 1
+        return files
+
+    # ---- the protocol
+
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+        """Make `live` the whole live setting (`tuner.workload.clocks.base.Governor.apply`)."""
+        for name in live:
+            if name not in LIVE:
+                raise UnknownName("live knob", name, LIVE)
+        if live and not self.can_set:
+            raise InputError(f"cannot set {live.short} here: {self.why_not}")
+        if "memory_clock_MHz" in live:
+            raise InputError("memory_clock_MHz cannot be set: it is a knob of GPUs")
+        ranks = len(self._cpus) if ranks is None else min(ranks, len(self._cpus))
+        self._watch(ranks)
+        notes: list[str] = []
+        settings, wanted = dict(live), dict[Path, int]()
+        if "clock_MHz" in live:
+            files, settings["clock_MHz"] = self._ceilings(live["clock_MHz"], ranks, notes)
+            wanted |= files
+        if "power_limit_W" in live:
+            wanted |= self._caps(live["power_limit_W"])
+        try:
+            self._change(wanted)
+        except (OSError, GovernorError) as error:
+            sentence = f"the processor did not take {live.short}: {error}"
+            try:
+                self.restore()
+            except GovernorError as worse:
+                sentence += f"; and {worse}"
+            raise GovernorError(sentence) from error
+        except GuardError as error:
+            raise GovernorError(f"{live.short} was not set: {error}") from error
+        return Applied(live, Settings(settings), tuple(notes))
+
+    def _files(self, without: Mapping[Path, int] | None = None) -> list[EarlierFile]:
+        """Return the earlier contents, the last change first."""
+        return [
+            EarlierFile(str(path), text)
+            for path, text in reversed(self._earlier.items())
+            if not without or path not in without
+        ]
+
+    def _change(self, wanted: Mapping[Path, int]) -> None:
+        """Write the files, and restore those that were changed and are no longer wanted."""
+        for path in wanted:
+            self._earlier.setdefault(path, path.read_text().strip())
+        if self._earlier:
+            self._guard.expect([], self._files())
+        if problems := put_back_files(self._files(without=wanted)):
+            raise GovernorError("; ".join(problems))
+        for path, value in wanted.items():
+            path.write_text(str(value))
+        for path, value in wanted.items():
+            now = _number(path)
+            if abs(now - value) > READ_BACK * value:
+                raise GovernorError(f"{path} says {now} after {value} was written")
+
+    def delivered(self) -> dict[str, float]:
+        """Return the clock of the fastest core that the job uses, MHz; empty if unknown."""
+        clocks_kHz = [_number(file) for file in self._read]
+        return {FASTEST: max(clocks_kHz) / 1000} if any(clocks_kHz) else {}
+
+    def restore(self) -> None:
+        """Restore the files' earlier contents.
+
+        Raises:
+            GovernorError: a file could not be restored; the sentence says which.
+        """
+        if problems := put_back_files(self._files()):
+            raise GovernorError("; ".join(problems))
+        self._earlier = {}
+        self._guard.done()
+
+    def close(self) -> None:
+        """Restore and end the guard. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._guard.take_over)  # there is one if restoring failed
+            self.restore()

@@ -1,0 +1,81 @@
+"""Time limits of a probe: to its first step, from step to step, and as a whole.
+
+Each is derived from what the inspection of a script saw and from the predicted step time, and each
+can be set. The first step may import, compile and load a checkpoint, so it is never given less than
+the inspection itself was (`FIRST_STEP_LIMIT_S`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tuner.workload.probe import ProbeRequest, WindowPolicy
+
+__all__ = ["FIRST_STEP_LIMIT_S", "PROBE_LIMIT_S", "STEP_LIMIT_S", "ProbeLimits", "limits_of"]
+
+#: A step that takes longer than this is a hang, unless longer steps are predicted.
+STEP_LIMIT_S = 120.0
+#: Time to the first step in the inspection of a script, and at least in every probe.
+FIRST_STEP_LIMIT_S = 300.0
+#: A probe as a whole, if no more is predicted.
+PROBE_LIMIT_S = 300.0
+#: A step may take so many times what is predicted, a launch what the inspection took.
+STEP_MARGIN, LAUNCH_MARGIN = 10.0, 3.0
+#: Steps of a launch before its first window: warm-up, settling.
+STEPS_BEFORE = 5
+
+
+@dataclass(frozen=True)
+class ProbeLimits:
+    """Time limits of one probe, seconds.
+
+    Attributes:
+        first_step_s: from the start of the ranks to their first optimizer step.
+        step_s: one further step.
+        probe_s: the whole probe.
+    """
+
+    first_step_s: float = FIRST_STEP_LIMIT_S
+    step_s: float = STEP_LIMIT_S
+    probe_s: float = PROBE_LIMIT_S
+
+    @classmethod
+    def of_request(cls, request: ProbeRequest, step_limit_s: float | None = None) -> ProbeLimits:
+        """Return the limits of a request; `step_limit_s` replaces those of the steps."""
+        return cls(
+            step_limit_s or request.first_step_limit_s or FIRST_STEP_LIMIT_S,
+            step_limit_s or request.step_limit_s or STEP_LIMIT_S,
+            request.time_limit_s,
+        )
+
+
+def limits_of(
+    window: WindowPolicy,
+    *,
+    visits: int = 1,
+    predicted_step_s: float = math.nan,
+    inspected_s: float = 0.0,
+    first_step_s: float | None = None,
+    step_s: float | None = None,
+    probe_s: float | None = None,
+) -> ProbeLimits:
+    """Return the limits of a probe; those that the user set are taken as they are.
+
+    Args:
+        window: length of a measurement.
+        visits: number of live settings that may be visited.
+        predicted_step_s: predicted time of an optimizer step; NaN if unknown.
+        inspected_s: time that the inspection of the script took to its first step; 0 without one.
+        first_step_s, step_s, probe_s: the limits that were set; None derives them.
+    """
+    step = 0.0 if math.isnan(predicted_step_s) else predicted_step_s
+    longest_step_s = max(STEP_LIMIT_S, STEP_MARGIN * step) if step_s is None else step_s
+    if first_step_s is None:
+        longer_s = max(0.0, longest_step_s - STEP_LIMIT_S)
+        first_step_s = max(FIRST_STEP_LIMIT_S + longer_s, LAUNCH_MARGIN * inspected_s)
+    if probe_s is None:
+        # Windows may take three times what is predicted.
+        each_s = window.settle_s + max(window.max_s, 3 * (window.min_steps + 1) * step)
+        probe_s = first_step_s + 3 * STEPS_BEFORE * step + (visits + 1) * each_s
+    return ProbeLimits(first_step_s, longest_step_s, probe_s)

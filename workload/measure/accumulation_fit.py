@@ -1,0 +1,178 @@
+"""Extrapolation from steps of few micro-batches to the step of the job's own accumulation.
+
+Time and energy of a step are lines in the number of micro-batches, fitted by weighted least squares
+over the windows of one launch; what that launch adds to all of them alike (its random effect) is
+common to the windows and therefore to the result, and is accounted for between launches as for
+whole steps. Errors include the extrapolation: they are those of the fitted line at the job's own
+accumulation (Draper and Smith 1998, Applied Regression Analysis, section 1.4), widened by the
+residuals and, for few steps, by Student's t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from tuner.workload.accumulation import AccumulationFit
+from tuner.workload.measure.statistics import Z90
+
+__all__ = ["AccumulationPoint", "StepEstimate", "fit_accumulation"]
+
+#: Degrees of freedom of the pooled spread of steps in the spread of a single window.
+SHRINKAGE = 4.0
+#: Relative spread of a step if no window has two of them.
+ASSUMED_SPREAD = 0.02
+#: Least relative error of a window's power: drift and the resolution of power readings.
+POWER_FLOOR = 0.002
+
+
+@dataclass(frozen=True)
+class AccumulationPoint:
+    """One window of steps of equal accumulation.
+
+    Attributes:
+        micro_batches: micro-batches of a step.
+        steps: number of steps.
+        step_time_s: mean time of a step.
+        step_time_rse: its relative standard error within the window; NaN with a single step.
+        power_W: mean power.
+        power_rse: its relative standard error; NaN if unknown.
+    """
+
+    micro_batches: float
+    steps: int
+    step_time_s: float
+    step_time_rse: float
+    power_W: float
+    power_rse: float = math.nan
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """Step of the job's own accumulation.
+
+    Attributes:
+        fit: the lines and what they were fitted to.
+        step_time_s, step_time_se_s: time of a step, and its standard error.
+        power_W, power_se_W: mean power of a step, and its standard error.
+        weights: share of each window in the estimate; they sum to 1 and may be negative.
+    """
+
+    fit: AccumulationFit
+    step_time_s: float
+    step_time_se_s: float
+    power_W: float
+    power_se_W: float
+    weights: tuple[float, ...]
+
+
+def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstimate:
+    """Fit time and energy of a step, and return the step of `own` micro-batches.
+
+    Args:
+        points: windows of at least two different accumulations.
+        own: micro-batches of the job's step.
+
+    Raises:
+        ValueError: all windows have the same accumulation.
+    """
+    k = np.array([p.micro_batches for p in points], dtype=float)
+    if np.ptp(k) == 0:
+        raise ValueError("a line needs windows of two accumulations")
+    n = np.array([p.steps for p in points], dtype=float)
+    time = np.array([p.step_time_s for p in points])
+    power = np.array([p.power_W for p in points])
+    joules = power * time
+    time_se = _time_errors(points, n, time)
+    power_se = power * _power_errors(points)
+    design = np.column_stack([np.ones_like(k), k])
+    weighted = design / time_se[:, None] ** 2
+    solve = np.linalg.solve(weighted.T @ design, weighted.T)  # (2, windows): a and b of the windows
+    once_s, each_s = solve @ time
+    once_J, each_J = solve @ joules
+    weights = np.array([1.0, own]) @ solve
+    step_s, step_J = float(weights @ time), float(weights @ joules)
+    step_W = step_J / step_s
+    free = len(points) - 2
+    time_wider = _wider((time - design @ (solve @ time)) / time_se, free)
+    joules_se = np.hypot(power_se * time, power * time_se)
+    power_wider = _wider((joules - design @ (solve @ joules)) / joules_se, free)
+    few = _few(float((n - 1).sum()) + free)
+    # Errors of time and power of the windows are independent; both move the power of the step.
+    by_power, by_time = weights * time * power_se, weights * (power - step_W) * time_se
+    curvature, curvature_se = _curvature(k, time, time_se)
+    return StepEstimate(
+        fit=AccumulationFit(
+            accumulation=own,
+            micro_batches=tuple(map(float, k)),
+            steps=tuple(p.steps for p in points),
+            step_times_s=tuple(map(float, time)),
+            step_energies_J=tuple(map(float, joules)),
+            once_s=float(once_s),
+            each_s=float(each_s),
+            once_J=float(once_J),
+            each_J=float(each_J),
+            curvature=curvature,
+            curvature_se=curvature_se,
+        ),
+        step_time_s=step_s,
+        step_time_se_s=few * time_wider * float(np.linalg.norm(weights * time_se)),
+        power_W=step_W,
+        power_se_W=few * power_wider * float(np.linalg.norm([by_power, by_time])) / step_s,
+        weights=tuple(map(float, weights)),
+    )
+
+
+def _time_errors(
+    points: Sequence[AccumulationPoint], n: np.ndarray, time: np.ndarray
+) -> np.ndarray:
+    """Return the standard error of each window's step time, by the spread that all share.
+
+    Windows have few steps, so the spread of a single one is drawn to the pooled one.
+    """
+    rse = np.array([p.step_time_rse for p in points])
+    free = np.where(np.isnan(rse), 0.0, n - 1)
+    squares = np.where(np.isnan(rse), 0.0, rse**2 * n)
+    pooled = float(free @ squares / free.sum()) if free.sum() else ASSUMED_SPREAD**2
+    own = (free * squares + SHRINKAGE * pooled) / (free + SHRINKAGE)
+    return np.asarray(time * np.sqrt(np.maximum(own / n, 1e-12)))
+
+
+def _power_errors(points: Sequence[AccumulationPoint]) -> np.ndarray:
+    """Return the relative standard error of each window's power."""
+    known = [p.power_rse for p in points if not math.isnan(p.power_rse)]
+    usual = max(known, default=POWER_FLOOR)
+    told = np.array([usual if math.isnan(p.power_rse) else p.power_rse for p in points])
+    return np.asarray(np.maximum(told, POWER_FLOOR))
+
+
+def _wider(residuals: np.ndarray, free: int) -> float:
+    """Return the factor by which the residuals exceed their errors; at least 1."""
+    return max(1.0, math.sqrt(float(residuals @ residuals) / free)) if free else 1.0
+
+
+def _few(free: float) -> float:
+    """Return the factor that makes a normal 90 % interval one of Student's t."""
+    return float(stats.t.ppf(0.95, max(free, 1.0))) / Z90
+
+
+def _curvature(k: np.ndarray, time: np.ndarray, se: np.ndarray) -> tuple[float, float]:
+    """Return the relative distance of the middle from the line through the ends, and its error."""
+    levels = np.unique(k)
+    if len(levels) < 3:
+        return math.nan, math.nan
+    low, high = levels[0], levels[-1]
+    means, errors = [], []
+    for here in (k == low, (k > low) & (k < high), k == high):
+        weights = 1 / se[here] ** 2
+        means.append(float(weights @ time[here] / weights.sum()))
+        errors.append(1 / math.sqrt(weights.sum()))
+    inside = (k > low) & (k < high)
+    share = (float(k[inside].mean()) - low) / (high - low)
+    line = (1 - share) * means[0] + share * means[2]
+    error = math.hypot((1 - share) * errors[0], errors[1], share * errors[2])
+    return float((means[1] - line) / line), float(error / line)
