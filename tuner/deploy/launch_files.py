@@ -176,7 +176,10 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[_Program, dict[str
 
     configuration, job, cluster = launch
     rendered = render_deepspeed_config(
-        configuration, job, nvme_path=cluster.nvme_path if cluster else ""
+        configuration,
+        job,
+        nvme_path=cluster.nvme_path if cluster else "",
+        on_cuda=cluster is not None and cluster.device.type == "cuda",
     )
     config = json.dumps(rendered, indent=2) + "\n"
     files = {"ds_config.json": config}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def problem_of_job(
         candidates=candidates.where(lambda launch: _uses_at_most(launch, max_gpus)),
         steps=job.steps,
         baseline=configuration,
-        cost=REAL_COST,
+        cost=replace(REAL_COST, micro_batches=not script or not script.why_accumulation_stays),
         identity={
             **identity_of(job, cluster, space_section(str(space), candidates)),
             "baseline": {"name": today.name, "configuration": configuration.key},
