@@ -12,6 +12,7 @@ from tuner.cli.options import (
     Commands,
     add_clock_command,
     add_cluster,
+    add_data,
     add_options,
     add_quiet,
     add_run_as,
@@ -20,6 +21,7 @@ from tuner.cli.options import (
     add_storage,
     answer,
     made_of_options,
+    on_data,
     progress,
     script_of,
     storage_of,
@@ -41,9 +43,11 @@ def _optimize(args: argparse.Namespace) -> int:
     args.job = args.job or args.job_option
     if args.job and args.script:
         raise InputError(f"give either the job {args.job!r} or --script")
+    if args.data and args.script:
+        raise InputError("--data is for a job; a script reads its own")
     with progress(args) as on_progress:
         result = optimize(
-            script_of(args) or args.job,
+            script_of(args) or on_data(args.job, args.data),
             cluster=args.cluster,
             space=args.space,
             constraints=made_of_options(args, Constraints),
@@ -148,6 +152,7 @@ def add(commands: Commands) -> None:
         metavar="FILE|KNOB=VALUE",
         help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
     )
+    add_data(job)
     add("--target-gpus", type=int, metavar="N", help="also predict the front for N GPUs")
     add_script(optimize)
     where = optimize.add_argument_group("where to run it")
