@@ -65,6 +65,23 @@ def optimize(
 ) -> Result:
     """Tune a training job for energy and time on this machine or cluster.
 
+    Examples:
+        Tune a shipped job here; then a script of your own, at most 5 % slower than today:
+
+        >>> result = tuner.optimize("tiny-gpt")
+        >>> result = tuner.optimize(tuner.Script("train.py --data DIR"), max_slowdown=0.05)
+        >>> result.recommended.configuration.short
+        'dp2 mb8 zero0'
+
+        Predict for a cluster that is not here; ask again without searching:
+
+        >>> result = tuner.optimize("opt-350m", cluster="a100-8")
+        >>> result.choose(deadline_s=7200).point
+
+    The arguments come in groups: what is tuned (`job` to `space`), limits of the training
+    (`budget_kJ` to `constraints`), the search (`search` to `surrogate`), where it runs (`executor`
+    to `storage`), and the run with what it shows (`name` to `on_progress`).
+
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Or your
             own training script as a `tuner.workload.scripts.script_job.Script`: it is started once

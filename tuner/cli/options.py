@@ -25,6 +25,8 @@ OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 
 #: Environment variable of the folder of the runs.
 RUNS = "JOULEFRONT_RUNS"
+#: Folder of the runs if nothing names one.
+RUNS_DIR = "runs"
 #: Help of --point.
 POINT = (
     "recommended, best (the choice), knee, baseline, a number of the front, or a configuration: "
@@ -250,7 +252,7 @@ def add_runs_dir(parser: Any) -> None:
     """Add --runs-dir."""
     parser.add_argument(
         "--runs-dir",
-        default=os.environ.get(RUNS) or "runs",
+        default=os.environ.get(RUNS) or RUNS_DIR,
         metavar="DIR",
         help=f"folder of the runs (default: ${RUNS}, else runs)",
     )

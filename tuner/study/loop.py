@@ -17,6 +17,7 @@ from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
 from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
 from tuner.problem.probe_limits import inspected_s, probe_limits
+from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
@@ -140,7 +141,13 @@ class SearchLoop:
     def _limit(
         self, cost_kJ: float, reserve: Sequence[str] = (), count: int = 1
     ) -> StopReason | None:
-        """Return the limit that forbids probes of this cost (`Budget.check`), or None."""
+        """Return the limit that forbids probes of this cost (`Budget.check`), or None.
+
+        A user who asked the search to stop (`tuner runs stop`) forbids all of them.
+        """
+        run_dir = self._spec.run_dir
+        if run_dir is not None and RunFolder(run_dir).stop_file.exists():
+            return StopReason("stopped")
         status = SearchStatus(
             records=self.records,
             in_flight=len(self._flying),
