@@ -56,6 +56,7 @@ def choose(measured: list[int], cost: ProbeCost, *, max_live: int = 4, **design:
         launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
         posterior=surrogates.watched()[free],
         fits=np.ones(len(free)),
+        gpus=np.ones(len(free)),
     )
     draws = normal_draws(64, 1, 0), normal_draws(64, 64, 1)
     front = FrontEstimate.of(surrogates, [CONFIGURATIONS[i] for i in measured])

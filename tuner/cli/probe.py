@@ -216,11 +216,23 @@ def _doctor(args: argparse.Namespace) -> int:
         seen = survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
+    if args.record_nvml is not None:
+        from tuner.workload.meters.nvml_recording import record_nvml
+
+        recording = record_nvml(args.record_s, names=args.record_names)
+        recording.write(args.record_nvml)
+        answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
+        return OK
     from tuner.workload.node.machine_facts import machine_facts
 
     facts = machine_facts()
+    if args.brief:
+        from tuner.workload.node.verdict import verdict_lines
+
+        answer(args, facts.to_json(), verdict_lines(facts))
+        return OK
     answer(args, facts.to_json(), facts.lines())
-    return OK
+    return OK if facts.ready else FAILED
 
 
 def add(commands: Commands) -> None:
@@ -331,11 +343,31 @@ def add(commands: Commands) -> None:
     )
     add_runs_dir(predict)
     doctor = commands.command(
-        "doctor", _doctor, "list what this machine, or each node of a Ray cluster, offers"
+        "doctor",
+        _doctor,
+        "list what this machine, or each node of a Ray cluster, offers, and what is missing",
     )
+    doctor.add_argument("--brief", action="store_true", help="this machine in five lines")
     doctor.add_argument(
         "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )
     doctor.add_argument(
         "--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use"
+    )
+    doctor.add_argument(
+        "--record-nvml",
+        type=Path,
+        metavar="FILE",
+        help="record what the GPUs' driver answers, for a bug report, instead",
+    )
+    doctor.add_argument(
+        "--record-s",
+        action=Quantity,
+        unit="s",
+        default=60.0,
+        metavar="TIME",
+        help="length of the recording (default: 60s)",
+    )
+    doctor.add_argument(
+        "--record-names", action="store_true", help="keep the GPUs' UUIDs in the recording"
     )

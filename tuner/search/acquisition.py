@@ -79,6 +79,7 @@ class CandidateView:
         launch_of: number of the launch of each, (n,).
         posterior: of each.
         fits: probability that each fits in memory, (n,).
+        gpus: number of GPUs of each, (n,).
     """
 
     members: np.ndarray
@@ -86,6 +87,7 @@ class CandidateView:
     launch_of: np.ndarray
     posterior: Posterior
     fits: np.ndarray
+    gpus: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,12 @@ class FrontEstimate:
     Attributes:
         points: log energy and log time, (n, 2): the measured configurations, then those in flight.
         measured: number of measured ones.
+        gpus: number of GPUs of each, (n,).
     """
 
     points: np.ndarray
     measured: int
+    gpus: np.ndarray
 
     @classmethod
     def of(
@@ -108,8 +112,10 @@ class FrontEstimate:
         pending: Sequence[Configuration] = (),
     ) -> FrontEstimate:
         """Return the estimate of fitted surrogates."""
-        log_t, log_p = surrogates.mean([*measured, *pending])
-        return cls(np.column_stack([log_t + log_p, log_t]), len(measured))
+        every = [*measured, *pending]
+        log_t, log_p = surrogates.mean(every)
+        gpus = np.array([configuration.world_size for configuration in every])
+        return cls(np.column_stack([log_t + log_p, log_t]), len(measured), gpus)
 
 
 def normal_draws(draws: int, width: int, seed: int) -> np.ndarray:

@@ -30,6 +30,7 @@ from tuner.search.acquisition import (
     farthest,
     normal_draws,
 )
+from tuner.search.answer_acquisition import AnswerAcquisition
 from tuner.search.candidate_pool import CandidatePool
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
@@ -283,8 +284,7 @@ class CandidateSampler(ProbePlanner):
             ],
             pending=[self._configurations[i] for i in observations.pending],
         )
-        acquisition = ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
-        best = acquisition.best(front, candidates, running_launch)
+        best = self._acquisition().best(front, candidates, running_launch)
         decides = self.design.extend_launches and self._launch_of[best.members[0]] != running_launch
         members = best.members[:1] if decides else best.members
         return self._plan_of(
@@ -297,6 +297,13 @@ class CandidateSampler(ProbePlanner):
             extendable=self._extendable(members, closed),
             regret=self._regret_of(observations, front, candidates),
         )
+
+    def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:
+        """Return the acquisition of the answer to the user's question, or of the front."""
+        if self.question is None:
+            return ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
+        weight, (single, _) = self.design.cost_weight, self._draws
+        return AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
 
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView
@@ -315,6 +322,7 @@ class CandidateSampler(ProbePlanner):
             front,
             [self._configurations[i] for i in candidates.members],
             candidates,
+            self.question,
         )
 
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:

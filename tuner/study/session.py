@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ from tuner.models.surrogate.surrogate_choice import OURS, check_surrogate, regre
 from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import RunFolder, plain
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason
-from tuner.problem.study_file import parse_surrogate
-from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
+from tuner.problem.study_file import parse_cluster, parse_surrogate
+from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
 from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
@@ -229,13 +229,15 @@ class Session:
         except KeyboardInterrupt:
             raise Interrupted(self._run) from None
         finally:
-            ended = SessionEnd(stop, loop.elapsed_s, no_verdict, self._spec.ended.chosen)
+            before = self._spec.ended
+            ended = replace(before, stop=stop, time_s=loop.elapsed_s, no_verdict=no_verdict)
             self._spec = replace(self._spec, ended=ended)
             self._write_study()
 
-    def _settle_on(self, key: str) -> None:
-        """Keep what is being verified, for a session that continues this one."""
-        self._spec = replace(self._spec, ended=replace(self._spec.ended, chosen=key))
+    def _settle_on(self, key: str, planned_pairs: tuple[int, ...]) -> None:
+        """Keep what is being verified and how, for a session that continues this one."""
+        ended = replace(self._spec.ended, chosen=key, planned_pairs=planned_pairs)
+        self._spec = replace(self._spec, ended=ended)
         self._write_study()
 
     def _write_study(self) -> None:
@@ -248,7 +250,7 @@ class Session:
                 raise
 
     def _result_so_far(self, loop: SearchLoop) -> Result:
-        ended = SessionEnd(StopReason("running"), chosen=self._spec.ended.chosen)
+        ended = replace(self._spec.ended, stop=StopReason("running"), time_s=None, no_verdict=None)
         spec = replace(self._spec, ended=ended, unverified=NoVerdict("running"))
         return build_result(spec, loop.records)
 
@@ -289,6 +291,9 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
         return
     if "plan" in before:
         raise InputError(f"the run {run.name!r} is a plan; give the study another name")
+    then = parse_cluster(before)
+    if then is not None:  # with the defaults of fields that its release did not have
+        before = {**before, "cluster": plain(asdict(then))}
     names = ("job", "cluster", "recorded", "space")
     found = _differences(
         {name: problem.identity[name] for name in names if name in problem.identity},

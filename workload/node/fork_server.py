@@ -93,6 +93,8 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
         # In another release of the framework it may be elsewhere; the rank then imports it itself.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    if request.get("architectures"):
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", request["architectures"])
     for name in request.get("ops", ()):
         _load_op(name, own_folder=request["own_folder"])
     _release_nvml()

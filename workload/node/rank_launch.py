@@ -117,7 +117,10 @@ class RankLaunch:
             return self.node.job.start(self.configuration, self.folder)
         job_file, config_file = self.folder / "job.json", self.folder / "ds_config.json"
         config = render_deepspeed_config(
-            self.configuration, self.node.job, nvme_path=self.node.cluster.nvme_path
+            self.configuration,
+            self.node.job,
+            nvme_path=self.node.cluster.nvme_path,
+            on_cuda=self.node.cluster.device.type == "cuda",
         )
         job = self.node.job.at(self.configuration)
         write_text(job_file, json.dumps(job.to_json(), indent=1))

@@ -54,11 +54,22 @@ def build_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
 class Filler:
     """Initialiser of a planned model's weights, in the way of the model's family.
 
-    The same module gets the same weights on every rank and under every configuration.
+    The same module gets the same weights on every rank and under every configuration: a device's
+    generator is counter-based (Philox), so its values depend on the seed alone. One core of a host
+    draws 1e8 values in 0.7 to 2.5 s, a GPU as fast as it can store them.
+
+    Args:
+        model: the planned model.
+        seed: of the weights.
+        device: where weights are made.
+        dtype: precision that they are stored in once drawn, in fp32, as DeepSpeed would cast them;
+            None for fp32.
     """
 
-    def __init__(self, model: Any, seed: int) -> None:
-        self._seed = seed
+    def __init__(
+        self, model: Any, seed: int, device: str = "cpu", dtype: torch.dtype | None = None
+    ) -> None:
+        self._seed, self._device, self._dtype = seed, device, dtype
         self._known: dict[Any, tuple[str, Any]] = {}
         self._know(model, "", model)
 
@@ -73,6 +84,10 @@ class Filler:
         """Fill modules and, if `recurse`, their parts, except those that have weights already."""
         for module in modules:
             self._fill(module, recurse)
+            # Only once its parts are drawn: a module may draw its parts' weights anew.
+            for parameter in module.parameters(recurse) if self._dtype else ():
+                if not parameter.is_meta:
+                    parameter.data = parameter.data.to(self._dtype)
 
     def _fill(self, module: Any, recurse: bool) -> bool:
         """Fill modules, parts first; return True if anything was filled.
@@ -84,7 +99,7 @@ class Filler:
             filled |= self._fill(part, recurse)
         own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
         if any(tensor.is_meta for tensor in own):
-            module.to_empty(device="cpu", recurse=False)
+            module.to_empty(device=self._device, recurse=False)
             filled = True
         if filled and module in self._known:
             name, owner = self._known[module]
