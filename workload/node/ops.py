@@ -88,7 +88,7 @@ def architectures(env: Mapping[str, str]) -> str:
 
     Without that variable a builder asks torch for them, which starts CUDA.
     """
-    if env.get("DS_ACCELERATOR") != "cuda":
+    if env.get("DS_ACCELERATOR") == "cpu":
         return ""
     try:
         nvml = open_nvml()

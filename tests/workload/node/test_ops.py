@@ -46,7 +46,7 @@ def test_finding_5_the_architectures_are_those_of_the_visible_gpus(
 ) -> None:
     """finding_5: NVML tells what a builder must not ask torch for."""
     twin_node(TwinGpu(), TwinGpu())
-    assert architectures({"DS_ACCELERATOR": "cuda"}) == "8.0"
+    assert architectures({"DS_ACCELERATOR": "cuda"}) == architectures({}) == "8.0"
     assert architectures({"DS_ACCELERATOR": "cpu"}) == ""
 
 

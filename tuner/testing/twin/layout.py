@@ -42,7 +42,7 @@ class Process(ctypes.Structure):
 class Rank(ctypes.Structure):
     """A training process on a GPU."""
 
-    _fields_ = _i("pid counted_ns")
+    _fields_ = _i("pid told_ns counted_ns")
 
 
 class Fault(ctypes.Structure):

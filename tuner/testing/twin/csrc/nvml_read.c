@@ -237,7 +237,7 @@ GET(nvmlDeviceGetComputeRunningProcesses_v3, unsigned int *count, process_info_t
     int64_t held = gpu->compute_count;
     memcpy(all, gpu->compute, (size_t)held * sizeof *all);
     for (int64_t i = 0; i < gpu->rank_count; i++)
-        if (twin_cpu_ns(gpu->rank[i].pid) >= 0)
+        if (twin_lives(gpu->rank[i].pid))
             all[held++] = (process_t){gpu->rank[i].pid, resident_bytes(gpu->rank[i].pid)};
     return processes(held, all, count, out);
 }

@@ -26,9 +26,9 @@ typedef struct {
     int64_t pid, bytes;
 } process_t;
 
-/* A training process, and the part of its CPU time that is counted already. */
+/* A training process: CPU time of its main thread as it tells it, and what is counted already. */
 typedef struct {
-    int64_t pid, counted_ns;
+    int64_t pid, told_ns, counted_ns;
 } rank_t;
 
 typedef struct {
@@ -102,7 +102,7 @@ typedef struct {
 double twin_now(const node_t *node);
 double twin_device_s(const gpu_t *gpu, double clock);
 double twin_power_W(const gpu_t *gpu, double clock, double load);
-int64_t twin_cpu_ns(int64_t pid);
+int twin_lives(int64_t pid);
 void twin_begin(gpu_t *gpu, double now_s);
 void twin_advance(gpu_t *gpu, double now_s);
 double twin_counter_J(const gpu_t *gpu, double epoch_s, double now_s);
