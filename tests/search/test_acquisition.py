@@ -62,12 +62,13 @@ def choose(
         launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
         posterior=surrogates.watched()[free],
         fits=np.ones(len(free)),
+        gpus=np.ones(len(free)),
     )
     draws = normal_draws(64, 1, 0), normal_draws(64, 128, 1)
     front = FrontEstimate.of(surrogates, [CONFIGURATIONS[i] for i in measured])
     design = SamplerDesign(max_live=max_live)
-    acquisition = ProbeAcquisition(surrogates, cost, design, draws)
-    return acquisition.best(front, view, CONFIGURATIONS, running_launch)
+    acquisition = ProbeAcquisition(surrogates, cost, design, CONFIGURATIONS, draws)
+    return acquisition.best(front, view, running_launch)
 
 
 MEASURED = [4, 13, 22, 26, 18, 8]  # launches of micro-batch 1, 2 and 4

@@ -31,6 +31,7 @@ from tuner.workload.probe import ProbeRecord
 if TYPE_CHECKING:
     from optuna.study import Study
 
+    from tuner.search.question import Question
     from tuner.search.regret import RegretEstimate
     from tuner.search_spaces.space import Candidates
 
@@ -85,6 +86,8 @@ class ProbePlanner(BaseSampler):
 
     #: Live settings that one probe visits at most.
     max_live: int = SamplerDesign.max_live
+    #: Limits and objective that decide which probe is worth its joules; None for the whole front.
+    question: Question | None = None
 
     def __init__(
         self, candidates: Candidates, *, cost: ProbeCost | None = None, seed: int | None = None

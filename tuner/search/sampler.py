@@ -32,6 +32,7 @@ from tuner.search.acquisition import (
     farthest,
     normal_draws,
 )
+from tuner.search.answer_acquisition import AnswerAcquisition
 from tuner.search.candidate_pool import CandidatePool
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
@@ -156,8 +157,8 @@ class CandidateSampler(ProbePlanner):
 
         It ends if they are not worth their windows, or another launch is worth more.
         """
-        if not self.design.extend_launches:
-            return None
+        if not self.design.extend_launches or len(so_far.request.live) > self.max_live:
+            return None  # the probe's time limit holds the first window and `max_live` further ones
         with self._lock:
             observations = self._observe(study).with_partial(so_far)
             closed, fits = self._closed_and_fits(observations)
@@ -291,8 +292,7 @@ class CandidateSampler(ProbePlanner):
                 )
             ],
         )
-        acquisition = ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
-        best = acquisition.best(front, candidates, self._configurations, running_launch)
+        best = self._acquisition().best(front, candidates, running_launch)
         members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,
@@ -304,6 +304,15 @@ class CandidateSampler(ProbePlanner):
             extendable=self._extendable(members, closed),
             regret=self._regret_of(observations, front, candidates),
         )
+
+    def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:
+        """Return the acquisition of the answer to the user's question, or of the front."""
+        if self.question is None:
+            return ProbeAcquisition(
+                self.surrogates, self.cost, self.design, self._configurations, self._draws
+            )
+        weight, (single, _) = self.design.cost_weight, self._draws
+        return AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
 
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView
@@ -320,6 +329,7 @@ class CandidateSampler(ProbePlanner):
             front,
             [self._configurations[i] for i in candidates.members],
             candidates,
+            self.question,
         )
 
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:

@@ -34,6 +34,7 @@ from tuner.study.rules import (
     node_failures,
     not_repaid,
     not_worth_it,
+    question_of,
     settings_to_remeasure,
 )
 from tuner.workload.limits import ProbeLimits
@@ -96,6 +97,7 @@ class SearchLoop:
         self._stopped: StopReason | None = None
         executor.next_settings = self._next_settings
         sampler.cost = spec.problem.cost.learned(self.records)
+        sampler.question = question_of(spec, self.records)
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
     # -- what is used and what is left -----------------------------------------------------------
@@ -357,6 +359,7 @@ class SearchLoop:
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         self._sampler.cost = self._problem.cost.learned(self.records)
+        self._sampler.question = question_of(self._spec, self.records)
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
         self._front = front_of(measured_points(self.records, self._problem.steps))

@@ -29,7 +29,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_file import parse_surrogate
-from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
+from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
 from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
@@ -229,13 +229,15 @@ class Session:
         except KeyboardInterrupt:
             raise Interrupted(self._run) from None
         finally:
-            ended = SessionEnd(stop, loop.elapsed_s, no_verdict, self._spec.ended.chosen)
+            before = self._spec.ended
+            ended = replace(before, stop=stop, time_s=loop.elapsed_s, no_verdict=no_verdict)
             self._spec = replace(self._spec, ended=ended)
             self._write_study()
 
-    def _settle_on(self, key: str) -> None:
-        """Keep what is being verified, for a session that continues this one."""
-        self._spec = replace(self._spec, ended=replace(self._spec.ended, chosen=key))
+    def _settle_on(self, key: str, planned_pairs: tuple[int, ...]) -> None:
+        """Keep what is being verified and how, for a session that continues this one."""
+        ended = replace(self._spec.ended, chosen=key, planned_pairs=planned_pairs)
+        self._spec = replace(self._spec, ended=ended)
         self._write_study()
 
     def _write_study(self) -> None:
@@ -248,7 +250,7 @@ class Session:
                 raise
 
     def _result_so_far(self, loop: SearchLoop) -> Result:
-        ended = SessionEnd(StopReason("running"), chosen=self._spec.ended.chosen)
+        ended = replace(self._spec.ended, stop=StopReason("running"), time_s=None, no_verdict=None)
         spec = replace(self._spec, ended=ended, unverified=NoVerdict("running"))
         return build_result(spec, loop.records)
 
