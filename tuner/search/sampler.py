@@ -30,7 +30,6 @@ from tuner.search.acquisition import (
     CandidateView,
     FrontEstimate,
     ProbeAcquisition,
-    Scored,
     farthest,
     normal_draws,
 )
@@ -168,8 +167,8 @@ class CandidateSampler(ProbePlanner):
 
         It ends if they are not worth their windows, or another launch is worth more.
         """
-        if not self.design.extend_launches:
-            return None
+        if not self.design.extend_launches or len(so_far.request.live) > self.max_live:
+            return None  # the probe's time limit holds the first window and `max_live` further ones
         with self._lock:
             observations = self._observe(study).with_partial(so_far)
             closed, fits = self._closed_and_fits(observations)
@@ -314,7 +313,7 @@ class CandidateSampler(ProbePlanner):
         weights = self._user_prior.weights(len(observations.measured))
         weighted = candidates.fits * np.broadcast_to(weights, len(closed))[candidates.members]
         preferred = replace(candidates, fits=weighted)
-        best = self._best(front, preferred, running_launch)
+        best = self._acquisition().best(front, preferred, running_launch)
         members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,
@@ -327,16 +326,14 @@ class CandidateSampler(ProbePlanner):
             regret=self._regret_of(observations, front, candidates),
         )
 
-    def _best(
-        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
-    ) -> Scored:
-        """Return the probe that is worth the most for the user's question, or for the front."""
+    def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:
+        """Return the acquisition of the answer to the user's question, or of the front."""
         if self.question is None:
-            acquisition = ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
-            return acquisition.best(front, candidates, self._configurations, running_launch)
+            return ProbeAcquisition(
+                self.surrogates, self.cost, self.design, self._configurations, self._draws
+            )
         weight, (single, _) = self.design.cost_weight, self._draws
-        answer = AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
-        return answer.best(front, candidates, running_launch)
+        return AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
 
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView
