@@ -222,6 +222,8 @@ class SearchLoop:
         if waits and self._flying:  # not for what another driver of this study has in flight
             return None
         plan = self._recorder.patiently(lambda: sampler.plan(study))
+        for sentence in sampler.take_notes():
+            self.note(sentence)
         if plan is None:
             if not self._flying:
                 self._stopped = StopReason("exhausted")
