@@ -38,6 +38,7 @@ from tuner.search.candidate_pool import CandidatePool
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
+from tuner.search.slack_limits import SlackLimits
 from tuner.search.user_prior import UserPrior
 from tuner.workload.probe import ProbeRecord
 
@@ -122,6 +123,7 @@ class CandidateSampler(ProbePlanner):
             ),
         )
         self._regret = RegretModel(self.surrogates, self._seed + 2)
+        self.slack_limits = SlackLimits(self._configurations, self._members, self._launch_of)
         self._pool = CandidatePool(
             self.surrogates, candidates, self._members, self._launch_of, self._rng
         )
@@ -183,6 +185,12 @@ class CandidateSampler(ProbePlanner):
             plan = self._improvement_plan(observations, closed, fits, running_launch=running)
             return plan if plan.launch == so_far.request.launch else None
 
+    def take_notes(self) -> list[str]:
+        """Return what power limits need not be probed since the last call."""
+        with self._lock:
+            notes, self.slack_limits.notes = self.slack_limits.notes, []
+        return notes
+
     def better_to_wait(self, study: Study) -> bool:
         """Return True if a further probe would be chosen on too few results.
 
@@ -229,6 +237,7 @@ class CandidateSampler(ProbePlanner):
         The mask includes those that hardly can fit in memory, unless there are no others.
         """
         closed, fits = self._closed(observations), self._fits(observations)
+        closed[self.slack_limits.closed(observations.measured)] = True
         refused = fits < MEMORY_POLICY.refused_below
         if (closed | refused).all():  # the rest is unlikely to fit, but there is nothing else
             return closed, np.ones_like(fits)

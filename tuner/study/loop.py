@@ -255,6 +255,8 @@ class SearchLoop:
             return None
         with beside_probes(self._problem, len(self._flying)):
             plan = self._recorder.patiently(lambda: sampler.plan(study))
+        for sentence in sampler.take_notes():
+            self.note(sentence)
         if plan is None:
             if not self._flying:
                 self._stopped = StopReason("exhausted")
