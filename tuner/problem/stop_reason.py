@@ -16,6 +16,7 @@ StopKind = Literal[
     "time",
     "not_worth_it",
     "exhausted",
+    "unsafe",
     "node_failures",
     "interrupted",
     "running",
@@ -47,10 +48,11 @@ class StopReason:
 
     Attributes:
         kind: "max_probes", "probe_budget" or "time" (a limit of the search), "not_worth_it" (no
-            probe would pay for itself), "exhausted" (every candidate was tried), "node_failures"
-            (nothing can be measured on this node), "interrupted", "running" (it has not ended),
-            "past_runs" (nothing was probed), "plan" (everything was predicted), "recorded"
-            (`message` is the sentence that an older release recorded).
+            probe would pay for itself), "exhausted" (every candidate was tried), "unsafe" (every
+            other one would probably exceed the cap on peak power), "node_failures" (nothing can be
+            measured on this node), "interrupted", "running" (it has not ended), "past_runs"
+            (nothing was probed), "plan" (all was predicted), "recorded" (`message` is the sentence
+            that an older release recorded).
         figures: numbers of the sentence, units in their names.
         message: of the last failure, or the recorded sentence.
     """
@@ -151,6 +153,9 @@ _CAUSES: dict[str, Callable[[StopReason], str]] = {
     "time": lambda reason: f"its {reason.figures['search_s']:g} s are over",
     "not_worth_it": lambda reason: _not_worth_it(reason.figures),
     "exhausted": lambda reason: "every candidate was tried",
+    "unsafe": lambda reason: (
+        "every candidate was tried or would probably exceed the limit on peak power"
+    ),
     "node_failures": lambda reason: (
         f"{reason.figures['failures']:g} probes in a row failed because of the node: "
         f"{reason.message}"

@@ -177,7 +177,7 @@ class CandidateSampler(ProbePlanner):
             ):
                 return None
             plan = self._improvement_plan(observations, closed, fits, running_launch=running)
-            return plan if plan.launch == so_far.request.launch else None
+            return plan if plan and plan.launch == so_far.request.launch else None
 
     def better_to_wait(self, study: Study) -> bool:
         """Return True if a further probe would be chosen on too few results.
@@ -274,8 +274,9 @@ class CandidateSampler(ProbePlanner):
         rows = rows[~closed[rows]]
         matrix = self.features.matrix[rows]
         # The device's own or highest setting first (the last of a clock's rows has the largest
-        # feature), then the farthest from those chosen.
-        chosen = [int(np.argmax(matrix.sum(axis=1)))]
+        # feature), under a cap on peak power the lowest; then the farthest from those chosen.
+        height = matrix.sum(axis=1) * (1 if self.peak_limit is None else -1)
+        chosen = [int(np.argmax(height))]
         while len(chosen) < min(self.design.start_live, self.max_live, len(rows)):
             left = np.setdiff1d(np.arange(len(rows)), chosen)
             chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
@@ -289,10 +290,18 @@ class CandidateSampler(ProbePlanner):
         closed: np.ndarray,
         fits: np.ndarray,
         running_launch: int | None = None,
-    ) -> ProbePlan:
-        """Plan the probe that is worth the most; `running_launch` costs no launch."""
+    ) -> ProbePlan | None:
+        """Plan the probe that is worth the most; `running_launch` costs no launch.
+
+        None if every candidate would probably exceed the cap on peak power.
+        """
         self._fit(observations)
         candidates = self._pool.view(observations, closed, fits)
+        if self.peak_limit is not None:
+            safe = self.peak_limit.safe(candidates, self.surrogates.widening[1])
+            if safe is None:
+                return None
+            candidates = safe
         front = FrontEstimate.of(
             self.surrogates,
             measured=[
