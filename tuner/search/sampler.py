@@ -1,4 +1,4 @@
-"""Sampler of this project: expected hypervolume improvement per joule, probe by probe.
+"""Sampler of this project: expected fall of the log regret per joule, probe by probe.
 
 `plan` fits the surrogates to the study's observations and chooses a probe: one launch and the live
 setting to visit first. While that launch runs, `plan_continuation` chooses from its measurements
@@ -22,12 +22,15 @@ from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
 from tuner.search.acquisition import (
+    CANDIDATES_TRIED,
     JOINT_DRAWS,
     LIVE_TRIED,
+    MEASURED_TRIED,
     SINGLE_DRAWS,
     CandidateView,
     FrontEstimate,
     ProbeAcquisition,
+    Scored,
     farthest,
     normal_draws,
 )
@@ -52,7 +55,7 @@ START_LAUNCHES = 6
 
 
 class CandidateSampler(ProbePlanner):
-    """Planner by expected hypervolume improvement per joule.
+    """Planner by expected fall of the log regret per joule.
 
     Observations are the study's COMPLETE trials with user attributes `configuration` (its key),
     `step_time_s`, `power_W` and, if known, `step_time_rse` and `power_rse`. RUNNING trials are
@@ -115,7 +118,9 @@ class CandidateSampler(ProbePlanner):
             self._start_count = min(launches, self.design.start_launches)
         self._draws = (
             normal_draws(SINGLE_DRAWS, 1, self._seed),
-            normal_draws(JOINT_DRAWS, LIVE_TRIED, self._seed + 1),
+            normal_draws(
+                JOINT_DRAWS, CANDIDATES_TRIED + LIVE_TRIED + MEASURED_TRIED, self._seed + 1
+            ),
         )
         self._regret = RegretModel(self.surrogates, self._seed + 2)
         self._pool = CandidatePool(
@@ -273,10 +278,11 @@ class CandidateSampler(ProbePlanner):
         rows = self._members[launch]
         rows = rows[~closed[rows]]
         matrix = self.features.matrix[rows]
-        # The device's own or highest setting first (the last of a clock's rows has the largest
-        # feature), under a cap on peak power the lowest; then the farthest from those chosen.
-        height = matrix.sum(axis=1) * (1 if self.peak_limit is None else -1)
-        chosen = [int(np.argmax(height))]
+        # The lowest setting first: power is least there, and so are the joules of the launch and of
+        # the window. The first windows of the launches that follow are at low settings for the
+        # same reason, so launches are compared at like settings. Then the farthest from those
+        # chosen.
+        chosen = [int(np.argmin(matrix.sum(axis=1)))]
         while len(chosen) < min(self.design.start_live, self.max_live, len(rows)):
             left = np.setdiff1d(np.arange(len(rows)), chosen)
             chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
@@ -304,36 +310,41 @@ class CandidateSampler(ProbePlanner):
             candidates = safe
         front = FrontEstimate.of(
             self.surrogates,
-            measured=[
+            [
                 self._configurations[i]
-                for i in dict.fromkeys(m.candidate for m in observations.measured)
+                for i in (
+                    *dict.fromkeys(m.candidate for m in observations.measured),
+                    *observations.pending,
+                )
             ],
-            pending=[self._configurations[i] for i in observations.pending],
         )
         # A preference weighs the score of a candidate as the probability that it fits does.
         weights = self._user_prior.weights(len(observations.measured))
         weighted = candidates.fits * np.broadcast_to(weights, len(closed))[candidates.members]
         preferred = replace(candidates, fits=weighted)
-        best = self._acquisition().best(front, preferred, running_launch)
-        decides = self.design.extend_launches and self._launch_of[best.members[0]] != running_launch
-        members = best.members[:1] if decides else best.members
+        best = self._best(front, preferred, running_launch)
+        members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,
             "expected improvement",
             score=best.score,
-            expected_gain=best.relative_gain,
+            expected_gain=best.expected_gain,
             cost_J=best.cost_J,
             first_J=best.first_J,
             extendable=self._extendable(members, closed),
             regret=self._regret_of(observations, front, candidates),
         )
 
-    def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:
-        """Return the acquisition of the answer to the user's question, or of the front."""
+    def _best(
+        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
+    ) -> Scored:
+        """Return the probe that is worth the most for the user's question, or for the front."""
         if self.question is None:
-            return ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
+            acquisition = ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
+            return acquisition.best(front, candidates, self._configurations, running_launch)
         weight, (single, _) = self.design.cost_weight, self._draws
-        return AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
+        answer = AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
+        return answer.best(front, candidates, running_launch)
 
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView
@@ -346,9 +357,7 @@ class CandidateSampler(ProbePlanner):
         least = LEAST_MEASUREMENTS if self.surrogates.sharpens else FOLDS + 1
         if len(observations.measured) < least:
             return None
-        measured = dict.fromkeys(m.candidate for m in observations.measured)
         return self._regret.estimate(
-            [self._configurations[i] for i in (*measured, *observations.pending)],
             front,
             [self._configurations[i] for i in candidates.members],
             candidates,

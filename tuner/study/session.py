@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from tuner.models.analytic.model import Prior
 from tuner.models.surrogate.surrogate_choice import OURS, check_surrogate, regressor_of, text_of
 from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
+from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import RunFolder, plain
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason
-from tuner.problem.study_file import parse_surrogate
+from tuner.problem.study_file import parse_cluster, parse_surrogate
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
@@ -222,7 +223,8 @@ class Session:
             study = OpenStudy(spec, recorder, lambda: (self._result_so_far(loop), loop.records))
             for callback in self._shown:
                 callback.opened(study)
-            for sentence in (_opening(problem, executor, run, records), *notes):
+            cost = () if records else _forecast(spec)
+            for sentence in (_opening(problem, executor, run, records), *notes, *cost):
                 loop.note(sentence)
             yield loop
 
@@ -298,6 +300,9 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
         return
     if "plan" in before:
         raise InputError(f"the run {run.name!r} is a plan; give the study another name")
+    then = parse_cluster(before)
+    if then is not None:  # with the defaults of fields that its release did not have
+        before = {**before, "cluster": plain(asdict(then))}
     names = ("job", "cluster", "recorded", "space")
     found = _differences(
         {name: problem.identity[name] for name in names if name in problem.identity},
@@ -333,6 +338,14 @@ def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> t
     names = ", ".join(record.request.probe_id for record in found)
     now = "is" if len(found) == 1 else "are"
     return (f"an earlier session ended before it recorded {names}, which {now} now in the trace",)
+
+
+def _forecast(spec: StudySpec) -> tuple[str, ...]:
+    """Return what the search takes, if it is one of real processes."""
+    problem = spec.problem
+    if problem.simulated or problem.job is None or problem.cluster is None:
+        return ()
+    return (forecast(problem, spec.settings).sentence,)
 
 
 def _opening(
