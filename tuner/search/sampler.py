@@ -183,7 +183,7 @@ class CandidateSampler(ProbePlanner):
             ):
                 return None
             plan = self._improvement_plan(observations, closed, fits, running_launch=running)
-            return plan if plan.launch == so_far.request.launch else None
+            return plan if plan and plan.launch == so_far.request.launch else None
 
     def take_notes(self) -> list[str]:
         """Return what power limits need not be probed since the last call."""
@@ -304,10 +304,18 @@ class CandidateSampler(ProbePlanner):
         closed: np.ndarray,
         fits: np.ndarray,
         running_launch: int | None = None,
-    ) -> ProbePlan:
-        """Plan the probe that is worth the most; `running_launch` costs no launch."""
+    ) -> ProbePlan | None:
+        """Plan the probe that is worth the most; `running_launch` costs no launch.
+
+        None if every candidate would probably exceed the cap on peak power.
+        """
         self._fit(observations)
         candidates = self._pool.view(observations, closed, fits)
+        if self.peak_limit is not None:
+            safe = self.peak_limit.safe(candidates, self.surrogates.widening[1])
+            if safe is None:
+                return None
+            candidates = safe
         front = FrontEstimate.of(
             self.surrogates,
             [
