@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.deploy.launch_files import launch_of, write_launch_files
+from tuner.deploy.launch_files import SYNTHETIC_STEPS, launch_of, write_launch_files
 from tuner.results.result import Verification
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
@@ -41,7 +42,7 @@ def dry_run(folder: Path, file: str = "launch.sh", **environment: str) -> list[s
     shown.chmod(0o755)
     done = subprocess.run(
         ["bash", str(folder / file)],
-        env={**os.environ, "PYTHON": str(shown), **environment},
+        env={**os.environ, "PYTHON": str(shown), "SYNTHETIC": "1", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -69,7 +70,7 @@ def test_ops_are_found_where_the_probes_compiled_them(
     ):
         done = subprocess.run(
             ["bash", str(tmp_path / "best" / "launch.sh")],
-            env={**os.environ, "PYTHON": str(shown), **more},
+            env={**os.environ, "PYTHON": str(shown), "SYNTHETIC": "1", **more},
             capture_output=True,
             text=True,
             check=True,
@@ -142,6 +143,27 @@ def test_files_of_a_configuration(tmp_path: Path) -> None:
     assert dry_run(tmp_path / "best")[-1] == str(job().steps)
 
 
+def test_a_long_run_on_synthetic_data_is_refused_until_the_program_is_the_users(
+    tmp_path: Path,
+) -> None:
+    write_launch_files((Configuration.of(micro_batch=2), job(), CPU), tmp_path)
+    assert job().steps > SYNTHETIC_STEPS
+    environment = {**os.environ, "PYTHON": "/bin/true"}
+    words = ["bash", str(tmp_path / "launch.sh")]
+    refused = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "no script was given, so this trains SYNTHETIC DATA; put the command" in refused.stderr
+    assert f"All {job().steps} steps of it: SYNTHETIC=1 ./launch.sh" in refused.stderr
+    assert "SYNTHETIC DATA" in (tmp_path / "README.txt").read_text()
+    text = (tmp_path / "launch.sh").read_text()
+    own = re.sub(r"program=\(.*\)", "program=(mine.py)", text)
+    (tmp_path / "launch.sh").write_text(own)
+    assert dry_run(tmp_path)[-1] == "mine.py"
+    write_launch_files((Configuration.of(micro_batch=2), job(), CPU), tmp_path, script=["mine.py"])
+    assert "SYNTHETIC" not in (tmp_path / "launch.sh").read_text()
+    assert "SYNTHETIC" not in (tmp_path / "README.txt").read_text()
+
+
 def test_knobs_outside_the_json_reach_the_program(tmp_path: Path) -> None:
     configuration = Configuration.of(activation_checkpointing="full")
     write_launch_files((configuration, job(), CPU), tmp_path)
@@ -164,7 +186,10 @@ def test_several_nodes(tmp_path: Path) -> None:
     assert "--nnodes=2" in argv
     assert "--nproc-per-node=8" in argv
     assert "--rdzv-endpoint=node one:29500" in argv
-    refused = subprocess.run(["bash", tmp_path / "launch.sh"], capture_output=True, text=True)
+    short = {**os.environ, "STEPS": "2"}
+    refused = subprocess.run(
+        ["bash", tmp_path / "launch.sh"], env=short, capture_output=True, text=True, check=False
+    )
     assert refused.returncode != 0
     assert "set HEAD" in refused.stderr
 

@@ -24,7 +24,7 @@ def regret_of(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
     )
     known = [CONFIGURATIONS[i] for i in measured]
     return RegretModel(surrogates, seed=0).estimate(
-        known, FrontEstimate.of(surrogates, known), [CONFIGURATIONS[i] for i in free], view
+        FrontEstimate.of(surrogates, known), [CONFIGURATIONS[i] for i in free], view
     )
 
 

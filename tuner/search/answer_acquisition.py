@@ -69,10 +69,10 @@ class AnswerAcquisition:
             best = int(np.argmin(question.loss(mean_e, mean_t, candidates.gpus, worst)))
         return Scored(
             members=(int(candidates.members[best]),),
-            gain=float(gain[best]),
+            score=float(gain[best] / joules[best] ** self.cost_weight),
             cost_J=float(joules[best]),
             first_J=float(joules[best]),
-            relative_gain=float(gain[best]),
+            expected_gain=float(gain[best]),
         )
 
     def _losses(self, candidates: CandidateView, worst: float) -> np.ndarray:

@@ -45,8 +45,8 @@ class ProbePlan:
     Attributes:
         configurations: to visit now, in this order, all of one launch.
         reason: how it was chosen, e.g. "expected improvement".
-        score: expected hypervolume improvement per predicted joule; NaN if not estimated.
-        expected_gain: expected hypervolume improvement over the hypervolume of the front so far;
+        score: expected fall of the log regret per predicted joule; NaN if not estimated.
+        expected_gain: share of the front's hypervolume that the probe is expected to add;
             infinite if not estimated.
         cost_J: predicted joules of the probe, its probable continuation included; NaN if not
             estimated.

@@ -77,7 +77,6 @@ class RegretModel:
 
     def estimate(
         self,
-        chosen: Sequence[Configuration],
         front: FrontEstimate,
         still_open: Sequence[Configuration],
         view: CandidateView,
@@ -86,8 +85,7 @@ class RegretModel:
         """Return the regret of the configurations that are measured or in flight.
 
         Args:
-            chosen: measured or in flight, at least one.
-            front: posterior means of these.
+            front: what is measured or in flight, at least one.
             still_open: the configurations of `view`, in its order.
             view: the candidates that may be proposed.
             question: limits and objective; None for the regret of the front.
@@ -95,7 +93,7 @@ class RegretModel:
         near, promising = self._relevant(front, view, question)
         if self._normals is None:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
-        both = [*(chosen[i] for i in near), *(still_open[i] for i in promising)]
+        both = [*(front.configurations[i] for i in near), *(still_open[i] for i in promising)]
         log_t, log_p = self._surrogates.sample_wide(both, self._normals)
         points = np.stack([log_t + log_p, log_t], axis=-1)
         fits = self._fitting(view, promising, len(near))
@@ -161,20 +159,16 @@ class RegretModel:
         if question is None:
             reference = np.maximum(points.max(axis=0), best.max(axis=0)) + 1.0
             promise = improvement(points, best[:, 0], best[:, 1], reference)
-            behind = np.maximum(
-                points[:, None, 0] - points[None, :, 0], points[:, None, 1] - points[None, :, 1]
-            ).max(axis=1)
+            near = front.nearest(MOST_CANDIDATES)
         else:
             gpus = np.append(front.gpus, view.gpus)
             energy, time = np.vstack([points, best]).T
             worst = float(question.objective(energy, time, gpus).max())
             losses = question.loss(energy, time, gpus, worst)
-            behind, promise = (
-                losses[: len(points)],
-                losses[: len(points)].min() - losses[len(points) :],
-            )
+            promise = losses[: len(points)].min() - losses[len(points) :]
+            near = np.argsort(losses[: len(points)], kind="stable")[:MOST_CANDIDATES]
         order = np.argsort(-promise, kind="stable")[:MOST_CANDIDATES]
-        return np.argsort(behind, kind="stable")[:MOST_CANDIDATES], order[promise[order] > 0]
+        return near, order[promise[order] > 0]
 
     def _fitting(self, view: CandidateView, rows: np.ndarray, measured: int) -> np.ndarray:
         """Return a mask of the candidates that fit in memory in each draw, measured ones first.

@@ -20,7 +20,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
 __all__ = [
-    "baseline_due",
     "constraints_of",
     "front_to_beat",
     "node_failures",
@@ -32,24 +31,10 @@ __all__ = [
 
 #: Windows after which a configuration of the front has been measured often enough.
 ENOUGH_WINDOWS = 3
-#: Number of times that a cancelled baseline is tried.
-BASELINE_TRIES = 2
 #: Consecutive failures of the node that end the search: the next probe would fail, too.
 NODE_TRIES = 3
 #: A search ends when more than the allowed regret is left with a smaller probability than this.
 STOP_PROBABILITY = 0.1
-
-
-def baseline_due(spec: StudySpec, records: Sequence[ProbeRecord]) -> bool:
-    """Return True if the baseline is neither measured nor has failed by its own fault."""
-    if spec.problem.baseline is None:
-        return False
-    tries = [record for record in records if record.request.purpose == "baseline"]
-    settled = any(
-        record.measurements or (record.failure and record.failure.blames_configuration)
-        for record in tries
-    )
-    return not settled and len(tries) < BASELINE_TRIES
 
 
 def node_failures(records: Sequence[ProbeRecord], earlier: int) -> StopReason | None:

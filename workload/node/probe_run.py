@@ -342,8 +342,8 @@ class Probe:
         """Measure whole steps, or steps of fewer micro-batches; `step_time_s` is of the current."""
         samples, beside = (lambda: timeline.samples), self.node.beside
         policy, accumulations = self.request.window, self._accumulations
+        known = self._known()
         if not accumulations:
-            known = self._known()
             return conductor.measure(
                 self.meter, policy, step_time_s, samples=samples, beside=beside, known=known
             )
@@ -356,6 +356,7 @@ class Probe:
             micro_batch_s=step_time_s / accumulations[0],
             samples=samples,
             beside=beside,
+            known=known,
         )
 
     def _known(self) -> tuple[tuple[float, float], ...]:

@@ -132,6 +132,24 @@ def checkpoint_blocks(model: Any, every: int) -> None:
             block.gradient_checkpointing = number % every == 0
 
 
+def fuse_cross_entropy(model: Any) -> bool:
+    """Compute the loss from hidden states without storing logits, by transformers' Liger kernels.
+
+    Returns:
+        True if the kernels are installed and know the family; their other kernels stay off.
+    """
+    from transformers.utils import is_liger_kernel_available
+
+    if not is_liger_kernel_available():
+        return False
+    from transformers.integrations.liger import apply_liger_kernel
+
+    plain = model.forward
+    others = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "cross_entropy")
+    apply_liger_kernel(model, {**dict.fromkeys(others, False), "fused_linear_cross_entropy": True})
+    return bool(model.forward != plain)
+
+
 def check_attention(model: Any, length: int) -> None:
     """Check that attention is plainly causal, for use without the family's own mask.
 

@@ -35,6 +35,7 @@ from causal_lm import (
     blocks_of,
     check_attention,
     encoder_blocks_of,
+    fuse_cross_entropy,
     planned_model,
     reads_video,
 )
@@ -80,6 +81,8 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
         import multimodal
 
         multimodal.prepare(model, phase)
+    if may_fuse_loss(arguments, settings) and fuse_cross_entropy(model):
+        print("cross-entropy is fused with the output projection", flush=True)
     mpu = None
     if arguments.sequence_parallel > 1 or arguments.pipeline_parallel > 1:
         check_attention(model, job["sequence_length"])
@@ -106,6 +109,17 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
     else:
         mark_reduction(engine)
     return engine
+
+
+def may_fuse_loss(arguments: argparse.Namespace, settings: dict[str, Any]) -> bool:
+    """Return True if the loss may read the output projection's weights outside of its forward.
+
+    Not where they are split (ZeRO 3, tensor parallelism) or another loss is used, and on GPUs only.
+    """
+    whole = settings.get("zero_optimization", {}).get("stage", 0) < 3
+    alone = arguments.pipeline_parallel == 1 and arguments.sequence_parallel == 1
+    on_gpu = deepspeed.accelerator.get_accelerator().device_name() == "cuda"
+    return on_gpu and whole and alone and "tensor_parallel" not in settings
 
 
 def made_as(

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,7 +119,7 @@ def _beside_the_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The program's modules find each other by its folder, as when it is run."""
     monkeypatch.syspath_prepend(str(PROGRAM))
     yield
-    for name in ("causal_lm", "host_activations", "train"):
+    for name in ("causal_lm", "host_activations"):
         sys.modules.pop(name, None)
 
 
@@ -174,80 +173,6 @@ def test_a_part_filled_alone_has_the_weights_it_has_in_the_whole(name: str) -> N
     again = [p for p in causal_lm.blocks_of(other)[-1].parameters() if p.dim() == 2]
     assert not any(torch.equal(a, b) for a, b in zip(matrices, first, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(matrices, again, strict=True))
-
-
-@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-olmoe"])
-def test_finding_2_weights_made_in_the_jobs_precision_are_those_deepspeed_would_cast(
-    name: str,
-) -> None:
-    import causal_lm
-
-    job = load_job(name).to_json()
-    whole, planned = causal_lm.build_model(job, "none"), causal_lm.planned_model(job, "none")
-    fill = causal_lm.Filler(planned, job["seed"], "cpu", torch.bfloat16)
-    for block in causal_lm.blocks_of(planned):
-        fill(block)  # one block at a time is held in fp32
-        assert {p.dtype for p in block.parameters()} == {torch.bfloat16}
-    fill(planned)
-    planned.tie_weights()
-    for (where, mine), theirs in zip(planned.named_parameters(), whole.parameters(), strict=True):
-        assert torch.equal(mine, theirs.bfloat16()), where
-    for mine, theirs in zip(planned.buffers(), whole.buffers(), strict=True):
-        assert mine.dtype == theirs.dtype
-
-
-class Accelerator:
-    """A GPU of 80 GB as DeepSpeed shows it."""
-
-    name = "cuda"
-
-    def device_name(self, index: int | None = None) -> str:
-        return self.name if index is None else f"{self.name}:{index}"
-
-    def total_memory(self) -> int:
-        return 80 * 10**9
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    ("knobs", "expert_parallel", "where"),
-    [
-        ({"zero_stage": 3}, 1, ("cuda:3", torch.bfloat16)),
-        ({"zero_stage": 0}, 1, ("cuda:3", torch.bfloat16)),
-        ({"tensor_parallel": 2}, 1, ("cuda:3", torch.bfloat16)),
-    ],
-)
-def test_finding_2_weights_are_made_on_the_ranks_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-    knobs: dict[str, Any],
-    expert_parallel: int,
-    where: tuple[str, torch.dtype | None],
-) -> None:
-    import causal_lm
-    import train
-
-    device = Accelerator()
-    monkeypatch.setattr(train.deepspeed.accelerator, "get_accelerator", lambda: device)
-    model = causal_lm.planned_model(JOB.to_json(), "none")  # 7.6 billion, without memory
-    given = SimpleNamespace(local_rank=3, expert_parallel=expert_parallel)
-    settings = rendered(data_parallel=4, **knobs)
-    assert train.made_as(JOB.to_json(), given, settings, model) == where
-    # A model that is split only after it is whole is made on the host if it does not fit well.
-    monkeypatch.setattr(device, "total_memory", lambda: 24 * 10**9)
-    fits = ("cpu", None) if "tensor_parallel" in settings else where
-    assert train.made_as(JOB.to_json(), given, settings, model) == fits
-    device.name = "cpu"
-    assert train.made_as(JOB.to_json(), given, settings, model) == ("cpu", None)
-
-
-def test_finding_19_adamw_is_fused_on_cuda_alone() -> None:
-    one = Configuration.of(data_parallel=4)
-    on_gpu = render_deepspeed_config(one, JOB, on_cuda=True)["optimizer"]["params"]
-    assert (on_gpu["torch_adam"], on_gpu["fused"]) == (True, True)
-    assert "fused" not in rendered(data_parallel=4)["optimizer"]["params"]
-    hosted = Configuration.of(data_parallel=4, zero_stage=2, optimizer_offload="cpu")
-    params = render_deepspeed_config(hosted, JOB, on_cuda=True)["optimizer"]["params"]
-    assert "fused" not in params  # DeepSpeed's CPU Adam
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-olmoe", "tiny-lmm"])
