@@ -204,11 +204,12 @@ def test_no_probe_starts_after_the_time_is_over(options):
     assert "its 80 s are over" in result.stopped
 
 
-def test_with_no_limit_named_it_visits_eight_to_fourteen_launches(options):
+def test_with_no_limit_named_it_visits_eight_to_twenty_four_launches(options):
     result = optimize(ModelRunner(), options)
     launches = {p.configuration.launch for p in result.points}
-    assert 7 <= len(launches) <= 14
-    assert result.constraints["max_probes"] == 20
+    assert 7 <= len(launches) <= 24
+    assert result.constraints["max_probes"] == 40
+    assert result.constraints["search_share"] == 0.01
 
 
 def test_it_ends_when_nothing_is_worth_its_joules(table, options):
@@ -455,7 +456,8 @@ def test_constraints_choose_and_do_not_cut(table, options):
     bound = run_replay(table, **options, max_probes=8, budget_kJ=asked)
     fits = [p for p in bound.points if p.energy_to_solution_kJ <= asked]
     assert bound.best == min(fits, key=lambda p: p.time_to_solution_s)
-    assert any(p.energy_to_solution_kJ > asked for p in bound.front_points)
+    # What exceeds the budget stays in the answer, though the search did not look for it.
+    assert any(p.energy_to_solution_kJ > asked for p in bound.points)
     assert bound.constraints == {"budget_kJ": asked, "max_probes": 8}
 
 

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from tuner.formatting import label, number, percent
 
-__all__ = ["NoVerdict", "StopReason", "no_verdict_phrase", "stop_sentence"]
+__all__ = ["LIMITS", "NoVerdict", "StopReason", "no_verdict_phrase", "stop_sentence"]
 
 StopKind = Literal[
     "max_probes",
     "probe_budget",
     "time",
+    "search_share",
     "not_worth_it",
     "exhausted",
     "node_failures",
@@ -23,6 +24,9 @@ StopKind = Literal[
     "plan",
     "recorded",
 ]
+
+#: Kinds of a `StopReason` that are limits of the search.
+LIMITS = ("max_probes", "probe_budget", "search_share", "time")
 
 NoVerdictKind = Literal[
     "not_requested",
@@ -46,8 +50,9 @@ class StopReason:
     """Reason why a search ended.
 
     Attributes:
-        kind: "max_probes", "probe_budget" or "time" (a limit of the search), "not_worth_it" (no
-            probe would pay for itself), "exhausted" (every candidate was tried), "node_failures"
+        kind: "max_probes", "probe_budget", "search_share" or "time" (a limit of the search:
+            `LIMITS`), "not_worth_it" (no probe would pay for itself), "exhausted" (every candidate
+            was tried), "node_failures"
             (nothing can be measured on this node), "interrupted", "running" (it has not ended),
             "past_runs" (nothing was probed), "plan" (everything was predicted), "recorded"
             (`message` is the sentence that an older release recorded).
@@ -110,21 +115,41 @@ def _mark(figures: Mapping[str, float]) -> str:
 
 
 def _probe_budget(figures: Mapping[str, float]) -> str:
-    return (
-        f"the next probe would take about {number(figures['needed_kJ'])} kJ and "
+    left = (
         f"{number(figures['left_kJ'])} kJ of the probe budget of "
         f"{number(figures['probe_budget_kJ'])} kJ are left{label(_mark(figures))}"
+    )
+    reserved_kJ = figures.get("reserved_kJ", 0.0)
+    if reserved_kJ > 0:
+        left += (
+            f", of which {number(reserved_kJ)} kJ are kept to measure the front and the choice "
+            "again"
+        )
+    if not figures["needed_kJ"]:
+        return left
+    return f"the next probe would take about {number(figures['needed_kJ'])} kJ and {left}"
+
+
+def _search_share(figures: Mapping[str, float]) -> str:
+    return (
+        f"it has used {number(figures['spent_kJ'])} kJ{label(_mark(figures))}, and "
+        f"with the next probe it would use more than {percent(figures['share'])} of what the "
+        f"training takes ({number(figures['job_kJ'])} kJ)"
     )
 
 
 def _not_worth_it(figures: Mapping[str, float]) -> str:
     if "probability" in figures:
-        text = (
-            f"more than {percent(figures['regret'])} of the front's hypervolume is left to find "
-            f"with a probability of {percent(figures['probability'])}, and one more probe would "
-            f"take {number(figures['needed_kJ'])} kJ and is expected to add "
-            f"{percent(figures['expected_gain'])}"
-        )
+        regret, probability = percent(figures["regret"]), percent(figures["probability"])
+        gain = percent(figures["expected_gain"])
+        if figures.get("of_answer"):
+            text = f"the choice can be improved by more than {regret} with a probability of "
+            text += f"{probability}, and one more probe would take "
+            text += f"{number(figures['needed_kJ'])} kJ and is expected to improve it by {gain}"
+        else:
+            text = f"more than {regret} of the front's hypervolume is left to find with a "
+            text += f"probability of {probability}, and one more probe would take "
+            text += f"{number(figures['needed_kJ'])} kJ and is expected to add {gain}"
     elif "left_kJ" in figures:
         text = (
             f"all that is left to find is expected to save {number(figures['left_kJ'])} kJ of the "
@@ -144,6 +169,7 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
 _CAUSES: dict[str, Callable[[StopReason], str]] = {
     "max_probes": lambda reason: _max_probes(reason.figures),
     "probe_budget": lambda reason: _probe_budget(reason.figures),
+    "search_share": lambda reason: _search_share(reason.figures),
     "time": lambda reason: f"its {reason.figures['search_s']:g} s are over",
     "not_worth_it": lambda reason: _not_worth_it(reason.figures),
     "exhausted": lambda reason: "every candidate was tried",

@@ -146,7 +146,14 @@ class Result:
     def baseline_name(self) -> str:
         """Origin of the baseline in a phrase: the user's file, or the name of a default."""
         about = self.about.get("baseline")
-        return str(about.get("name", "")) if isinstance(about, Mapping) else ""
+        if not isinstance(about, Mapping):
+            return ""
+        for record in self.failures:
+            lacked = record.failure is not None and record.failure.kind == "out_of_memory"
+            if lacked and record.request.purpose == "baseline" and self.baseline is not None:
+                default = record.request.launch.short
+                return f"the next that fits; the default, {default}, runs out of memory"
+        return str(about.get("name", ""))
 
     def point(self, name: str | Configuration) -> Point:
         """Return a measured point by name.

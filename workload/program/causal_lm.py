@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from token_file import open_tokens, sequences
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -197,9 +198,13 @@ def generator_of(job: dict[str, Any], step: int) -> torch.Generator:
 def tokens_of_step(job: dict[str, Any], step: int) -> torch.Tensor:
     """Draw one step's tokens, (global_batch, sequence_length + 1), the same on all ranks.
 
+    They are of the job's file if it names one, else random.
+
     One more than the length, so that each position has a token to predict and every part of a
     sequence weighs the same.
     """
+    if job.get("data"):
+        return sequences(open_tokens(job), job, generator_of(job, step))
     shape = (job["global_batch"], job["sequence_length"] + 1)
     return torch.randint(job["model"]["vocab_size"], shape, generator=generator_of(job, step))
 
