@@ -133,6 +133,7 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
+    from tuner.display.progress import ProgressLogger
     from tuner.executors.choose import real_executor, simulated_executor
     from tuner.study.session import Session
 
@@ -168,7 +169,7 @@ def optimize(
         surrogate=surrogate,
         transfer=transfer,
         callbacks=_callbacks(run, report),
-        notify=on_progress,
+        notify=ProgressLogger(on_progress),
     )
     return session.run()
 
@@ -316,6 +317,7 @@ def replay(
     Raises:
         InputError: the input is wrong; one sentence.
     """
+    from tuner.display.progress import ProgressLogger
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
@@ -340,7 +342,7 @@ def replay(
         surrogate=surrogate,
         transfer=transfer,
         callbacks=_callbacks(run, report),
-        notify=on_progress,
+        notify=ProgressLogger(on_progress),
     )
     return session.run()
 
