@@ -17,7 +17,8 @@ import numpy as np
 from benchmarks.figures import Figure, arguments, publish
 from tuner.deploy.drift import DriftMonitor, Expectation
 from tuner.problem.settings import MOST_PAIRS
-from tuner.results.verification import MOST_TRIES, attempts_of, next_is_baseline
+from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, with_plan
+from tuner.results.verification import attempts_of, next_is_baseline
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
@@ -68,8 +69,12 @@ def verified(
     records = [_launch(0, BASELINE, 1.0, 20.0, "baseline")]
     records += [_launch(1 + i, tried, 0.95, 20.0, "search") for i, tried in enumerate(TRIED)]
     made = 0
-    for tried, saving in zip(TRIED, savings, strict=False):
+    planned: tuple[int, ...] = ()
+    for rank, (tried, saving) in enumerate(zip(TRIED, savings, strict=False)):
         group: list[ProbeRecord] = []
+        if pairs - made < LEAST_PAIRS:
+            break
+        planned = with_plan(planned, rank, pairs - made)
         while made < pairs:
             for _ in range(2):
                 of_baseline = next_is_baseline(group, BASELINE)
@@ -78,7 +83,7 @@ def verified(
                 what = BASELINE if of_baseline else tried
                 group.append(_launch(len(records) + len(group), what, seconds, power_W))
             made += 1
-            attempts = attempts_of([*records, *group], BASELINE)
+            attempts = attempts_of([*records, *group], BASELINE, planned=planned)
             found = [each for each in attempts if each.configuration == tried]
             if found and found[0].survived:
                 return True, made
@@ -109,7 +114,13 @@ def main() -> None:
     share = float(np.mean([confirmed for confirmed, _ in wrong]))
     print(f"three candidates that are no better: one is confirmed in {100 * share:.1f} %")
     figures.append(Figure("false_confirmations", share, "ratio"))
-    for pairs in (3, MOST_PAIRS):
+    for pairs in (2, 3, 5):
+        rng = np.random.default_rng(pairs)
+        wrong = [verified(rng, (0.0, 0.0, 0.0), pairs=pairs) for _ in range(3 * options.trials)]
+        share = float(np.mean([confirmed for confirmed, _ in wrong]))
+        print(f"the same with room for {pairs} pairs: one is confirmed in {100 * share:.1f} %")
+        figures.append(Figure(f"false_confirmations_{pairs}_pairs", share, "ratio"))
+    for pairs in (2, 3, 5, MOST_PAIRS):
         for saving in (0.02, 0.05, 0.10):
             rng = np.random.default_rng(int(1000 * saving) + pairs)
             found = [verified(rng, (saving,), pairs=pairs) for _ in range(options.trials)]

@@ -47,6 +47,8 @@ def optimize(
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     target_gpus: int | None = None,
     transfer: Sequence[str | Path] = (),
+    try_first: Sequence[str | Configuration] = (),
+    prefer: Sequence[str] = (),
     clocks: bool = True,
     sampler: str | BaseSampler | None = None,
     surrogate: Any = None,
@@ -105,6 +107,9 @@ def optimize(
             (FOLDER:GROUP if a table has several groups), of this job on another cluster or of
             another job. They are used as long as they predict what is measured here
             (`tuner.search.transfer`).
+        try_first: configurations, or their names, that are probed first, in this order.
+        prefer: weights of knob values that are expected to be good, such as "zero1:3"; the more is
+            measured, the less they count (docs/search.md).
         clocks: search clocks and power limits, too, where they can be set.
         sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
             Optuna sampler.
@@ -168,6 +173,8 @@ def optimize(
         sampler=sampler,
         surrogate=surrogate,
         transfer=transfer,
+        try_first=try_first,
+        prefer=prefer,
         callbacks=_callbacks(run, report),
         notify=ProgressLogger(on_progress),
     )
@@ -294,6 +301,8 @@ def replay(
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     transfer: Sequence[str | Path] = (),
+    try_first: Sequence[str | Configuration] = (),
+    prefer: Sequence[str] = (),
     sampler: str | BaseSampler | None = None,
     surrogate: Any = None,
     storage: str | None = None,
@@ -341,6 +350,8 @@ def replay(
         sampler=sampler,
         surrogate=surrogate,
         transfer=transfer,
+        try_first=try_first,
+        prefer=prefer,
         callbacks=_callbacks(run, report),
         notify=ProgressLogger(on_progress),
     )

@@ -11,9 +11,10 @@ The headline is on jackknifed tables (`--jackknife`), the mean over each group's
 and held-out groups apart (`benchmarks.search.problems`). There a run is also charged until each
 point of the front is matched within 2 % on both axes, the cheapest set of measurements stands
 beside the oracle (`benchmarks.search.truth`), and ours is also ended by the product's own rule
-(`benchmarks.search.own_stop`). The tables as recorded follow (`--seeds`): a group's figure is the
-median over its seeds. With `--transfer` joulefront also gets the whole record of another group as
-earlier measurements: the next group that differs in exactly one grouping column, for each column.
+(`benchmarks.search.own_stop`). With `--questions` a deadline and an energy budget are answered on
+them (`benchmarks.search.question`). The tables as recorded follow (`--seeds`): a group's figure is
+the median over its seeds. With `--transfer` joulefront also gets the whole record of another group
+as earlier measurements: the next one that differs in exactly one grouping column, for each column.
 If a table names the job and cluster that it recorded (`[predicted_by]`), `joulefront+models` is
 joulefront with the analytic models of that job, as in a study. `joulefront/NAME` is joulefront with
 another surrogate (`tuner.models.surrogate.surrogate_choice`).
@@ -32,6 +33,7 @@ from benchmarks.search.jackknife import Jackknife, jackknife_figures, own_stop_l
 from benchmarks.search.own_stop import own_stops
 from benchmarks.search.plot import anytime_figure
 from benchmarks.search.problems import Problem, load_problem, never_binds
+from benchmarks.search.question import answer_searches, question_figures
 from benchmarks.search.recorded import in_flight_figures, recorded_figures, transfer_figures
 from benchmarks.search.results import write_results
 from benchmarks.search.runner import RunOptions, all_runs
@@ -88,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="a run that has not found the front after N measurements counts as one that never "
         "does; what it then misses is printed (default 400)",
+    )
+    add(
+        "--questions",
+        action="store_true",
+        help="also answer a deadline and an energy budget on the jackknifed tables",
     )
     add("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     add(
@@ -159,7 +166,12 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
     made.print_groups()
     if options.results is not None:
         write_results(made, options.results)
-    return jackknife_figures(made)
+    figures = jackknife_figures(made)
+    if options.questions:
+        tables = list(dict.fromkeys(problem for problem, _ in runs))
+        searches = answer_searches(tables, options.most, options.jobs)
+        figures += question_figures(searches, unbound)
+    return figures
 
 
 def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> list[Figure]:

@@ -27,7 +27,7 @@ from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.replay import TableRunner
 from tuner.workload.table import RecordedTable, load_table
 
-__all__ = ["Run", "RunOptions", "all_runs", "earlier_prior", "neighbour", "run"]
+__all__ = ["ProblemSearch", "Run", "RunOptions", "all_runs", "earlier_prior", "neighbour", "run"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def neighbour(table: RecordedTable, group: str, column: str) -> str | None:
     return None
 
 
-class _Search:
+class ProblemSearch:
     """A search of one problem that ends when the truth says so.
 
     Args:
@@ -141,7 +141,7 @@ class _Search:
             self.book.finish(record)
             self.kJ += record.energy_J / 1000
             self.measured += record.request.configurations()
-            self._look(self.measured, self.kJ)
+            self._note_ends(self.measured, self.kJ)
             self.curve.append((self.kJ, self.truth.missing(self.measured)))
 
     @property
@@ -161,7 +161,7 @@ class _Search:
         self.executor.submit(request)
         return True
 
-    def _look(self, measured: Sequence[Configuration], kJ: float) -> None:
+    def _note_ends(self, measured: Sequence[Configuration], kJ: float) -> None:
         """Note which ends are reached with these measurements, paid with `kJ`."""
         state = (kJ, self.submitted, len(measured))
         if self.found is None and self.truth.missing(measured) <= WITHIN:
@@ -175,7 +175,7 @@ class _Search:
         so_far = [Configuration(request.launch, m.live) for m in windows]
         powers = {p.configuration: p.power_W for p in self.truth.points}
         launch_kJ = self.table.cost.energy_J(powers[c] for c in so_far) / 1000
-        self._look([*self.measured, *so_far], self.kJ + launch_kJ)
+        self._note_ends([*self.measured, *so_far], self.kJ + launch_kJ)
         if self._ended:
             return ()
         began = time.perf_counter()
@@ -209,7 +209,7 @@ def run(
     assert not until_matched or in_flight == 1
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    search = _Search(problem, sampler_name, seed, in_flight, until_matched, source)
+    search = ProblemSearch(problem, sampler_name, seed, in_flight, until_matched, source)
     search.run(most)
     truth = search.truth
     whole = truth.whole_kJ, len(truth.logs), len(truth.logs)

@@ -46,6 +46,7 @@ MODULES = (
     "tuner.search.sampler",
     "tuner.search.acquisition",
     "tuner.search.live_sweep",
+    "tuner.search.log_regret",
     "tuner.models.surrogate.kernel",
     "tuner.models.surrogate.gaussian_process",
     "tuner.models.surrogate.surrogates",

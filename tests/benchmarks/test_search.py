@@ -6,10 +6,12 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.search.__main__ import main
 from benchmarks.search.problems import Problem
+from benchmarks.search.question import answer_search, truth_of_question
 from benchmarks.search.runner import run
 from benchmarks.search.samplers import ABLATIONS
 from benchmarks.search.statistics import holm, last_figures
@@ -142,3 +144,34 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
 
 def test_each_ablation_differs_from_our_design_in_something() -> None:
     assert len({repr(design) for design in ABLATIONS.values()}) == len(ABLATIONS)
+
+
+def test_a_question_is_answered_by_what_meets_its_limit(folder: Path) -> None:
+    problem = Problem(folder, GROUP)
+    truth = truth_of(problem)
+    least = np.exp(np.array(list(truth.logs.values())).min(axis=0))
+    for name, limited, limit in (("deadline", 1, 1.15 * least[1]), ("budget", 0, 1.1 * least[0])):
+        asked = truth_of_question(problem, name)
+        figures = {c: np.exp(logs) for c, logs in truth.logs.items()}
+        met = {c: f[1 - limited] for c, f in figures.items() if f[limited] <= limit}
+        best = min(met.values())
+        assert asked.answers == {c for c, figure in met.items() if figure <= 1.01 * best}
+        powers = {p.configuration: p.power_W for p in truth.points}
+        cheapest = min(powers[c] for c in asked.answers)
+        # A launch of 10 s at half the power, and a window of 5 s (with settling).
+        assert asked.oracle_kJ == pytest.approx((5 + 5) * cheapest / 1000)
+        knows = answer_search(problem, 0, name, most=400)
+        assert asked.oracle_kJ <= knows.kJ[name] <= truth.whole_kJ
+
+
+def test_the_questions_are_printed_for_both_searches(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "figures.json"
+    options = ["--samplers", OURS, "--jackknife", "1", "--seeds", "0", "--questions"]
+    main([str(folder), *options, "--json", str(written)])
+    figures = json.loads(written.read_text())
+    for question in ("deadline", "budget"):
+        assert f"{question}_over_oracle_held_out" in str(figures)
+        assert f"{question}_over_front_oracle_front_search_held_out" in str(figures)
+    assert "knows the question" in capsys.readouterr().out

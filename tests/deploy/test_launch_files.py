@@ -21,7 +21,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.testing.results import NVML, point, small_result
+from tuner.workload.node.host import usable_cores
+from tuner.workload.node.ops import build_kind
 
+GPUS = Cluster("gpus", Device("A100", "cuda", 2**36, 1e14, 1e12, 60.0, 400.0), 2)
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8, nodes=2
@@ -62,7 +65,7 @@ def test_ops_are_found_where_the_probes_compiled_them(
     shown.write_text('#!/bin/sh\nprintf %s "$TORCH_EXTENSIONS_DIR"\n')
     shown.chmod(0o755)
     for more, expected in (
-        ({}, str(odd / "joulefront" / "torch_extensions")),
+        ({}, str(odd / "joulefront" / "torch_extensions" / build_kind())),
         ({"TORCH_EXTENSIONS_DIR": "/mine"}, "/mine"),
     ):
         done = subprocess.run(
@@ -73,6 +76,40 @@ def test_ops_are_found_where_the_probes_compiled_them(
             check=True,
         )
         assert done.stdout == expected
+
+
+@pytest.mark.parametrize(
+    ("quotas", "threads"),
+    [
+        ({}, None),
+        ({"": "max 100000", "/slice": "100000 100000"}, 1),
+        ({"": "100000 100000", "/slice/job": "max 100000"}, 1),
+        ({"/slice/job": "6400000 100000"}, None),
+    ],
+)
+def test_finding_14_threads_count_the_cores_that_were_granted(
+    tmp_path: Path, quotas: dict[str, str], threads: int | None
+) -> None:
+    """finding_14: by affinity and by the quotas of the control group, as the probes count them."""
+    write_launch_files((Configuration.of(micro_batch=2), job(), GPUS), tmp_path / "best")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/slice/job\n")
+    (tmp_path / "cgroup/slice/job").mkdir(parents=True)
+    for group, quota in quotas.items():
+        (tmp_path / f"cgroup{group}/cpu.max").write_text(f"{quota}\n")
+    shown = tmp_path / "show"
+    shown.write_text('#!/bin/sh\nprintf %s "$OMP_NUM_THREADS"\n')
+    shown.chmod(0o755)
+    env = {**os.environ, "PYTHON": str(shown)}
+    env |= {"PROC": str(tmp_path / "proc"), "CGROUP": str(tmp_path / "cgroup")}
+    env.pop("OMP_NUM_THREADS", None)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "best" / "launch.sh")], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    here = usable_cores(proc=tmp_path / "proc", cgroup=tmp_path / "cgroup")
+    assert done.stdout == str(here)
+    assert threads is None or here == threads
 
 
 def test_files_of_a_configuration(tmp_path: Path) -> None:

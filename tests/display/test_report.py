@@ -31,6 +31,7 @@ from tuner.testing.results import (
     ESTIMATED,
     HOSTILE,
     NVML,
+    TWIN,
     hostile_result,
     large_result,
     point,
@@ -135,8 +136,8 @@ def test_every_front_point_and_the_baseline_are_rows() -> None:
         assert f"clock_MHz={p.configuration.get('clock_MHz')}" in front
 
 
-@pytest.mark.parametrize("meter", [NVML, ESTIMATED], ids=lambda m: m.name)
-def test_estimated_stands_by_estimated_figures_only(meter) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("meter", [NVML, ESTIMATED, TWIN], ids=lambda m: m.label)
+def test_the_mark_of_a_meter_stands_by_its_figures_only(meter) -> None:  # type: ignore[no-untyped-def]
     result = large_result(meter)
     page = render_report(result)
     body = page[page.index("<main>") : page.index("What each number means")]
@@ -147,10 +148,11 @@ def test_estimated_stands_by_estimated_figures_only(meter) -> None:  # type: ign
     ]
     energy_titles = [t for t in titles if "nergy" in t]
     assert len(energy_titles) == 4
-    if meter.estimated:
+    if meter.mark:
         rows = body.count("<tr") - body.count("<thead><tr")
         assert body.count('class="estimated"') >= 2 * rows + 3  # energy and power; three tiles
-        assert all("estimated" in title for title in energy_titles)
+        assert body.count(f">{meter.mark}</span>") >= 2 * rows + 3
+        assert all(meter.mark in title for title in energy_titles)
     else:
         assert "estimated" not in body
         assert not any("estimated" in title for title in titles)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import optuna
 import pytest
 
@@ -16,7 +15,6 @@ from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SamplerDesign
-from tuner.search.live_sweep import Sweep, greedy_sweep
 from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -176,48 +174,6 @@ def test_what_is_not_open_is_visited_in_an_order_of_its_own_and_nobody_asked() -
         assert asked.told == []
         orders.add(tuple(probe.visits))
     assert len(orders) > 1
-
-
-# -- what a sweep is expected to be ----------------------------------------------------------------
-
-
-def sweep_of(level: float, *, decides: bool = True) -> Sweep:
-    """Five settings along a trade-off, at `level` in log time and energy from a front's point."""
-    rng = np.random.default_rng(0)
-    own = rng.normal(0, 0.1, (128, 1)) + level
-    slope = np.linspace(-0.1, 0.1, 5) + rng.normal(0, 0.005, (128, 5))
-    point = np.array([[0.0, 0.0]])
-    return Sweep(
-        own + slope,
-        own - slope,
-        point,
-        np.array([1.0, 1.0]),
-        beaten_by=point if decides else None,
-    )
-
-
-def test_a_launch_that_is_surely_good_is_expected_whole_and_one_that_is_bad_hardly() -> None:
-    good, bad = sweep_of(-0.8), sweep_of(0.8)
-    for sweep in (good, bad):
-        sweep.add(sweep.decisive(np.ones(5)))
-    assert good.chance.min() == 1.0
-    assert sorted(bad.chance)[:4] == [0.0] * 4
-    assert bad.gains().max() == 0.0
-
-
-def test_the_joules_of_a_sweep_are_those_that_are_expected_to_be_spent() -> None:
-    sweep, whole = sweep_of(0.1), sweep_of(0.1, decides=False)
-    _, joules = greedy_sweep(sweep, 10.0, np.ones(5), 5, 1.0)
-    assert joules == pytest.approx(10 + sweep.chance[sweep.added].sum())
-    _, all_joules = greedy_sweep(whole, 10.0, np.ones(5), 5, 1.0)
-    assert all_joules == 10 + len(whole.added)
-
-
-def test_in_a_running_launch_only_what_is_worth_its_own_window_is_added() -> None:
-    running, new = sweep_of(-0.3, decides=False), sweep_of(-0.3, decides=False)
-    greedy_sweep(running, 0.0, np.ones(5), 5, 1.0)
-    greedy_sweep(new, 1000.0, np.ones(5), 5, 1.0)
-    assert len(running.added) < len(new.added) == 5
 
 
 # -- the sampler -----------------------------------------------------------------------------------

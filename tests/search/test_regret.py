@@ -20,10 +20,11 @@ def regret_of(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
         launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
         posterior=surrogates.predict([CONFIGURATIONS[i] for i in free]),
         fits=np.full(len(free), fits),
+        gpus=np.ones(len(free)),
     )
     known = [CONFIGURATIONS[i] for i in measured]
     return RegretModel(surrogates, seed=0).estimate(
-        known, FrontEstimate.of(surrogates, known), [CONFIGURATIONS[i] for i in free], view
+        FrontEstimate.of(surrogates, known), [CONFIGURATIONS[i] for i in free], view
     )
 
 

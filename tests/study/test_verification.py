@@ -11,11 +11,8 @@ import pytest
 import tuner
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
-from tuner.problem.settings import MOST_PAIRS
 from tuner.results.result import Point
 from tuner.results.verification import (
-    LEAST_PAIRS,
-    LOOK_SHARE,
     ab_pairs,
     attempts_of,
     choose_verified,
@@ -190,21 +187,6 @@ def test_later_attempts_have_less_to_spend_and_a_fourth_nothing() -> None:
     assert p_values[1] == pytest.approx(2 * p_values[0])
     assert p_values[2] == pytest.approx(6 * p_values[0])
     assert p_values[3] == 1.0
-
-
-def test_looks_share_the_level_of_an_attempt() -> None:
-    """The chance that any look crosses its level is at most the attempt's (`LOOK_SHARE`)."""
-    from scipy import stats
-
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((2, 200_000, MOST_PAIRS))
-    least = np.ones(len(a))
-    for n in range(LEAST_PAIRS, MOST_PAIRS + 1):
-        x, y = a[:, :n], b[:, :n]
-        error = np.sqrt((x.var(axis=1) + y.var(axis=1)) / (n - 1))
-        least = np.minimum(least, stats.t.sf((x.mean(1) - y.mean(1)) / error, 2 * n - 2))
-    for level in (0.0075, 0.015, 0.03):
-        assert 0.75 * level < np.mean(least < LOOK_SHARE * level) < 1.05 * level
 
 
 def test_where_nothing_survives_the_baseline_is_kept() -> None:

@@ -109,7 +109,11 @@ def test_a_line_needs_two_accumulations() -> None:
         fit_accumulation([AccumulationPoint(2, 3, 1.0, 0.01, 100.0)] * 2, 16)
 
 
-def window(step_s: float = 0.2, policy: WindowPolicy | None = None) -> AccumulatedWindow:
+def window(
+    step_s: float = 0.2,
+    policy: WindowPolicy | None = None,
+    known: tuple[tuple[float, float], ...] = (),
+) -> AccumulatedWindow:
     clock = ScriptedClock()
     ranks = ScriptedRanks(
         clock,
@@ -135,6 +139,7 @@ def window(step_s: float = 0.2, policy: WindowPolicy | None = None) -> Accumulat
         128,
         micro_batch_s=step_s,
         samples=meter.samples,
+        known=known,
     )
     assert conductor.accumulation == 1
     return found
@@ -150,6 +155,18 @@ def test_finding_10_a_visit_costs_windows_and_not_whole_steps() -> None:
     assert found.length_s == pytest.approx(sum(part.length_s for part in found.parts))
     assert found.length_s < 20.0
     assert found.energy_J == pytest.approx(300.0 * found.length_s, rel=0.01)
+
+
+def test_a_beaten_step_is_measured_once() -> None:
+    strict = WindowPolicy(target_se=1e-6)
+    whole_s = 0.3 + 0.2 * 128
+    assert len(window(policy=strict).parts) > 3
+    beaten = window(policy=strict, known=((whole_s / 2, 150.0 * whole_s),))
+    assert (len(beaten.parts), beaten.beaten_by) == (3, (whole_s / 2, 150.0 * whole_s))
+    # Faster alone is not better.
+    other = window(policy=strict, known=((whole_s / 2, 500.0 * whole_s),))
+    assert other.beaten_by is None
+    assert len(other.parts) > 3
 
 
 def test_finding_10_the_record_holds_what_was_measured() -> None:

@@ -27,7 +27,7 @@ __all__ = ["command_parser", "main"]
 EXIT_CODES = """\
 exit codes:
   0    success
-  1    failure: a probe that failed, a study that measured nothing
+  1    failure: a probe that failed, a study that measured nothing, a machine that lacks something
   2    bad input; one sentence on standard error says what is allowed
   3    answered, but no measured configuration meets the limits of the training job
   130  interrupted; every finished probe is kept, and the message says how to continue

@@ -12,6 +12,7 @@ from tuner.cli.options import (
     Commands,
     add_clock_command,
     add_cluster,
+    add_data,
     add_options,
     add_quiet,
     add_run_as,
@@ -20,6 +21,7 @@ from tuner.cli.options import (
     add_storage,
     answer,
     made_of_options,
+    on_data,
     progress,
     script_of,
     storage_of,
@@ -41,6 +43,8 @@ def _optimize(args: argparse.Namespace) -> int:
     args.job = args.job or args.job_option
     if args.job and args.script:
         raise InputError(f"give either the job {args.job!r} or --script")
+    if args.data and args.script:
+        raise InputError("--data is for a job; a script reads its own")
     question: dict[str, Any] = {
         "cluster": args.cluster,
         "space": args.space,
@@ -55,17 +59,20 @@ def _optimize(args: argparse.Namespace) -> int:
         "name": args.name,
         "runs_dir": args.runs_dir,
     }
+    job = script_of(args) or on_data(args.job, args.data)
     if args.dry_run:
         from tuner.api import dry_run
 
-        described = dry_run(script_of(args) or args.job, **question)
+        described = dry_run(job, **question)
         answer(args, described.to_json(), described.lines())
         return OK
     with progress(args) as on_progress:
         result = optimize(
-            script_of(args) or args.job,
+            job,
             **question,
             transfer=args.transfer,
+            try_first=args.try_first,
+            prefer=args.prefer,
             sampler=args.sampler,
             surrogate=args.surrogate,
             in_flight=args.in_flight,
@@ -95,6 +102,8 @@ def _replay(args: argparse.Namespace) -> int:
             constraints=made_of_options(args, Constraints),
             search=made_of_options(args, SearchSettings),
             transfer=args.transfer,
+            try_first=args.try_first,
+            prefer=args.prefer,
             sampler=args.sampler,
             surrogate=args.surrogate,
             storage=storage_of(args),
@@ -129,6 +138,22 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="RUN|TABLE",
         help="earlier measurements to start from, of this job elsewhere or of another; repeatable",
+    )
+    group.add_argument(
+        "--try",
+        dest="try_first",
+        action="append",
+        default=[],
+        metavar="CONFIGURATION",
+        help="probe this configuration first: 'dp8 mb4 zero1'; repeatable",
+    )
+    group.add_argument(
+        "--prefer",
+        action="append",
+        default=[],
+        metavar="KNOB=VALUE:WEIGHT",
+        help="knob values that are expected to be good, such as 'zero1:3 mb8:2', with weights over "
+        "the 1 of other values; the more is measured, the less they count; repeatable",
     )
     group = parser.add_argument_group("the run and its progress")
     add = group.add_argument
@@ -165,6 +190,7 @@ def add(commands: Commands) -> None:
         metavar="FILE|KNOB=VALUE",
         help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
     )
+    add_data(job)
     add(
         "--no-clocks",
         dest="clocks",

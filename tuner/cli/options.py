@@ -301,6 +301,27 @@ def add_cluster(parser: Any) -> None:
     )
 
 
+def add_data(parser: Any) -> None:
+    """Add --data, to be read by `on_data`."""
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help="train on the tokens of this file (.npy, .bin, or text) (default: random tokens)",
+    )
+
+
+def on_data(job: Any, data: str | None) -> Any:
+    """Return a job, or the one of this name or path, with a file of tokens; as given without."""
+    if data is None:
+        return job
+    from dataclasses import replace
+
+    from tuner.search_spaces.job import TrainingJob, load_job, token_file
+
+    loaded = job if isinstance(job, TrainingJob) else load_job(job)
+    return replace(loaded, data=token_file(data))
+
+
 def add_quiet(parser: Any) -> None:
     """Add --quiet."""
     parser.add_argument("-q", "--quiet", action="store_true", help="suppress progress output")

@@ -29,7 +29,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_bytes, write_text
-from tuner.workload.node.rank_server import extensions_dir
+from tuner.workload.node.ops import extensions_dir
 from tuner.workload.scripts.script_job import ScriptJob
 
 __all__ = ["Launch", "launch_of", "synthetic_notice", "write_launch_files"]
@@ -176,7 +176,10 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[_Program, dict[str
 
     configuration, job, cluster = launch
     rendered = render_deepspeed_config(
-        configuration, job, nvme_path=cluster.nvme_path if cluster else ""
+        configuration,
+        job,
+        nvme_path=cluster.nvme_path if cluster else "",
+        on_cuda=cluster is not None and cluster.device.type == "cuda",
     )
     config = json.dumps(rendered, indent=2) + "\n"
     files = {"ds_config.json": config}
@@ -332,14 +335,30 @@ def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) 
         'export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-$compiled_ops}"',
     ]
     if cluster is None or cluster.device.type != "cpu":
-        share = f"$(( $(nproc) > {ranks} ? $(nproc) / {ranks} : 1 ))"
-        return [*lines, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
+        share = f"$(( cores > {ranks} ? cores / {ranks} : 1 ))"
+        return [*lines, *_CORES, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
     lines.append("export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1")
     if starter == "deepspeed":  # number of "devices" that its launcher finds on a CPU
         lines.append(f"export LOCAL_SIZE={ranks}")
     if nodes == 1:
         lines.append("export GLOO_SOCKET_IFNAME=lo")
     return lines
+
+
+#: The cores that were granted, as the probes count them (`tuner.workload.node.host.usable_cores`):
+#: by affinity, and by the quota of the control group and those above it.
+_CORES = (
+    "cores=$(nproc)",
+    "group=$(sed -n 's/^0:://p' \"${PROC:-/proc}/self/cgroup\" 2>/dev/null)",
+    "while :; do",
+    '    if read -r quota period 2>/dev/null < "${CGROUP:-/sys/fs/cgroup}${group%/}/cpu.max" &&',
+    "        [[ $quota != max ]] && (( quota / period < cores )); then",
+    "        cores=$(( quota / period ))",
+    "    fi",
+    "    [[ -n ${group%/} ]] || break",
+    "    group=${group%/*}",
+    "done",
+)
 
 
 def _file(starter: str) -> str:

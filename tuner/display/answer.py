@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 
 from tuner.display.plan_text import plan_lines
+from tuner.display.program_note import program_note
 from tuner.display.text import (
     energy_mark,
     found_word,
@@ -69,6 +70,8 @@ def answer_lines(result: Result) -> list[str]:
         if result.verification is not None:
             lines.append(result.verification.sentence)
         lines.append(_spent(result))
+    if note := program_note(result):
+        lines.append(note)
     if result.target is not None:
         lines.append(f"{result.target.sentence} {result.target.choice.sentence}")
     return [*lines, *_failures(result), *stopped, *_next(result)]

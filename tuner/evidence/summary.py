@@ -9,6 +9,7 @@ from html import escape
 from tuner.display.html.pieces import template
 from tuner.formatting import Units, duration, energy_and_kWh, percent
 from tuner.results.result import Point, Result
+from tuner.results.wall import WallCheck
 from tuner.workload.probe import ProbeRecord
 
 __all__ = ["summary_page"]
@@ -22,7 +23,13 @@ _NOT_COUNTED = {
 
 
 def summary_page(
-    result: Result, records: Sequence[ProbeRecord], *, made_at: str, host: str, release: str
+    result: Result,
+    records: Sequence[ProbeRecord],
+    *,
+    made_at: str,
+    host: str,
+    release: str,
+    wall: WallCheck | None = None,
 ) -> str:
     """Return the page as HTML, which loads nothing and runs no script.
 
@@ -32,10 +39,16 @@ def summary_page(
         made_at: time of the bundle, UTC, ISO 8601.
         host: machine that made the bundle.
         release: of joulefront.
+        wall: comparison with a wall meter, if one was made.
     """
     advice = result.recommendation
     points = {"today": result.baseline, "recommended": result.recommended}
-    parts = [_figures(result, points), _basis(result, records), _search(result), _check(made_at)]
+    parts = [
+        _figures(result, points),
+        _basis(result, records, wall),
+        _search(result),
+        _check(made_at),
+    ]
     about = result.job.name if result.job else str(result.about.get("recorded", {}).get("table"))
     where = f" on {result.cluster.devices} x {result.cluster.device.name}" if result.cluster else ""
     return string.Template(template("summary.html")).substitute(
@@ -79,7 +92,7 @@ def _limits(result: Result) -> str:
     return f"<p>{escape(sentence)}</p>" if sentence else ""
 
 
-def _basis(result: Result, records: Sequence[ProbeRecord]) -> str:
+def _basis(result: Result, records: Sequence[ProbeRecord], wall: WallCheck | None) -> str:
     """Return on what the figures rest: meter, scope, windows, verification, calibration."""
     terms: dict[str, str] = {}
     for meter in dict.fromkeys(point.meter for point in result.points):
@@ -101,9 +114,11 @@ def _basis(result: Result, records: Sequence[ProbeRecord]) -> str:
                 terms["fresh launches"] = attempt.sentence
     calibration = result.about.get("calibration")
     if isinstance(calibration, Mapping):
-        said = (f"{name}: {calibration[name]}" for name in ("overhead", "agreement", "wall")
-                if name in calibration)  # fmt: skip
+        checks = [name for name in ("overhead", "agreement") if name in calibration]
+        said = [f"{name}: {calibration[name]}" for name in checks]
         terms["meter's check"] = "; ".join(said)
+    if wall is not None:
+        terms["at the wall"] = wall.sentence
     return f"<h2>On what this rests</h2>\n{_terms(terms)}"
 
 

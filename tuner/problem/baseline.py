@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.search_spaces.baseline import degrees
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
@@ -72,8 +73,8 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
 
     Args:
         words: at most one path of a DeepSpeed JSON, and KNOB=VALUE, which win over it.
-        job, cluster: what it trains, and where; data parallelism fills the devices where no word
-            says otherwise.
+        job, cluster: what it trains, and where; data parallelism fills the devices, as far as they
+            divide the global batch, where no word says otherwise.
 
     Raises:
         InputError: the file is no DeepSpeed JSON, or there are two.
@@ -92,7 +93,8 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
     values |= values_of(flags)
     if "data_parallel" not in values:
         inside = Configuration.of(values).world_size
-        values["data_parallel"] = max(1, cluster.devices // inside)
+        fitting = [n for n in degrees(cluster.devices // inside) if job.global_batch % n == 0]
+        values["data_parallel"] = max(fitting, default=1)
     if files and "micro_batch" not in values:
         replicas = int(str(values["data_parallel"]))
         values["micro_batch"] = _micro_batch(config, job, replicas, notes)

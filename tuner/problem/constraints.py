@@ -163,6 +163,18 @@ class Constraints:
         return {name: float(value) for name, value in values.items() if value is not None}
 
     @property
+    def goal(self) -> str:
+        """The objective in effect, one of `OBJECTIVES`.
+
+        Without one, a deadline without an energy budget means least energy, every other limit least
+        time, and no limit the knee.
+        """
+        if self.objective is not None or not self.limits:
+            return self.objective or "knee"
+        deadline_alone = self.deadline_s is not None and self.budget_kJ is None
+        return "least-energy" if deadline_alone else "least-time"
+
+    @property
     def given(self) -> dict[str, Any]:
         """The constraints that were given, by name: the section of study.toml."""
         values = {item.name: getattr(self, item.name) for item, _ in declared_options(type(self))}

@@ -19,7 +19,7 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import Candidates, default_configuration, load_space
-from tuner.workload.node.rank_server import cannot_build
+from tuner.workload.node.ops import cannot_build
 from tuner.workload.scripts.script_job import ScriptJob
 
 __all__ = ["baseline_of", "cluster_of", "identity_of", "problem_of_job"]
@@ -88,7 +88,7 @@ def problem_of_job(
         candidates=candidates.where(lambda launch: _uses_at_most(launch, max_gpus)),
         steps=job.steps,
         baseline=configuration,
-        cost=REAL_COST,
+        cost=replace(REAL_COST, micro_batches=not script or not script.why_accumulation_stays),
         identity={
             **identity_of(job, cluster, space_section(str(space), candidates)),
             "baseline": {"name": today.name, "configuration": configuration.key},
@@ -189,7 +189,7 @@ def _usable_here(
         if len(kept) < len(candidates):
             notes.append(f"optimizer_offload=cpu is left out: {why}")
             candidates = Candidates.from_configurations(kept)
-    if cluster.nvme_path and (why := cannot_build("async_io")):
+    if cluster.nvme_path and (why := cannot_build("async_io", gpus=cluster.device.type == "cuda")):
         kept = [c for c in candidates if "nvme" not in c.launch.values()]
         if len(kept) < len(candidates):
             notes.append(f"offload to nvme is left out: {why}")

@@ -143,12 +143,16 @@ def _search_share(figures: Mapping[str, float]) -> str:
 
 def _not_worth_it(figures: Mapping[str, float]) -> str:
     if "probability" in figures:
-        text = (
-            f"more than {percent(figures['regret'])} of the front's hypervolume is left to find "
-            f"with a probability of {percent(figures['probability'])}, and one more probe would "
-            f"take {number(figures['needed_kJ'])} kJ and is expected to add "
-            f"{percent(figures['expected_gain'])}"
-        )
+        regret, probability = percent(figures["regret"]), percent(figures["probability"])
+        gain = percent(figures["expected_gain"])
+        if figures.get("of_answer"):
+            text = f"the choice can be improved by more than {regret} with a probability of "
+            text += f"{probability}, and one more probe would take "
+            text += f"{number(figures['needed_kJ'])} kJ and is expected to improve it by {gain}"
+        else:
+            text = f"more than {regret} of the front's hypervolume is left to find with a "
+            text += f"probability of {probability}, and one more probe would take "
+            text += f"{number(figures['needed_kJ'])} kJ and is expected to add {gain}"
     elif "left_kJ" in figures:
         text = (
             f"all that is left to find is expected to save {number(figures['left_kJ'])} kJ of the "

@@ -34,12 +34,15 @@ class SessionEnd:
         no_verdict: why verification came to no verdict; None if it did or was not due.
         chosen: key of the configuration that was verified under the study's constraints, or is
             being verified; "" if there is none.
+        planned_pairs: pairs of launches that there was room for when the verification of each
+            candidate began, in their order.
     """
 
     stop: StopReason = field(default_factory=lambda: StopReason("running"))
     time_s: float | None = None
     no_verdict: NoVerdict | None = None
     chosen: str = ""
+    planned_pairs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ class StudySpec:
             made["no_verdict"] = ended.no_verdict.to_json()
         if ended.chosen:
             made["chosen"] = {"key": ended.chosen, "constraints": self.constraints.given}
+        if ended.planned_pairs:
+            made["planned_pairs"] = list(ended.planned_pairs)
         return made
 
 

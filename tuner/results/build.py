@@ -296,6 +296,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         off=no_verdict_phrase(spec.unverified) if spec.unverified else "",
         unfinished=no_verdict_phrase(ended.no_verdict) if ended.no_verdict else "",
         prefer=ended.chosen,
+        planned=ended.planned_pairs,
     )
     best, choice = verified.best, verified.choice
     time_s = ended.time_s

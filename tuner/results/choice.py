@@ -228,7 +228,7 @@ def decide(
         The choice (None where nothing was measured) and how it was made.
     """
     asked = constraints.limits
-    objective = constraints.objective or _usual(asked)
+    objective = constraints.goal
     rule = " + ".join([*asked, *([constraints.objective] if constraints.objective else [])])
     rule = rule or "knee"
     if constraints.max_slowdown is not None:
@@ -284,16 +284,6 @@ def _is_relative(constraints: Constraints) -> bool:
     """Return True if the deadline is that of the limit on slowdown."""
     share, whole_s = constraints.max_slowdown, constraints.baseline_time_s
     return None not in (share, whole_s) and constraints.deadline_s == (1 + share) * whole_s  # type: ignore[operator]
-
-
-def _usual(asked: Mapping[str, float]) -> str:
-    """Return the default objective for these limits.
-
-    A deadline without an energy budget means least energy; every other limit means least time.
-    """
-    if not asked:
-        return "knee"
-    return "least-energy" if "deadline_s" in asked and "budget_kJ" not in asked else "least-time"
 
 
 def _value(point: Point, objective: str, constraints: Constraints) -> float | None:

@@ -9,10 +9,9 @@ not meet the constraints, so that it could not be kept, not worse is enough. Eve
 the trace, so that a continued study and a rewritten report give the same verdict.
 
 Pairs are added until the verdict is clear. At most 5 % of the verifications of configurations that
-are no better confirm one, over all candidates, both quantities and all looks: each attempt may
-spend a share of the 5 % (`ATTEMPT_SHARES`), each quantity that the search found better an equal
-part of that, and each look at the launches a constant nominal level (`LOOK_SHARE`; Pocock 1977,
-"Group sequential methods in the design and analysis of clinical trials").
+are no better confirm one, over all candidates, both quantities and all looks
+(`tuner.results.alpha_spending`). Each quantity that the search found better may spend an
+equal part.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from dataclasses import dataclass, replace
 from tuner.formatting import change, label, number
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import MOST_PAIRS
+from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, look_level
 from tuner.results.choice import decide, front_of
 from tuner.results.result import Attempt, Choice, Point, Status, Verification
-from tuner.results.significance import LEVEL, Comparison, compare_launches
+from tuner.results.significance import Comparison, compare_launches
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import Measurement, ProbeRecord
 
 __all__ = [
-    "LEAST_PAIRS",
-    "MOST_TRIES",
     "VerifiedChoice",
     "ab_pairs",
     "attempts_of",
@@ -41,16 +39,6 @@ __all__ = [
     "choose_verified",
 ]
 
-#: Pairs of launches below which nothing is concluded.
-LEAST_PAIRS = 2
-#: Shares of the 5 % that the first, second and third candidate may spend. The first has the most,
-#: since it is the most promising; after the last, the baseline is chosen.
-ATTEMPT_SHARES = (0.6, 0.3, 0.1)
-MOST_TRIES = len(ATTEMPT_SHARES)
-#: Nominal level of each look at 2 to `MOST_PAIRS` pairs, over the level of all looks together. The
-#: exact share, by two million simulated t statistics, is 0.202 at 0.25 % and rises to 0.248 at 3 %
-#: (tests/study/test_verification.py repeats it).
-LOOK_SHARE = 0.2
 #: After this number of pairs an attempt ends if it found less in nothing that was promised, and
 #: "no worse" is concluded where that is enough.
 FUTILE_PAIRS = 3
@@ -173,7 +161,11 @@ def baseline_is_feasible(
 
 
 def attempts_of(
-    records: Sequence[ProbeRecord], baseline: Configuration, *, feasible: bool = True
+    records: Sequence[ProbeRecord],
+    baseline: Configuration,
+    *,
+    feasible: bool = True,
+    planned: Sequence[int] = (),
 ) -> tuple[Attempt, ...]:
     """Return the candidates that came to a verdict, in order.
 
@@ -182,6 +174,7 @@ def attempts_of(
         baseline: the configuration that was launched in turn with each.
         feasible: whether the baseline could be kept instead (`baseline_is_feasible`). If not, a
             candidate is rejected only if it failed or was shown to be worse.
+        planned: pairs that were planned for each candidate (`look_level`).
     """
     attempts: list[Attempt] = []
     groups = ab_pairs(records, baseline)[0]
@@ -197,14 +190,13 @@ def attempts_of(
             attempts.append(Attempt(tried, pairs, None, None, False, reason, sentence))
         elif pairs >= LEAST_PAIRS:
             promised = _promised(records, baseline, tried)
-            share = ATTEMPT_SHARES[rank] if rank < MOST_TRIES else 0.0
             quantities = max(1, sum(promise < 0 for promise in promised))
             compared = compare_launches(
                 a[:pairs],
                 b[:pairs],
                 names=(baseline.short, tried.short),
                 meter=group[0].meter,
-                level=LOOK_SHARE * LEVEL * share / quantities,
+                level=look_level(rank, pairs, planned) / quantities,
             )
             last = rank == len(groups) - 1
             attempts.append(_judged(tried, pairs, compared, promised, feasible, last=last))
@@ -284,6 +276,7 @@ def choose_verified(
     off: str = "",
     unfinished: str = "",
     prefer: str = "",
+    planned: Sequence[int] = (),
 ) -> VerifiedChoice:
     """Choose among the points that verification did not reject.
 
@@ -299,6 +292,7 @@ def choose_verified(
         prefer: key of the configuration that was verified under the same constraints: it stays the
             choice unless it is rejected, although its new windows may make an unverified neighbour
             look marginally better.
+        planned: pairs that were planned for each candidate (`look_level`).
     """
     best, choice = decide(points, front_of(points), constraints)
     if best is None:
@@ -311,7 +305,7 @@ def choose_verified(
         why = "Not verified: the baseline was not measured, so there is nothing to compare with."
         return VerifiedChoice(best, choice, Verification("unfinished", why))
     feasible = baseline_is_feasible(points, baseline, constraints)
-    attempts = attempts_of(records, baseline, feasible=feasible)
+    attempts = attempts_of(records, baseline, feasible=feasible, planned=planned)
     rejected = {a.configuration for a in attempts if not (a.survived or a.undecided)}
     best, choice = _without(points, constraints, rejected, best, choice)
     for point in points:

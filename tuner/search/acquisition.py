@@ -1,11 +1,12 @@
-"""Acquisition: expected hypervolume improvement per joule, over launches with their live settings.
+"""Acquisition: expected fall of the log regret per joule, over launches with their live settings.
 
-A probe is worth the hypervolume that its measurements are expected to add to the front (expected
-improvement, in log energy and log time), per joule that it is predicted to cost. A launch is paid
-once, a further live setting only its settling and its window, so live settings are added while
-they are worth it, and a running launch is extended for the windows alone. Expectations are over
-fixed quasi-random draws of the surrogates, in which energy is step time times power and so moves
-with time. Before there is enough to model, a few launches are spread over the space (`farthest`).
+A probe is worth the expected fall of the regret's logarithm (`tuner.search.log_regret`) per joule
+that it is predicted to cost. A launch is paid once, a further live setting only its settling and
+its window, so live settings are added while they are worth it (`tuner.search.live_sweep`). A
+running launch is extended for the windows alone, and another launch is charged for coming back to
+it where settings of it are still missing. Expectations are over fixed quasi-random joint draws of
+the surrogates, in which energy is step time times power and so moves with time. Before there is
+enough to model, a few launches are spread over the space (`farthest`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import numpy as np
 from scipy.stats import norm, qmc
 
 from tuner.models.surrogate.surrogates import Posterior, Surrogates
-from tuner.pareto import hypervolume, improvement, nondominated, reference_point
+from tuner.pareto import improvement, nondominated, reference_point
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
-from tuner.search.live_sweep import Sweep, greedy_sweep
+from tuner.search.live_sweep import Sweep
+from tuner.search.log_regret import LogRegret
 from tuner.search_spaces.configuration import Configuration
 
 __all__ = [
@@ -35,13 +37,11 @@ __all__ = [
 
 #: Number of draws that score single settings, and of draws that build a probe's sweep.
 SINGLE_DRAWS, JOINT_DRAWS = 64, 128
-#: Number of launches whose best sweep is built: those with the best single settings.
-LAUNCHES_TRIED = 12
-#: Number of live settings of one launch that a sweep is built from: the best ones.
-LIVE_TRIED = 64
-#: If nothing is expected to improve the front, the settings of a launch that are at most this many
-#: standard deviations farther behind it than the best one are visited together.
-ALIKE_SD = 1.0
+#: Candidates that sweeps are built from, at most: whole launches, those with the best single
+#: settings first, each with at most `LIVE_TRIED` settings.
+CANDIDATES_TRIED, LIVE_TRIED = 128, 64
+#: Measured configurations that are drawn with them, at most: those nearest to the front.
+MEASURED_TRIED = 64
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,18 @@ class Scored:
 
     Attributes:
         members: indices into the candidates, all of one launch; the first is visited first.
-        gain: expected hypervolume improvement of all of them together.
+        score: expected fall of the log regret per joule, with the joules of coming back to a
+            launch that is left for this one.
         cost_J: predicted joules of the probe.
         first_J: joules of the launch and its first window.
-        relative_gain: gain over the hypervolume of the front so far, counted from the worst point
-            that was tried.
+        expected_gain: share of the front's hypervolume that all of them are expected to add.
     """
 
     members: tuple[int, ...]
-    gain: float
+    score: float
     cost_J: float
     first_J: float
-    relative_gain: float
-
-    @property
-    def score(self) -> float:
-        """Expected improvement per joule."""
-        return self.gain / max(self.cost_J, 1e-12)
+    expected_gain: float
 
 
 @dataclass(frozen=True)
@@ -79,6 +74,7 @@ class CandidateView:
         launch_of: number of the launch of each, (n,).
         posterior: of each.
         fits: probability that each fits in memory, (n,).
+        gpus: number of GPUs of each, (n,).
     """
 
     members: np.ndarray
@@ -86,6 +82,7 @@ class CandidateView:
     launch_of: np.ndarray
     posterior: Posterior
     fits: np.ndarray
+    gpus: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -93,23 +90,27 @@ class FrontEstimate:
     """Posterior means of the configurations that the front is made of.
 
     Attributes:
-        points: log energy and log time, (n, 2): the measured configurations, then those in flight.
-        measured: number of measured ones.
+        configurations: measured or in flight, (n,).
+        points: log energy and log time of each, (n, 2).
+        gpus: number of GPUs of each, (n,).
     """
 
+    configurations: tuple[Configuration, ...]
     points: np.ndarray
-    measured: int
+    gpus: np.ndarray
 
     @classmethod
-    def of(
-        cls,
-        surrogates: Surrogates,
-        measured: Sequence[Configuration],
-        pending: Sequence[Configuration] = (),
-    ) -> FrontEstimate:
+    def of(cls, surrogates: Surrogates, configurations: Sequence[Configuration]) -> FrontEstimate:
         """Return the estimate of fitted surrogates."""
-        log_t, log_p = surrogates.mean([*measured, *pending])
-        return cls(np.column_stack([log_t + log_p, log_t]), len(measured))
+        log_t, log_p = surrogates.mean(configurations)
+        gpus = np.array([configuration.world_size for configuration in configurations])
+        return cls(tuple(configurations), np.column_stack([log_t + log_p, log_t]), gpus)
+
+    def nearest(self, count: int) -> np.ndarray:
+        """Return the indices of the points nearest to the front, at most this number."""
+        e, t = self.points.T
+        behind = np.maximum(e[:, None] - e[None, :], t[:, None] - t[None, :]).max(axis=1)
+        return np.argsort(behind, kind="stable")[:count]
 
 
 def normal_draws(draws: int, width: int, seed: int) -> np.ndarray:
@@ -135,14 +136,15 @@ def search_reference(front: np.ndarray, posterior: Posterior) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ProbeAcquisition:
-    """Expected hypervolume improvement per joule of whole probes.
+    """Expected fall of the log regret per joule of whole probes.
 
     Attributes:
         surrogates: fitted, with the pending configurations believed.
         cost: predicted joules of launches and windows.
-        design: number of live settings a probe, weight of the cost, and whether the first window of
-            a launch decides about the rest of its sweep.
-        draws: `normal_draws` for single settings, (draws, 2, 1), and for sweeps, (draws, 2, live).
+        design: largest number of live settings of a sweep, weight of the cost, and whether the
+            first window of a launch decides about the rest of its sweep.
+        draws: `normal_draws` for single settings, (draws, 2, 1), and joint ones, (draws, 2,
+            `CANDIDATES_TRIED` + `LIVE_TRIED` + `MEASURED_TRIED`).
     """
 
     surrogates: Surrogates
@@ -151,103 +153,124 @@ class ProbeAcquisition:
     draws: tuple[np.ndarray, np.ndarray]
 
     def best(
-        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None = None
+        self,
+        front: FrontEstimate,
+        candidates: CandidateView,
+        configurations: Sequence[Configuration],
+        running_launch: int | None = None,
     ) -> Scored:
-        """Return the probe with the most expected improvement per joule.
+        """Return the probe that is worth the most per joule.
 
         Args:
             front: to be improved on.
             candidates: may be proposed; the surrogates track them.
+            configurations: all candidates, which the members of `candidates` are numbers of.
             running_launch: number of a launch that can be extended without the cost of a launch.
 
         Returns:
-            The probe; its gain is 0 if no draw of any candidate improves the front.
+            The probe; its score is 0 if no draw of any candidate is worth anything.
         """
-        posterior, launch_of = candidates.posterior, candidates.launch_of
-        reference = search_reference(front.points, posterior)
-        corners, measured = _corners(front.points), _corners(front.points[: front.measured])
-        gain = self._single_gains(corners, reference, candidates)
-        launch_J = np.where(launch_of == running_launch, 0.0, self.cost.launch_J(posterior.power_W))
+        launches = self._promising(front, candidates, running_launch)
+        tried = np.concatenate(launches)
+        regret = self._regret(front, [configurations[i] for i in candidates.members[tried]])
+        posterior = candidates.posterior
+        launch_J = self.cost.launch_J(posterior.power_W)
         visit_J = self.cost.visit_J(posterior.power_W, posterior.step_time_s)
-        if not gain.any():
-            return self._nearest(corners, candidates, launch_J, visit_J)
-        rate = gain / (launch_J + visit_J) ** self.design.cost_weight
-        order = np.argsort(-rate, kind="stable")
-        _, places = np.unique(launch_of[order], return_index=True)
-        found: tuple[np.ndarray, Sweep, float, float] | None = None
-        best_rate = -1.0
-        for launch in launch_of[order][np.sort(places)[:LAUNCHES_TRIED]]:
-            rows = order[launch_of[order] == launch][:LIVE_TRIED]  # best single setting first
-            log_t, log_p = self.surrogates.sample_watched(candidates.rows[rows], self.draws[1])
-            first_decides = self.design.extend_launches and launch != running_launch
-            sweep = Sweep(
-                log_t + log_p,
-                log_t,
-                corners,
-                reference,
-                beaten_by=measured if first_decides else None,
-                noise=self.surrogates.noise(),
-            )
-            total, joules = greedy_sweep(
-                sweep,
-                launch_J[rows[0]],
-                visit_J[rows],
-                self.design.max_live,
-                self.design.cost_weight,
-            )
-            total *= float(candidates.fits[rows[0]])
-            if total / joules**self.design.cost_weight > best_rate:
-                best_rate = total / joules**self.design.cost_weight
-                found = rows, sweep, total, joules
-        assert found is not None
-        rows, sweep, total, joules = found
-        # The gain is compared with what the front has over the worst that was tried: the corner
-        # that a one-point front spans to its own reference point is next to nothing.
-        worst = np.maximum(front.points.max(axis=0), reference)
-        first = rows[sweep.added[0]]
+        sweeps, begin, return_J = [], 0, 0.0
+        for rows in launches:
+            columns = np.arange(begin, begin + len(rows))
+            running = candidates.launch_of[rows[0]] == running_launch
+            sweep = Sweep(regret, columns, launch_J[rows] * (not running), visit_J[rows])
+            sweep.grow(self.design.max_live, self.design.cost_weight)
+            if self.design.extend_launches and not running:
+                sweep.begin_cheaply()
+            elif running:
+                return_J = sweep.needed * float(launch_J[rows].min())
+            sweeps.append(sweep)
+            begin += len(rows)
+        scores = [
+            self._score(sweep, candidates, int(rows[0]), running_launch, return_J)
+            for rows, sweep in zip(launches, sweeps, strict=True)
+        ]
+        best = int(np.argmax(scores))
+        if scores[best] <= 0:
+            return self._nearest(front, candidates, running_launch)
+        rows, sweep = launches[best], sweeps[best]
         return Scored(
             members=tuple(int(member) for member in candidates.members[rows[sweep.added]]),
-            gain=total,
-            cost_J=joules,
-            first_J=float(launch_J[first] + visit_J[first]),
-            relative_gain=total / max(hypervolume(corners, worst), 1e-12),
+            score=scores[best],
+            cost_J=sweep.cost_J,
+            first_J=sweep.first_J,
+            expected_gain=sweep.expected_share,
         )
 
-    def _single_gains(
-        self, corners: np.ndarray, reference: np.ndarray, candidates: CandidateView
-    ) -> np.ndarray:
-        """Return the expected improvement of each candidate alone, (n,)."""
-        posterior, draws = candidates.posterior, self.draws[0]
+    def _score(
+        self,
+        sweep: Sweep,
+        candidates: CandidateView,
+        row: int,
+        running_launch: int | None,
+        return_J: float,
+    ) -> float:
+        """Return the value of a sweep per joule.
+
+        A launch that ends the running one is charged `return_J` as well.
+        """
+        leaves = candidates.launch_of[row] != running_launch
+        joules = sweep.cost_J + (return_J if leaves else 0.0)
+        value = sweep.value * float(candidates.fits[row])
+        return value / max(joules, 1e-12) ** self.design.cost_weight
+
+    def _promising(
+        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
+    ) -> list[np.ndarray]:
+        """Return the rows of the launches that sweeps are built for, the running one among them.
+
+        They are the launches with the best single settings by hypervolume improvement per joule;
+        the rows of each are sorted by it.
+        """
+        posterior, launch_of = candidates.posterior, candidates.launch_of
+        draws = self.draws[0]
         log_t = posterior.log_time + draws[:, 0] * posterior.log_time_std
         log_p = posterior.log_power + draws[:, 1] * posterior.log_power_std
-        gains = improvement(corners, log_t + log_p, log_t, reference)
-        return np.asarray(gains.mean(axis=0) * candidates.fits)
+        reference = search_reference(front.points, posterior)
+        gains = improvement(_corners(front.points), log_t + log_p, log_t, reference).mean(axis=0)
+        launch_J = np.where(launch_of == running_launch, 0.0, self.cost.launch_J(posterior.power_W))
+        joules = launch_J + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
+        rate = gains * candidates.fits / joules**self.design.cost_weight
+        order = np.argsort(-rate, kind="stable")
+        _, places = np.unique(launch_of[order], return_index=True)
+        launches: list[np.ndarray] = []
+        count = 0
+        for launch in launch_of[order][np.sort(places)]:
+            if launch == running_launch or count < CANDIDATES_TRIED:
+                rows = order[launch_of[order] == launch][:LIVE_TRIED]
+                if launch == running_launch or count + len(rows) <= CANDIDATES_TRIED:
+                    launches.append(rows)
+                count += len(rows)
+            elif running_launch is None:
+                break
+        return launches
+
+    def _regret(self, front: FrontEstimate, tried: Sequence[Configuration]) -> LogRegret:
+        """Return joint draws of the measured configurations and of these."""
+        near = front.nearest(MEASURED_TRIED)
+        both = [*(front.configurations[i] for i in near), *tried]
+        log_t, log_p = self.surrogates.sample(both, self.draws[1])
+        return LogRegret(log_t + log_p, log_t, measured=len(near))
 
     def _nearest(
-        self,
-        corners: np.ndarray,
-        candidates: CandidateView,
-        launch_J: np.ndarray,
-        visit_J: np.ndarray,
+        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
     ) -> Scored:
-        """Return the probe nearest to the front; its gain is 0.
-
-        The settings of its launch that are about as near are visited with it.
-        """
-        behind = _sds_behind(corners, candidates.posterior)
+        """Return the single setting nearest to the front; its score is 0."""
+        behind = _sds_behind(_corners(front.points), candidates.posterior)
         best = int(np.argmin(behind))
-        alike = (candidates.launch_of == candidates.launch_of[best]) & (
-            behind <= behind[best] + ALIKE_SD
-        )
-        chosen = np.flatnonzero(alike)
-        chosen = chosen[np.argsort(behind[chosen], kind="stable")][: self.design.max_live]
-        return Scored(
-            members=tuple(int(i) for i in candidates.members[chosen]),
-            gain=0.0,
-            cost_J=float(launch_J[best] + visit_J[chosen].sum()),
-            first_J=float(launch_J[best] + visit_J[best]),
-            relative_gain=0.0,
-        )
+        posterior = candidates.posterior[[best]]
+        joules = float(self.cost.visit_J(posterior.power_W, posterior.step_time_s)[0])
+        if candidates.launch_of[best] != running_launch:
+            joules += float(self.cost.launch_J(posterior.power_W)[0])
+        member = int(candidates.members[best])
+        return Scored((member,), score=0.0, cost_J=joules, first_J=joules, expected_gain=0.0)
 
 
 def _corners(points: np.ndarray) -> np.ndarray:

@@ -101,6 +101,7 @@ class CandidatePool:
         self._surrogates, self._candidates = surrogates, candidates
         self._members, self._launch_of, self._rng = members, launch_of, rng
         self._codes: LaunchCodes | None = None
+        self._gpus = np.array([Configuration(launch).world_size for launch in candidates.launches])
         self.tracked: np.ndarray | None = None
 
     def renew(self) -> None:
@@ -123,7 +124,10 @@ class CandidatePool:
         self._surrogates.believe(self._configurations(observations.pending))
         rows = np.flatnonzero(~closed[self.tracked])
         members, posterior = self.tracked[rows], self._surrogates.watched()[rows]
-        return CandidateView(members, rows, self._launch_of[members], posterior, fits[members])
+        launch_of = self._launch_of[members]
+        return CandidateView(
+            members, rows, launch_of, posterior, fits[members], self._gpus[launch_of]
+        )
 
     def _configurations(self, members: Iterable[int]) -> list[Configuration]:
         return [self._candidates.configurations[i] for i in members]

@@ -31,6 +31,7 @@ from tuner.workload.probe import ProbeRecord
 if TYPE_CHECKING:
     from optuna.study import Study
 
+    from tuner.search.question import Question
     from tuner.search.regret import RegretEstimate
     from tuner.search_spaces.space import Candidates
 
@@ -44,8 +45,8 @@ class ProbePlan:
     Attributes:
         configurations: to visit now, in this order, all of one launch.
         reason: how it was chosen, e.g. "expected improvement".
-        score: expected hypervolume improvement per predicted joule; NaN if not estimated.
-        expected_gain: expected hypervolume improvement over the hypervolume of the front so far;
+        score: expected fall of the log regret per predicted joule; NaN if not estimated.
+        expected_gain: share of the front's hypervolume that the probe is expected to add;
             infinite if not estimated.
         cost_J: predicted joules of the probe, its probable continuation included; NaN if not
             estimated.
@@ -85,6 +86,8 @@ class ProbePlanner(BaseSampler):
 
     #: Live settings that one probe visits at most.
     max_live: int = SamplerDesign.max_live
+    #: Limits and objective that decide which probe is worth its joules; None for the whole front.
+    question: Question | None = None
 
     def __init__(
         self, candidates: Candidates, *, cost: ProbeCost | None = None, seed: int | None = None

@@ -1,5 +1,8 @@
 """Simple regret of a search: the hypervolume that the measured configurations still miss.
 
+With a question of the user (`tuner.search.question`) it is what the answer among the measured ones
+loses, a difference of logs, and the rest of the front does not count.
+
 In each joint draw of the surrogates over measured and open candidates, the regret is the share of
 the drawn front's hypervolume that the measured ones miss. A search may end when the regret is small
 in nearly every draw (Makarova et al. 2022, "Automatic termination for hyperparameter optimization",
@@ -10,6 +13,7 @@ posterior is too sure of itself after a few measurements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +23,7 @@ from tuner.models.surrogate.gaussian_process import LEAST_ROWS
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import hypervolume, hypervolume_sd, improvement, reference_point
 from tuner.search.acquisition import CandidateView, FrontEstimate, normal_draws
+from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
 
 __all__ = ["LEAST_MEASUREMENTS", "RegretEstimate", "RegretModel"]
@@ -38,16 +43,20 @@ class RegretEstimate:
     """Draws of the simple regret.
 
     Attributes:
-        missing: share of the drawn front's hypervolume that the measured candidates miss, (draws,).
+        missing: share of the drawn front's hypervolume that the measured candidates miss, (draws,);
+            of a question the log of the objective that their best loses to the best of all.
         noise: standard deviation of the drawn front's hypervolume, as a share of it, if each of its
-            points were measured by one window, (draws,). A smaller share cannot be told.
+            points were measured by one window, (draws,); of a question that of one window's
+            objective. What is smaller cannot be told.
         saving: reduction of log energy, averaged over the drawn front's range of times, that is
             left to find, (draws,). A gain in time alone is converted at the front's own rate.
+        of_answer: True if it is the regret of a question's answer.
     """
 
     missing: np.ndarray
     noise: np.ndarray
     saving: np.ndarray
+    of_answer: bool = False
 
     def probability_above(self, share: float) -> float:
         """Return the probability that more is missing than this share and the noise."""
@@ -68,26 +77,29 @@ class RegretModel:
 
     def estimate(
         self,
-        chosen: Sequence[Configuration],
         front: FrontEstimate,
         still_open: Sequence[Configuration],
         view: CandidateView,
+        question: Question | None = None,
     ) -> RegretEstimate:
         """Return the regret of the configurations that are measured or in flight.
 
         Args:
-            chosen: measured or in flight, at least one.
-            front: posterior means of these.
+            front: what is measured or in flight, at least one.
             still_open: the configurations of `view`, in its order.
             view: the candidates that may be proposed.
+            question: limits and objective; None for the regret of the front.
         """
-        near, promising = self._relevant(front.points, view)
+        near, promising = self._relevant(front, view, question)
         if self._normals is None:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
-        both = [*(chosen[i] for i in near), *(still_open[i] for i in promising)]
+        both = [*(front.configurations[i] for i in near), *(still_open[i] for i in promising)]
         log_t, log_p = self._surrogates.sample_wide(both, self._normals)
         points = np.stack([log_t + log_p, log_t], axis=-1)
         fits = self._fitting(view, promising, len(near))
+        if question is not None:
+            gpus = np.append(front.gpus[near], view.gpus[promising])
+            return self._of_answer(question, points, fits, gpus, len(near))
         noise_sd = self._surrogates.noise()
         missing, noise, saving = np.empty((3, DRAWS))
         for draw in range(DRAWS):
@@ -100,19 +112,63 @@ class RegretModel:
             saving[draw] = left / float(reference[1] - every[:, 1].min())
         return RegretEstimate(missing, noise, saving)
 
-    def _relevant(self, front: np.ndarray, view: CandidateView) -> tuple[np.ndarray, np.ndarray]:
+    def _of_answer(
+        self,
+        question: Question,
+        points: np.ndarray,
+        fits: np.ndarray,
+        gpus: np.ndarray,
+        measured: int,
+    ) -> RegretEstimate:
+        """Return the regret of the answer among the measured configurations.
+
+        Args:
+            question: of the user.
+            points: draws of log energy and log time, (draws, n, 2).
+            fits: mask of those that fit in memory in each draw, (draws, n).
+            gpus: number of GPUs of each, (n,).
+            measured: number of measured ones; they come first.
+        """
+        energy, time = points[..., 0], points[..., 1]
+        worst = question.objective(energy, time, gpus).max(axis=1, keepdims=True)
+        losses = np.where(fits, question.loss(energy, time, gpus, worst), np.inf)
+        missing = losses[:, :measured].min(axis=1) - losses.min(axis=1)
+        time_sd, power_sd = self._surrogates.noise()
+        saving = missing
+        if question.constraints.goal == "least-time":
+            references = [
+                reference_point(each[fit]) for each, fit in zip(points, fits, strict=True)
+            ]
+            least = np.where(fits[..., None], points, np.inf).min(axis=1)
+            energy_range, time_range = (np.array(references) - least).T
+            saving = missing * energy_range / time_range
+            power_sd = 0.0
+        elif question.constraints.goal == "least-edp":
+            time_sd *= 2
+        noise = np.full(DRAWS, math.hypot(time_sd, power_sd))
+        return RegretEstimate(missing, noise, saving, of_answer=True)
+
+    def _relevant(
+        self, front: FrontEstimate, view: CandidateView, question: Question | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the chosen and of the open candidates that can matter."""
         posterior, (wide_t, wide_p) = view.posterior, self._surrogates.widening
         best_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
         best_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std
-        best = np.column_stack([best_t + best_p, best_t])
-        reference = np.maximum(front.max(axis=0), best.max(axis=0)) + 1.0
-        promise = improvement(front, best[:, 0], best[:, 1], reference)
+        points, best = front.points, np.column_stack([best_t + best_p, best_t])
+        if question is None:
+            reference = np.maximum(points.max(axis=0), best.max(axis=0)) + 1.0
+            promise = improvement(points, best[:, 0], best[:, 1], reference)
+            near = front.nearest(MOST_CANDIDATES)
+        else:
+            gpus = np.append(front.gpus, view.gpus)
+            energy, time = np.vstack([points, best]).T
+            worst = float(question.objective(energy, time, gpus).max())
+            losses = question.loss(energy, time, gpus, worst)
+            promise = losses[: len(points)].min() - losses[len(points) :]
+            near = np.argsort(losses[: len(points)], kind="stable")[:MOST_CANDIDATES]
         order = np.argsort(-promise, kind="stable")[:MOST_CANDIDATES]
-        behind = np.maximum(
-            front[:, None, 0] - front[None, :, 0], front[:, None, 1] - front[None, :, 1]
-        ).max(axis=1)
-        return np.argsort(behind, kind="stable")[:MOST_CANDIDATES], order[promise[order] > 0]
+        return near, order[promise[order] > 0]
 
     def _fitting(self, view: CandidateView, rows: np.ndarray, measured: int) -> np.ndarray:
         """Return a mask of the candidates that fit in memory in each draw, measured ones first.

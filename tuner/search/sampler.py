@@ -1,4 +1,4 @@
-"""Sampler of this project: expected hypervolume improvement per joule, probe by probe.
+"""Sampler of this project: expected fall of the log regret per joule, probe by probe.
 
 `plan` fits the surrogates to the study's observations and chooses a probe: one launch and the live
 setting to visit first. While that launch runs, `plan_continuation` chooses from its measurements
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,19 +22,24 @@ from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
 from tuner.search.acquisition import (
+    CANDIDATES_TRIED,
     JOINT_DRAWS,
     LIVE_TRIED,
+    MEASURED_TRIED,
     SINGLE_DRAWS,
     CandidateView,
     FrontEstimate,
     ProbeAcquisition,
+    Scored,
     farthest,
     normal_draws,
 )
+from tuner.search.answer_acquisition import AnswerAcquisition
 from tuner.search.candidate_pool import CandidatePool
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
+from tuner.search.user_prior import UserPrior
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -49,7 +55,7 @@ START_LAUNCHES = 6
 
 
 class CandidateSampler(ProbePlanner):
-    """Planner by expected hypervolume improvement per joule.
+    """Planner by expected fall of the log regret per joule.
 
     Observations are the study's COMPLETE trials with user attributes `configuration` (its key),
     `step_time_s`, `power_W` and, if known, `step_time_rse` and `power_rse`. RUNNING trials are
@@ -68,6 +74,7 @@ class CandidateSampler(ProbePlanner):
         design: the design choices, for leaving one out.
         surrogate: a scikit-learn regressor that learns step time and power; None for this project's
             Gaussian process.
+        user_prior: configurations to try first, and preferred knob values.
     """
 
     def __init__(
@@ -81,8 +88,10 @@ class CandidateSampler(ProbePlanner):
         memory_bytes: float | None = None,
         design: SamplerDesign | None = None,
         surrogate: Any = None,
+        user_prior: UserPrior | None = None,
     ) -> None:
         super().__init__(candidates, cost=cost, seed=seed)
+        self._user_prior = user_prior or UserPrior()
         self.design = design or SamplerDesign()
         self.max_live = self.design.max_live
         self.features = FeatureMap(candidates, prior=prior, earlier=earlier)
@@ -109,7 +118,9 @@ class CandidateSampler(ProbePlanner):
             self._start_count = min(launches, self.design.start_launches)
         self._draws = (
             normal_draws(SINGLE_DRAWS, 1, self._seed),
-            normal_draws(JOINT_DRAWS, LIVE_TRIED, self._seed + 1),
+            normal_draws(
+                JOINT_DRAWS, CANDIDATES_TRIED + LIVE_TRIED + MEASURED_TRIED, self._seed + 1
+            ),
         )
         self._regret = RegretModel(self.surrogates, self._seed + 2)
         self._pool = CandidatePool(
@@ -142,6 +153,11 @@ class CandidateSampler(ProbePlanner):
             closed, fits = self._closed_and_fits(observations)
             if closed.all():
                 return self._enqueue(None)
+            if wanted := self._to_try(closed):
+                extendable = self._extendable(wanted, closed)
+                return self._enqueue(
+                    self._plan_of(wanted, "to be tried first", extendable=extendable)
+                )
             launched, fresh = self._launches(observations, closed)
             if self._starting(observations, fresh) or not observations.measured:
                 return self._enqueue(self._start_plan(closed, launched, fresh, fits))
@@ -181,6 +197,13 @@ class CandidateSampler(ProbePlanner):
             starting = len(measured | in_flight) < self._start_count
             most = max(1.0, self.design.in_flight_share * max(len(measured), 1))
             return bool(in_flight) and not starting and len(in_flight) + 1 > most
+
+    def _to_try(self, closed: np.ndarray) -> list[int]:
+        """Return the candidates of one launch that the user wants to be tried next."""
+        numbers = (self._encoding.index_of_key(each.key) for each in self._user_prior.first)
+        wanted = [i for i in numbers if i is not None and not closed[i]]
+        launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
+        return launch[: self.max_live]
 
     def _launches(
         self, observations: Observations, closed: np.ndarray
@@ -255,9 +278,11 @@ class CandidateSampler(ProbePlanner):
         rows = self._members[launch]
         rows = rows[~closed[rows]]
         matrix = self.features.matrix[rows]
-        # The device's own or highest setting first (the last of a clock's rows has the largest
-        # feature), then the farthest from those chosen.
-        chosen = [int(np.argmax(matrix.sum(axis=1)))]
+        # The lowest setting first: power is least there, and so are the joules of the launch and of
+        # the window. The first windows of the launches that follow are at low settings for the
+        # same reason, so launches are compared at like settings. Then the farthest from those
+        # chosen.
+        chosen = [int(np.argmin(matrix.sum(axis=1)))]
         while len(chosen) < min(self.design.start_live, self.max_live, len(rows)):
             left = np.setdiff1d(np.arange(len(rows)), chosen)
             chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
@@ -277,26 +302,41 @@ class CandidateSampler(ProbePlanner):
         candidates = self._pool.view(observations, closed, fits)
         front = FrontEstimate.of(
             self.surrogates,
-            measured=[
+            [
                 self._configurations[i]
-                for i in dict.fromkeys(m.candidate for m in observations.measured)
+                for i in (
+                    *dict.fromkeys(m.candidate for m in observations.measured),
+                    *observations.pending,
+                )
             ],
-            pending=[self._configurations[i] for i in observations.pending],
         )
-        acquisition = ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
-        best = acquisition.best(front, candidates, running_launch)
-        decides = self.design.extend_launches and self._launch_of[best.members[0]] != running_launch
-        members = best.members[:1] if decides else best.members
+        # A preference weighs the score of a candidate as the probability that it fits does.
+        weights = self._user_prior.weights(len(observations.measured))
+        weighted = candidates.fits * np.broadcast_to(weights, len(closed))[candidates.members]
+        preferred = replace(candidates, fits=weighted)
+        best = self._best(front, preferred, running_launch)
+        members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,
             "expected improvement",
             score=best.score,
-            expected_gain=best.relative_gain,
+            expected_gain=best.expected_gain,
             cost_J=best.cost_J,
             first_J=best.first_J,
             extendable=self._extendable(members, closed),
             regret=self._regret_of(observations, front, candidates),
         )
+
+    def _best(
+        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
+    ) -> Scored:
+        """Return the probe that is worth the most for the user's question, or for the front."""
+        if self.question is None:
+            acquisition = ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
+            return acquisition.best(front, candidates, self._configurations, running_launch)
+        weight, (single, _) = self.design.cost_weight, self._draws
+        answer = AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
+        return answer.best(front, candidates, running_launch)
 
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView
@@ -309,12 +349,11 @@ class CandidateSampler(ProbePlanner):
         least = LEAST_MEASUREMENTS if self.surrogates.sharpens else FOLDS + 1
         if len(observations.measured) < least:
             return None
-        measured = dict.fromkeys(m.candidate for m in observations.measured)
         return self._regret.estimate(
-            [self._configurations[i] for i in (*measured, *observations.pending)],
             front,
             [self._configurations[i] for i in candidates.members],
             candidates,
+            self.question,
         )
 
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:

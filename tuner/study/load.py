@@ -121,7 +121,11 @@ def read_end(ended: Mapping[str, Any], constraints: Constraints) -> SessionEnd:
     if not isinstance(chosen, Mapping):
         raise InvalidValue(f"ended.chosen in {_WHERE}", chosen, "a table")
     same = dict(chosen.get("constraints", {})) == constraints.given
-    return SessionEnd(stop, time_s, no_verdict, str(chosen.get("key", "")) if same else "")
+    planned = ended.get("planned_pairs", [])
+    if not isinstance(planned, list) or any(type(pairs) is not int for pairs in planned):
+        raise InvalidValue(f"ended.planned_pairs in {_WHERE}", planned, "a list of integers")
+    key = str(chosen.get("key", "")) if same else ""
+    return SessionEnd(stop, time_s, no_verdict, key, tuple(planned))
 
 
 def _reason(section: Any, kinds: Sequence[str]) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError
 from tuner.study.baseline_due import baseline_due
+from tuner.study.blas_threads import beside_probes
 from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus, most_left_s
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
@@ -38,6 +39,7 @@ from tuner.study.rules import (
     node_failures,
     not_repaid,
     not_worth_it,
+    question_of,
     settings_to_remeasure,
 )
 from tuner.workload.limits import ProbeLimits
@@ -99,6 +101,7 @@ class SearchLoop:
         self._stopped: StopReason | None = None
         executor.next_settings = self._next_settings
         sampler.cost = spec.problem.cost.learned(self.records)
+        sampler.question = question_of(spec, self.records)
         self._front = self._measured_front()
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
@@ -250,7 +253,8 @@ class SearchLoop:
         waits = self._recorder.patiently(lambda: sampler.better_to_wait(study))
         if waits and self._flying:  # not for what another driver of this study has in flight
             return None
-        plan = self._recorder.patiently(lambda: sampler.plan(study))
+        with beside_probes(self._problem, len(self._flying)):
+            plan = self._recorder.patiently(lambda: sampler.plan(study))
         if plan is None:
             if not self._flying:
                 self._stopped = StopReason("exhausted")
@@ -349,7 +353,8 @@ class SearchLoop:
         so_far = ProbeRecord(request, tuple(measurements), self._executor.meter)
         so_far = in_job_steps(so_far, self._problem.job)
         try:
-            return self._plan_continuation(flight, so_far)
+            with beside_probes(self._problem, len(self._flying)):
+                return self._plan_continuation(flight, so_far)
         except StorageError as error:  # the launch is not kept up until it answers
             self.note(f"{request.probe_id} is not continued: {error}")
             return ()
@@ -388,6 +393,7 @@ class SearchLoop:
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         self._sampler.cost = self._problem.cost.learned(self.records)
+        self._sampler.question = question_of(self._spec, self.records)
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
         self._front = self._measured_front()

@@ -14,7 +14,8 @@ from tuner.results.build import measured_points
 from tuner.results.choice import decide, front_of
 from tuner.results.result import Point
 from tuner.results.verification import baseline_of
-from tuner.search.sampler import ProbePlan
+from tuner.search.planner import ProbePlan
+from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
@@ -24,6 +25,7 @@ __all__ = [
     "node_failures",
     "not_repaid",
     "not_worth_it",
+    "question_of",
     "settings_to_remeasure",
 ]
 
@@ -57,7 +59,8 @@ def not_worth_it(
     """Return why the search may end instead of making this probe, or None.
 
     With a job, what is left to find has to repay the probe (`not_repaid`). A recording has no
-    training to come, so there it has to be more than `max_regret` and than the noise.
+    training to come, so there it has to be more than `max_regret` and than the noise. With limits
+    or an objective it is the answer that can be improved, else the front.
 
     Args:
         spec: the study.
@@ -76,6 +79,7 @@ def not_worth_it(
         "probability": probability,
         "expected_gain": plan.expected_gain,
         "needed_kJ": cost_kJ,
+        "of_answer": float(plan.regret.of_answer),
     }
     return StopReason("not_worth_it", figures)
 
@@ -122,6 +126,20 @@ def constraints_of(
     baseline = baseline_of(records)
     times_s = [point.time_to_solution_s for point in points if point.configuration == baseline]
     return spec.constraints.relative_to(times_s[0] if times_s else None)
+
+
+def question_of(spec: StudySpec, records: Sequence[ProbeRecord]) -> Question | None:
+    """Return what the search is to answer; None to search the whole front.
+
+    A limit relative to the baseline counts once the baseline was measured.
+
+    Args:
+        spec: the study.
+        records: probes so far.
+    """
+    steps = spec.problem.steps
+    constraints = constraints_of(spec, records, measured_points(records, steps))
+    return Question.of(constraints, steps)
 
 
 def front_to_beat(

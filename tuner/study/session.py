@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,16 @@ from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import RunFolder, plain
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason
-from tuner.problem.study_file import parse_surrogate
-from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
+from tuner.problem.study_file import parse_cluster, parse_surrogate
+from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
 from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
+from tuner.search.user_prior import user_prior
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.study.callbacks import (
@@ -82,6 +84,7 @@ class Session:
         storage: URL of the study's database; None for the journal in the run folder.
         sampler: plans the probes; None for this project's own.
         transfer: earlier measurements to start from.
+        try_first, prefer: what the user expects (`tuner.search.user_prior.user_prior`).
         surrogate: a name, a text or a scikit-learn regressor
             (`tuner.models.surrogate.surrogate_choice`); None for that of an earlier session, else
             this project's Gaussian process.
@@ -103,11 +106,14 @@ class Session:
         storage: str | None = None,
         sampler: SamplerChoice = None,
         transfer: Sequence[str | Path] = (),
+        try_first: Sequence[str | Configuration] = (),
+        prefer: Sequence[str] = (),
         surrogate: Any = None,
         callbacks: Sequence[Callback] = (),
         notify: Notify | None = None,
     ) -> None:
-        check_sampler(sampler, transfer=bool(transfer))
+        check_sampler(sampler, transfer=bool(transfer), user_prior=bool(try_first or prefer))
+        self._user_prior = user_prior(problem.candidates, try_first=try_first, prefer=prefer)
         check_surrogate(surrogate)
         settings = settings or SearchSettings()
         self._earlier: tuple[Prior, ...] = ()
@@ -188,6 +194,7 @@ class Session:
             memory_bytes=problem.device_memory_bytes,
             seed=spec.settings.seed,
             surrogate=problem.surrogate,
+            user_prior=self._user_prior,
         )
         recorder = StudyRecorder(
             name=run.name,
@@ -234,13 +241,15 @@ class Session:
         except KeyboardInterrupt:
             raise Interrupted(self._run) from None
         finally:
-            ended = SessionEnd(stop, loop.elapsed_s, no_verdict, self._spec.ended.chosen)
+            before = self._spec.ended
+            ended = replace(before, stop=stop, time_s=loop.elapsed_s, no_verdict=no_verdict)
             self._spec = replace(self._spec, ended=ended)
             self._write_study()
 
-    def _settle_on(self, key: str) -> None:
-        """Keep what is being verified, for a session that continues this one."""
-        self._spec = replace(self._spec, ended=replace(self._spec.ended, chosen=key))
+    def _settle_on(self, key: str, planned_pairs: tuple[int, ...]) -> None:
+        """Keep what is being verified and how, for a session that continues this one."""
+        ended = replace(self._spec.ended, chosen=key, planned_pairs=planned_pairs)
+        self._spec = replace(self._spec, ended=ended)
         self._write_study()
 
     def _write_study(self) -> None:
@@ -253,7 +262,7 @@ class Session:
                 raise
 
     def _result_so_far(self, loop: SearchLoop) -> Result:
-        ended = SessionEnd(StopReason("running"), chosen=self._spec.ended.chosen)
+        ended = replace(self._spec.ended, stop=StopReason("running"), time_s=None, no_verdict=None)
         spec = replace(self._spec, ended=ended, unverified=NoVerdict("running"))
         return build_result(spec, loop.records)
 
@@ -294,6 +303,9 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
         return
     if "plan" in before:
         raise InputError(f"the run {run.name!r} is a plan; give the study another name")
+    then = parse_cluster(before)
+    if then is not None:  # with the defaults of fields that its release did not have
+        before = {**before, "cluster": plain(asdict(then))}
     names = ("job", "cluster", "recorded", "space")
     found = _differences(
         {name: problem.identity[name] for name in names if name in problem.identity},

@@ -11,15 +11,15 @@ count, so that an interrupted verification continues where it stopped.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tuner.problem.settings import FEW_PROBES, MOST_PAIRS
 from tuner.problem.stop_reason import NoVerdict
 from tuner.problem.study_spec import StudySpec
+from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, with_plan
 from tuner.results.build import measured_points
 from tuner.results.result import Attempt
 from tuner.results.verification import (
-    LEAST_PAIRS,
-    MOST_TRIES,
     ab_pairs,
     attempts_of,
     baseline_is_feasible,
@@ -39,37 +39,69 @@ SPOILED = 2
 
 
 def verify(
-    search: SearchLoop, spec: StudySpec, *, settle_on: Callable[[str], None] = lambda key: None
+    search: SearchLoop,
+    spec: StudySpec,
+    *,
+    settle_on: Callable[[str, tuple[int, ...]], None] = lambda key, planned_pairs: None,
 ) -> NoVerdict | None:
     """Verify the choice against the baseline; then the next one, until one survives.
 
     Args:
         search: the study's, whose search is over.
         spec: the study.
-        settle_on: called with the key of what is tried: it stays the choice until it falls,
-            although its own new windows may make an unverified neighbour look marginally better.
+        settle_on: called with the key of what is tried and the pairs that are planned for each
+            candidate. It stays the choice until it falls, although its own new windows may make an
+            unverified neighbour look marginally better.
 
     Returns:
         Why there is no verdict; None if there is one, or nothing to verify.
     """
-    problem, prefer = spec.problem, spec.ended.chosen
+    problem, prefer, planned = spec.problem, spec.ended.chosen, spec.ended.planned_pairs
     for _ in range(MOST_TRIES):
         points = measured_points(search.records, problem.steps, run_dir=spec.run_dir)
         constraints = constraints_of(spec, search.records, points)
-        verified = choose_verified(points, search.records, constraints, prefer=prefer)
+        verified = choose_verified(
+            points, search.records, constraints, prefer=prefer, planned=planned
+        )
         if verified.to_try is None:
             return None
         prefer = verified.to_try.key
-        settle_on(prefer)
         baseline = baseline_of(search.records)
         assert baseline is not None  # `choose_verified` found something to try
         feasible = baseline_is_feasible(points, baseline, constraints)
         room = _room(search, baseline, verified.to_try)
+        if room >= LEAST_PAIRS:
+            planned = with_plan(planned, _rank(search, baseline, verified.to_try), room)
+        settle_on(prefer, planned)
         if room < LEAST_PAIRS:
             return _no_room(search, spec)
-        if reason := _try(search, spec, verified.to_try, baseline, feasible, room):
+        attempt = _Attempt(verified.to_try, baseline, feasible, planned)
+        if reason := _try(search, spec, attempt, room):
             return reason
     return None
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What is verified.
+
+    Attributes:
+        tried: the configuration.
+        baseline: is launched in turn with it.
+        feasible: whether the baseline could be kept instead.
+        planned: pairs that are planned for each candidate.
+    """
+
+    tried: Configuration
+    baseline: Configuration
+    feasible: bool
+    planned: tuple[int, ...]
+
+
+def _rank(search: SearchLoop, baseline: Configuration, tried: Configuration) -> int:
+    """Return the number of candidates that were launched before this one."""
+    before = list(ab_pairs(search.records, baseline)[0])
+    return before.index(tried) if tried in before else len(before)
 
 
 def _room(search: SearchLoop, baseline: Configuration, tried: Configuration) -> int:
@@ -96,15 +128,16 @@ def _no_room(search: SearchLoop, spec: StudySpec) -> NoVerdict:
 def _try(
     search: SearchLoop,
     spec: StudySpec,
-    tried: Configuration,
-    baseline: Configuration,
-    feasible: bool,
+    attempt: _Attempt,
     room: int,
 ) -> NoVerdict | None:
     """Measure one configuration and the baseline alternately; return why there is no verdict."""
+    tried, baseline = attempt.tried, attempt.baseline
 
     def verdict() -> Attempt | None:
-        attempts = attempts_of(search.records, baseline, feasible=feasible)
+        attempts = attempts_of(
+            search.records, baseline, feasible=attempt.feasible, planned=attempt.planned
+        )
         return next((each for each in attempts if each.configuration == tried), None)
 
     group = _launches(search, baseline, tried)

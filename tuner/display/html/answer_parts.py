@@ -17,6 +17,7 @@ from tuner.display.html.pieces import (
     section,
     tile,
 )
+from tuner.display.program_note import program_note
 from tuner.display.text import comparison, energy_mark, prediction, role
 from tuner.formatting import Units, number, percent, varying_knobs
 from tuner.results.result import Point, Result
@@ -36,6 +37,8 @@ def top_part(result: Result, units: Units) -> str:
     head = f"<h1>joulefront · {escape(result.name)}</h1>"
     if said := prediction(result):
         head += f'<p class="warning">{escape(said)}</p>'
+    if note := program_note(result):
+        head += f"<p>{escape(note)}</p>"
     if advice is None:
         return (
             f'{head}\n<p class="lead">{escape(result.choice.sentence)}</p>\n'

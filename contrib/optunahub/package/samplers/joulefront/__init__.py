@@ -25,7 +25,7 @@ __all__ = ["LaunchAwareSampler"]
 
 
 class LaunchAwareSampler(CandidateSampler):
-    """Sampler of energy and time by expected hypervolume improvement per joule.
+    """Sampler of energy and time by expected fall of the log regret per joule.
 
     A trial with the launch parameters of the trial before it is assumed to reuse the running
     process, so it costs a window only. Ask with ``study.ask(sampler.distributions())`` and tell

@@ -1,0 +1,87 @@
+"""Acquisition for a question: expected improvement of its answer per joule.
+
+A probe is worth the expected fall of the least loss (`Question.loss`): the constrained expected
+improvement (Schonlau, Welch & Jones 1998, "Global versus local search in constrained optimization
+of computer models"; Gardner et al. 2014, "Bayesian optimization with inequality constraints",
+ICML), over draws of energy, time and power, which move together, instead of a product of
+probabilities. The answer is one configuration, so one window is planned at a time, and a launch is
+worth its best setting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.models.surrogate.surrogates import Surrogates
+from tuner.problem.probe_cost import ProbeCost
+from tuner.search.acquisition import CandidateView, FrontEstimate, Scored
+from tuner.search.question import Question
+
+__all__ = ["AnswerAcquisition"]
+
+
+@dataclass(frozen=True)
+class AnswerAcquisition:
+    """Expected improvement of the answer per joule.
+
+    Attributes:
+        surrogates: fitted, with the pending configurations believed.
+        cost: predicted joules of launches and windows.
+        question: limits and objective.
+        cost_weight: exponent of the cost.
+        draws: `normal_draws`, (draws, 2, 1).
+    """
+
+    surrogates: Surrogates
+    cost: ProbeCost
+    question: Question
+    cost_weight: float
+    draws: np.ndarray
+
+    def best(
+        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None = None
+    ) -> Scored:
+        """Return the window with the most expected improvement per joule.
+
+        Without an improvement in any draw it is the one of the least predicted loss.
+
+        Args:
+            front: what is measured or in flight.
+            candidates: may be proposed.
+            running_launch: number of a launch that can be extended without the cost of a launch.
+        """
+        posterior, question = candidates.posterior, self.question
+        mean_e, mean_t = posterior.log_energy, posterior.log_time
+        objective = question.objective(mean_e, mean_t, candidates.gpus)
+        known_e, known_t = front.points.T
+        known = question.objective(known_e, known_t, front.gpus)
+        worst = float(np.append(known, objective).max())
+        least = question.loss(known_e, known_t, front.gpus, worst).min()
+        gain = np.maximum(least - self._losses(candidates, worst), 0.0).mean(axis=0)
+        gain *= candidates.fits
+        launches = candidates.launch_of != running_launch
+        launch_J = np.where(launches, self.cost.launch_J(posterior.power_W), 0.0)
+        joules = launch_J + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
+        best = int(np.argmax(gain / joules**self.cost_weight))
+        if not gain.any():
+            best = int(np.argmin(question.loss(mean_e, mean_t, candidates.gpus, worst)))
+        return Scored(
+            members=(int(candidates.members[best]),),
+            score=float(gain[best] / joules[best] ** self.cost_weight),
+            cost_J=float(joules[best]),
+            first_J=float(joules[best]),
+            expected_gain=float(gain[best]),
+        )
+
+    def _losses(self, candidates: CandidateView, worst: float) -> np.ndarray:
+        """Return draws of each candidate's loss, (draws, n).
+
+        They are widened for few measurements, as intervals are: a search that is sure of the wrong
+        side of a limit does not look at the other.
+        """
+        posterior, (wide_t, wide_p) = candidates.posterior, self.surrogates.widening
+        log_t = posterior.log_time + self.draws[:, 0] * wide_t * posterior.log_time_std
+        log_p = posterior.log_power + self.draws[:, 1] * wide_p * posterior.log_power_std
+        return self.question.loss(log_t + log_p, log_t, candidates.gpus, worst)

@@ -1,0 +1,101 @@
+"""Fall of the log regret: what a measurement is worth, draw by draw.
+
+In each joint draw of the surrogates the regret is the share of that draw's front that the
+measurements miss, and a measurement is worth the fall of its logarithm. A search is over when
+little is missing, wherever the front lies, so every draw counts the same: one in which a launch
+misses the front by far weighs no more than one in which the last settings of a good launch are
+missing. (Hypervolume improvement itself weighs the draws by how far the front might move; it leaves
+a launch that still has settings of the front for the most uncertain one, and pays to return.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tuner.pareto import REFERENCE_LEAST, REFERENCE_MARGIN, joint_improvement
+
+__all__ = ["LogRegret"]
+
+#: Added to the regret before its logarithm is taken, a share of the front's hypervolume: what is
+#: missing below it is hardly worth finding. Half and double of it cannot be told apart in joules.
+LEAST_REGRET = 0.01
+
+
+class LogRegret:
+    """Value of open candidates in each joint draw, given what is measured.
+
+    Each draw has a reference point of its own, beyond the nadir of its front
+    (`tuner.pareto.reference_point`), which is the origin of the coordinates here.
+
+    Args:
+        energy: joint draws of log energy, (draws, measured + open).
+        time: of log time, likewise.
+        measured: number of configurations that are measured or in flight, the first ones; at
+            least one.
+
+    Attributes:
+        energy: log energy of the open candidates over the draw's reference, (draws, open).
+        time: their log time, likewise.
+        front_energy: log energy of the measured ones, (draws, measured).
+        front_time: their log time.
+        missing: regret before any open candidate is measured, (draws,).
+    """
+
+    def __init__(self, energy: np.ndarray, time: np.ndarray, *, measured: int) -> None:
+        energy = energy - _reference(energy, time)[:, None]
+        time = time - _reference(time, energy)[:, None]
+        self.front_energy, self.energy = energy[:, :measured], energy[:, measured:]
+        self.front_time, self.time = time[:, :measured], time[:, measured:]
+        self._whole = _hypervolumes(energy, time)
+        self._covered = _hypervolumes(self.front_energy, self.front_time)
+        self.missing = np.maximum(1.0 - self._covered / self._whole, 0.0)
+
+    def shares(
+        self, front_energy: np.ndarray, front_time: np.ndarray, columns: np.ndarray
+    ) -> np.ndarray:
+        """Return the share of each draw's hypervolume that each candidate would add to a front.
+
+        Args:
+            front_energy: log energy of the front, (draws, k).
+            front_time: its log time, (draws, k).
+            columns: indices of the candidates.
+
+        Returns:
+            Shares, (draws, candidates).
+        """
+        gains = joint_improvement(
+            front_energy, front_time, self.energy[:, columns], self.time[:, columns], np.zeros(2)
+        )
+        return gains / self._whole[:, None]
+
+    def together(self, columns: np.ndarray) -> np.ndarray:
+        """Return the share of each draw's hypervolume that all these candidates add, (draws,)."""
+        energy = np.hstack([self.front_energy, self.energy[:, columns]])
+        time = np.hstack([self.front_time, self.time[:, columns]])
+        return (_hypervolumes(energy, time) - self._covered) / self._whole
+
+    def reduction(self, shares: np.ndarray) -> np.ndarray:
+        """Return the fall of log(regret + `LEAST_REGRET`) if these shares are added.
+
+        Args:
+            shares: (draws,) or (draws, candidates).
+        """
+        missing = self.missing.reshape(-1, *[1] * (shares.ndim - 1))
+        left = np.maximum(missing - shares, 0.0)
+        return np.asarray(np.log((missing + LEAST_REGRET) / (left + LEAST_REGRET)))
+
+
+def _reference(figure: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return one coordinate of each draw's reference point, (draws,); see `reference_point`."""
+    nadir = np.take_along_axis(figure, other.argmin(axis=1)[:, None], axis=1)[:, 0]
+    width = nadir - figure.min(axis=1)
+    return np.asarray(nadir + np.maximum(REFERENCE_MARGIN * width, REFERENCE_LEAST))
+
+
+def _hypervolumes(energy: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """Return the area that each draw's points (draws, n) dominate, up to the origin, (draws,)."""
+    order = np.argsort(energy, axis=1)
+    e = np.minimum(np.take_along_axis(energy, order, axis=1), 0.0)
+    t = np.minimum(np.take_along_axis(time, order, axis=1), 0.0)
+    right = np.hstack([e[:, 1:], np.zeros((len(e), 1))])
+    return np.asarray(np.sum((right - e) * -np.minimum.accumulate(t, axis=1), axis=1))

@@ -1,0 +1,99 @@
+"""The user's question in the search: limits and objective instead of the whole front.
+
+With a limit or an objective only the answer counts, one configuration. The loss of a configuration
+is the log of the objective if it meets every limit; else it lies above that of all that do, by the
+log of the largest overshoot, so that of two that exceed a limit the nearer one is better.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.problem.constraints import Constraints
+
+__all__ = ["Question"]
+
+#: Joules of a kilowatt-hour, and seconds of an hour.
+J_PER_KWH, S_PER_HOUR = 3.6e6, 3600.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """Limits and objective of the training job, of one step of each configuration.
+
+    Attributes:
+        constraints: of the whole job, those relative to the baseline as absolute limits.
+        steps: optimizer steps of the job.
+    """
+
+    constraints: Constraints
+    steps: int
+
+    @classmethod
+    def of(cls, constraints: Constraints, steps: int) -> Question | None:
+        """Return the question; None if these constraints ask for the front or its knee."""
+        return None if constraints.goal == "knee" else cls(constraints, steps)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Log of each limit on joules, seconds and watts of one step."""
+        asked = self.constraints
+        values = {
+            "budget_kJ": (asked.budget_kJ or math.inf) * 1000 / self.steps,
+            "deadline_s": (asked.deadline_s or math.inf) / self.steps,
+            "power_cap_W": asked.power_cap_W or math.inf,
+        }
+        return {name: math.log(value) for name, value in values.items() if math.isfinite(value)}
+
+    def objective(
+        self, log_energy: np.ndarray, log_time: np.ndarray, gpus: np.ndarray
+    ) -> np.ndarray:
+        """Return the log of what is to be least, of one step.
+
+        Args:
+            log_energy: of any shape.
+            log_time: of the same shape.
+            gpus: number of GPUs, broadcast to it.
+        """
+        goal = self.constraints.goal
+        if goal == "least-time":
+            return log_time
+        if goal == "least-edp":
+            return log_energy + log_time
+        if goal == "least-cost":
+            per_kWh, per_hour = self.constraints.prices
+            price = per_kWh / J_PER_KWH * np.exp(log_energy)
+            return np.asarray(np.log(price + per_hour / S_PER_HOUR * gpus * np.exp(log_time)))
+        return log_energy
+
+    def excess(self, log_energy: np.ndarray, log_time: np.ndarray) -> np.ndarray:
+        """Return the log of the largest overshoot of a limit; 0 if all are met."""
+        values = {
+            "budget_kJ": log_energy,
+            "deadline_s": log_time,
+            "power_cap_W": log_energy - log_time,
+        }
+        found = np.zeros(np.shape(log_energy))
+        for name, limit in self.limits.items():
+            found = np.maximum(found, values[name] - limit)
+        return found
+
+    def loss(
+        self,
+        log_energy: np.ndarray,
+        log_time: np.ndarray,
+        gpus: np.ndarray,
+        worst: float | np.ndarray,
+    ) -> np.ndarray:
+        """Return the log of the objective, at most `worst`; beyond it by `excess` if not met.
+
+        Args:
+            log_energy, log_time, gpus: as of `objective`.
+            worst: least loss of a configuration that exceeds a limit, broadcast to that shape.
+        """
+        excess = self.excess(log_energy, log_time)
+        met = np.minimum(self.objective(log_energy, log_time, gpus), worst)
+        return np.where(excess > 0, worst + excess, met)
