@@ -140,6 +140,7 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
+    from tuner.display.progress import ProgressLogger
     from tuner.executors.choose import real_executor, simulated_executor
     from tuner.study.session import Session
 
@@ -182,7 +183,7 @@ def optimize(
         try_first=try_first,
         prefer=prefer,
         callbacks=_callbacks(run, report),
-        notify=on_progress,
+        notify=ProgressLogger(on_progress),
     )
     return session.run()
 
@@ -332,6 +333,7 @@ def replay(
     Raises:
         InputError: the input is wrong; one sentence.
     """
+    from tuner.display.progress import ProgressLogger
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
@@ -358,7 +360,7 @@ def replay(
         try_first=try_first,
         prefer=prefer,
         callbacks=_callbacks(run, report),
-        notify=on_progress,
+        notify=ProgressLogger(on_progress),
     )
     return session.run()
 

@@ -162,6 +162,13 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     add("--name", metavar="NAME", help="name of the run; an existing run is continued")
     add_runs_dir(group)
     add_quiet(group)
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print each step of a probe, and why it is made",
+    )
+    add("--log-file", metavar="FILE", help="append every step of the search to this file")
     add("--plain", action="store_true", help="print progress as plain lines, even at a terminal")
 
 

@@ -31,7 +31,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError
 from tuner.study.baseline_due import baseline_due
 from tuner.study.blas_threads import beside_probes
-from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus
+from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus, most_left_s
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
@@ -429,6 +429,9 @@ class SearchLoop:
             probe_budget_kJ=self._settings.probe_budget_kJ,
             probes=len(self.records),
             max_probes=self._settings.max_probes,
+            search_s=self._settings.search_s,
+            elapsed_s=self.elapsed_s,
+            left_s=most_left_s(self._settings, self.records, self.elapsed_s),
             varying=self._varying,
             places=getattr(self._executor, "places", None),
         )
