@@ -132,6 +132,10 @@ class ProbePlanner(BaseSampler):
         """
         return None
 
+    def take_notes(self) -> list[str]:
+        """Return sentences for the user since the last call: what need not be probed, and why."""
+        return []
+
     def better_to_wait(self, study: Study) -> bool:
         """Return True if a further probe should wait for results of those in flight."""
         return False
