@@ -3,8 +3,7 @@
 Preferences multiply the score of a probe by pi(x)^(beta / n), with pi(x) the product of the weights
 of its knob values over the largest such product and n the number of measurements: pi-BO (Hvarfner
 et al. 2022, "pi-BO: Augmenting acquisition functions with user beliefs for Bayesian optimization",
-ICLR). The more is measured, the less they count, so a wrong preference delays the search and does
-not misdirect it.
+ICLR). The more is measured, the less they count, so a wrong preference loses its weight.
 """
 
 from __future__ import annotations
