@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +101,22 @@ class RankLaunch:
     Attributes:
         folder: where files and logs are.
         environment: what a record keeps of the start.
-        accumulations: the accumulations that may be measured in place of the job's own; ranks
-            start with the smallest.
     """
 
     def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
         self.node, self.configuration = node, Configuration(request.launch)
-        self.accumulations = AccumulationPlan()
-        if request.window.micro_batches:
-            why_not = node.job.why_accumulation_stays if isinstance(node.job, ScriptJob) else ""
-            self.accumulations = accumulation_plan(self.configuration, node.job, why_not)
+        self._micro_batches = request.window.micro_batches
         self.folder = node.run_dir / "probes" / request.probe_id / part
         self.environment: dict[str, Any] = {}
+
+    @cached_property
+    def accumulations(self) -> AccumulationPlan:
+        """Accumulations that may be measured in place of the own one; ranks start at the first."""
+        if not self._micro_batches:
+            return AccumulationPlan()
+        job = self.node.job
+        why_not = job.why_accumulation_stays if isinstance(job, ScriptJob) else ""
+        return accumulation_plan(self.configuration, job, why_not)
 
     def start(self) -> Start:
         """Write the probe's files and return the command of its ranks."""
