@@ -74,7 +74,7 @@ test: check
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q -m "not slow"
 
 slow: install
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q -m slow
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q -rs -m slow
 
 docs: install
 	$(BIN)/python -m tuner.cli.reference > docs/cli.md

@@ -47,6 +47,7 @@ def optimize(
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     target_gpus: int | None = None,
     transfer: Sequence[str | Path] = (),
+    plan: str | Path | None = None,
     try_first: Sequence[str | Configuration] = (),
     prefer: Sequence[str] = (),
     clocks: bool = True,
@@ -107,6 +108,7 @@ def optimize(
             (FOLDER:GROUP if a table has several groups), of this job on another cluster or of
             another job. They are used as long as they predict what is measured here
             (`tuner.search.transfer`).
+        plan: the run of a plan (`plan`) whose most informative configurations are probed first.
         try_first: configurations, or their names, that are probed first, in this order.
         prefer: weights of knob values that are expected to be good, such as "zero1:3"; the more is
             measured, the less they count (docs/search.md).
@@ -159,6 +161,11 @@ def optimize(
         notify=on_progress,
     )
     problem, run, settings = asked.prepare(baseline, target_gpus, clocks, on_progress)
+    if plan is not None:
+        from tuner.study.plan_run import probes_of_plan
+
+        planned, problem = probes_of_plan(load_result(plan, runs_dir=runs_dir), problem)
+        try_first = (*try_first, *planned)
     session = Session(
         problem,
         lambda run, say: (

@@ -17,6 +17,7 @@ StopKind = Literal[
     "search_share",
     "not_worth_it",
     "exhausted",
+    "unsafe",
     "node_failures",
     "interrupted",
     "stopped",
@@ -54,11 +55,11 @@ class StopReason:
     Attributes:
         kind: "max_probes", "probe_budget", "search_share" or "time" (a limit of the search:
             `LIMITS`), "not_worth_it" (no probe would pay for itself), "exhausted" (every candidate
-            was tried), "node_failures"
-            (nothing can be measured on this node), "interrupted", "stopped" (by
-            `tuner runs stop`), "running" (it has not ended),
-            "past_runs" (nothing was probed), "plan" (everything was predicted), "recorded"
-            (`message` is the sentence that an older release recorded).
+            was tried), "unsafe" (every other one would probably exceed the cap on peak power),
+            "node_failures" (nothing can be measured on this node), "interrupted", "stopped" (by
+            `tuner runs stop`), "running" (it has not ended), "past_runs" (nothing was probed),
+            "plan" (everything was predicted), "recorded" (`message` is the sentence that an older
+            release recorded).
         figures: numbers of the sentence, units in their names.
         message: of the last failure, or the recorded sentence.
     """
@@ -176,6 +177,9 @@ _CAUSES: dict[str, Callable[[StopReason], str]] = {
     "time": lambda reason: f"its {reason.figures['search_s']:g} s are over",
     "not_worth_it": lambda reason: _not_worth_it(reason.figures),
     "exhausted": lambda reason: "every candidate was tried",
+    "unsafe": lambda reason: (
+        "every candidate was tried or would probably exceed the limit on peak power"
+    ),
     "node_failures": lambda reason: (
         f"{reason.figures['failures']:g} probes in a row failed because of the node: "
         f"{reason.message}"

@@ -39,6 +39,7 @@ from tuner.study.rules import (
     node_failures,
     not_repaid,
     not_worth_it,
+    peak_limit_of,
     question_of,
     settings_to_remeasure,
 )
@@ -101,7 +102,7 @@ class SearchLoop:
         self._stopped: StopReason | None = None
         executor.next_settings = self._next_settings
         sampler.cost = spec.problem.cost.learned(self.records)
-        sampler.question = question_of(spec, self.records)
+        self._ask()
         self._front = self._measured_front()
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
@@ -255,9 +256,12 @@ class SearchLoop:
             return None
         with beside_probes(self._problem, len(self._flying)):
             plan = self._recorder.patiently(lambda: sampler.plan(study))
+        for sentence in sampler.take_notes():
+            self.note(sentence)
         if plan is None:
             if not self._flying:
-                self._stopped = StopReason("exhausted")
+                unsafe = sampler.peak_limit is not None
+                self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
         cost_kJ = self._expected_kJ(plan.configurations, plan.cost_J / 1000)
         if reason := not_worth_it(self._spec, self.records, plan, cost_kJ):
@@ -343,6 +347,12 @@ class SearchLoop:
             callback.started(event)
         self._executor.submit(request)
 
+    def _ask(self) -> None:
+        """Tell the sampler what is to be found, as far as it is known by now."""
+        peak = peak_limit_of(self._spec, self.records)
+        self._sampler.peak_limit = peak
+        self._sampler.question = question_of(self._spec, self.records, peak)
+
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
     ) -> tuple[Settings, ...]:
@@ -393,7 +403,7 @@ class SearchLoop:
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         self._sampler.cost = self._problem.cost.learned(self.records)
-        self._sampler.question = question_of(self._spec, self.records)
+        self._ask()
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
         self._front = self._measured_front()

@@ -324,8 +324,9 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
         then, now = record.meter, executor.meter
         if (then.name, then.scope, then.mark) != (now.name, now.scope, now.mark):
             raise InputError(
-                f"the run {run.name!r} was measured by {then.name} ({then.scope} scope) and here "
-                f"the meter is {now.name} ({now.scope} scope); give another name"
+                f"the run {run.name!r} was measured by {then.name} ({then.scope} scope, "
+                f"{then.label}) and here the meter is {now.name} ({now.scope} scope, "
+                f"{now.label}); give another name"
             )
 
 
