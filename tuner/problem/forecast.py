@@ -22,7 +22,7 @@ __all__ = ["SearchForecast", "forecast"]
 #: and pairs of launches that verify its choice (`python -m benchmarks.search`, own stop).
 USUAL_LAUNCHES, USUAL_PAIRS = 12, 3
 #: Live settings that a launch visits where there are any.
-USUAL_VISITS = 3
+USUAL_VISITS = 2
 #: Share of a training's energy that tuning may save: a search cannot repay more than that.
 USUAL_SAVING = 0.2
 
@@ -116,13 +116,17 @@ def _launch(problem: Problem, settings: SearchSettings, visits: int) -> tuple[fl
     figures = problem.prior.predict([problem.baseline])
     step_s, power_W = float(figures.step_time_s[0]), float(figures.power_W[0])
     cost = problem.cost
-    launch_s = cost.launch_s
+    launch_s, launch_power = cost.launch_s, cost.launch_power
+    unit_s = step_s  # what a window consists of: micro-batches, or whole steps
+    if cost.micro_batches and problem.job is not None:
+        unit_s /= problem.baseline.accumulation(problem.job.global_batch)
     if problem.cluster.device.type != "cpu":
         c = Conditions()
         ranks = problem.baseline.world_size
-        launch_s = c.launch_s + c.launch_each_s * math.log2(ranks) + c.warm_up_steps * step_s
+        launch_s = c.launch_s + c.launch_each_s * math.log2(ranks) + c.warm_up_steps * unit_s
         launch_s += float(figures.memory_bytes[0]) / c.load_Bps
-    window_s = max(cost.window_s, settings.window.min_steps * step_s)
+        launch_power = c.launch_power
+    window_s = max(cost.window_s, settings.window.min_steps * unit_s)
     visit_s = cost.settle_s + window_s
-    joules = power_W * (launch_s * cost.launch_power + visits * visit_s)
+    joules = power_W * (launch_s * launch_power + visits * visit_s)
     return launch_s + visits * visit_s, joules / 1000, power_W * step_s * problem.steps / 1000

@@ -19,7 +19,8 @@ from tuner.display.html.pieces import (
 )
 from tuner.display.program_note import program_note
 from tuner.display.text import comparison, energy_mark, prediction, role
-from tuner.formatting import Units, number, percent, varying_knobs
+from tuner.formatting import Units, change, number, percent, varying_knobs
+from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Point, Result
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _MOST_POINTS = 500
 def top_part(result: Result, units: Units) -> str:
     """Return the head of the page: the recommendation and its main figures."""
     advice, base = result.recommendation, result.baseline
-    head = f"<h1>joulefront · {escape(result.name)}</h1>"
+    head = _head(result)
     if said := prediction(result):
         head += f'<p class="warning">{escape(said)}</p>'
     if note := program_note(result):
@@ -48,11 +49,15 @@ def top_part(result: Result, units: Units) -> str:
     estimated = best.meter.mark
     same = base is not None and base.configuration == best.configuration
 
-    def against(name: str) -> str:
-        """Compare one of the choice's figures with the baseline's."""
+    def against(name: str, interval_of: str) -> str:
+        """Compare one of the choice's figures with the baseline's; in grey if it may be none."""
         if base is None or same:
             return ""
         now, before = getattr(best, name), getattr(base, name)
+        mine, theirs = getattr(best, interval_of), getattr(base, interval_of)
+        if mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]:
+            text = change(now, before, "less than", "more than")
+            return f'<span class="muted">{text} the baseline; the intervals overlap</span>'
         return delta(now, before, "less than", "more than") + " the baseline"
 
     energy, time = best.energy_interval_kJ, best.time_interval_s
@@ -62,7 +67,8 @@ def top_part(result: Result, units: Units) -> str:
             units.energy_text(best.energy_to_solution_kJ),
             [
                 interval(units.interval_text(energy, units.kJ), units.energy),
-                against("energy_to_solution_kJ"),
+                _kWh(best.energy_to_solution_kJ),
+                against("energy_to_solution_kJ", "energy_interval_kJ"),
             ],
             estimated,
         ),
@@ -71,10 +77,15 @@ def top_part(result: Result, units: Units) -> str:
             units.time_text(best.time_to_solution_s),
             [
                 interval(units.interval_text(time, units.s), units.time),
-                against("time_to_solution_s"),
+                against("time_to_solution_s", "time_interval_s"),
             ],
         ),
-        tile("Average power", f"{number(best.power_W)} W", [against("power_W")], estimated),
+        tile(
+            "Average power",
+            f"{number(best.power_W)} W",
+            [against("power_W", "power_interval_W")],
+            estimated,
+        ),
         _spent_tile(result),
     ]
     saves = comparison(result, units)
@@ -92,6 +103,39 @@ def top_part(result: Result, units: Units) -> str:
             f'<p class="note">How it was chosen: {escape(result.choice.sentence)}</p>',
         ]
     )
+
+
+def _head(result: Result) -> str:
+    """Return the headline: job and cluster, what the recommendation brings, kind and date."""
+    subject = result.job.name if result.job is not None else result.name
+    if result.cluster is not None:
+        subject += f" on {result.cluster.devices} x {result.cluster.device.name}"
+    advice = result.recommendation
+    brings = ""
+    if advice is not None and advice.energy is not None and advice.time is not None:
+        energy, time = advice.energy.relative, advice.time.relative
+        joined = "and" if (energy < 0) == (time < 0) else "for" if energy < 0 else "but"
+        brings = (
+            f": {change(1 + energy, 1, 'less energy', 'more energy')} {joined} "
+            f"{change(1 + time, 1, 'less time', 'more time')} than today"
+        )
+    elif advice is not None and advice.basis == "not_enough":
+        brings = ": not enough was tried"
+    elif advice is not None and advice.action == "keep":
+        brings = ": keep what runs today"
+    kind = "Plan: predicted, nothing was measured" if prediction(result) else "Measured"
+    if result.job is None:
+        kind = "From a recording"
+    facts = [kind, f"run {result.name}"]
+    study = RunFolder(result.run_dir).read_study() if result.run_dir is not None else None
+    if study is not None and study.get("created"):
+        facts.append(str(study["created"]).replace("T", " "))
+    return f'<h1>{escape(subject + brings)}</h1><p class="note">{escape(" · ".join(facts))}</p>'
+
+
+def _kWh(energy_kJ: float) -> str:
+    """Return an energy in kilowatt-hours from one on, the unit in which it is bought; else ""."""
+    return f'<span class="muted">{number(energy_kJ / 3600)} kWh</span>' if energy_kJ >= 3600 else ""
 
 
 def _verified(result: Result) -> str:

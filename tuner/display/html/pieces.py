@@ -14,7 +14,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from tuner.formatting import change, knob_text
+from tuner.formatting import change, knob_text, ordered_knobs
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import KNOBS
 
@@ -84,7 +84,7 @@ def chips(
 ) -> str:
     """Return the knobs as chips; those that differ from `against` are highlighted."""
     if names is None:
-        names = [*configuration.launch, *configuration.live]
+        names = ordered_knobs([configuration])
     shown = []
     for name in names:
         value = configuration.get(name)
