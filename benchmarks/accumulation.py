@@ -4,7 +4,10 @@ Each configuration of a small job is launched once on this machine's cores. Whol
 estimate from short ones are measured alternately in that launch, so that both see the same
 machine; of the estimates, the distance from the whole steps around them is the error, and the
 share whose 90 % intervals (of the estimate and of the whole steps together) contain it is the
-coverage. `accumulation_energy_ratio` is of the models: joules of a probe of the job by simulated
+coverage. Time is wall time. Energy is the processor time of the ranks, which the energy of a core
+is nearly proportional to, so that other processes of a busy machine add nothing to it; its errors
+show how far a step is a line, those of the time also how busy the machine was.
+`accumulation_energy_ratio` is of the models: joules of a probe of the job by simulated
 launches, micro-batches over whole steps. It is printed for the whole cluster, where a launch costs
 more than all steps, and for one of its nodes.
 
@@ -13,9 +16,11 @@ more than all steps, and for one of its nodes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -29,12 +34,45 @@ from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.workload.measure.accumulated import measure_accumulated
 from tuner.workload.measure.statistics import Z90
 from tuner.workload.measure.window import Conductor, Window
+from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.probe import MeterInfo, ProbeRequest, WindowPolicy
+
+
+@dataclass(frozen=True)
+class _ProcessorTime:
+    """Meter of the processor time of processes, at 1 W a busy core.
+
+    Attributes:
+        pids: of the processes; the time of threads that ended is lost.
+    """
+
+    pids: Sequence[int]
+    info = MeterInfo("processor-time", "node", "processor time of the ranks at 1 W", estimated=True)
+    resolution_s = 1e-6
+
+    def read(self) -> Reading:
+        """Return the processor seconds so far (Linux, Documentation/scheduler/sched-stats.rst)."""
+        ran_ns = 0
+        for pid in self.pids:
+            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):  # the thread has ended
+                    ran_ns += int(path.read_text().split()[0])
+        return Reading(time.monotonic(), ran_ns / 1e9)
+
+    def boundary(self, *, opens: bool) -> Reading:
+        return self.read()
+
+    def sample(self) -> PowerSample:
+        return PowerSample(time.monotonic(), math.nan)
+
+    def close(self) -> None:
+        """Do nothing."""
+
 
 #: Whole steps of so many micro-batches per replica.
 ACCUMULATION = 16
@@ -72,13 +110,13 @@ class Pair:
 
     @property
     def error(self) -> float:
-        """Distance of the estimate from the whole steps, as a share of them."""
-        return abs(self.estimate / self.whole - 1)
+        """Signed distance of the estimate from the whole steps, as a share of them."""
+        return self.estimate / self.whole - 1
 
     @property
     def covered(self) -> bool:
         """True if the distance lies within the 90 % interval of the ratio."""
-        return self.error <= Z90 * math.hypot(self.estimate_rse, self.whole_rse)
+        return abs(self.error) <= Z90 * math.hypot(self.estimate_rse, self.whole_rse)
 
 
 class _Comparison(Probe):
@@ -92,25 +130,26 @@ class _Comparison(Probe):
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
         plan = self.launch.accumulations
+        assert self._group is not None
+        meter = _ProcessorTime(self._group.pids)
         warm = conductor.warm_up()
         whole_s = warm.step_time_s * plan.own / plan.measured[0]
 
         def whole() -> Window:
             conductor.accumulation = plan.own
             policy = WindowPolicy(min_s=self.window_s, max_s=self.window_s, min_steps=4)
-            return conductor.measure(self.meter, policy, whole_s, samples=lambda: timeline.samples)
+            return conductor.measure(meter, policy, whole_s)
 
         before = whole()
         for _ in range(self.rounds):
             conductor.accumulation = plan.measured[0]
             short = measure_accumulated(
                 conductor,
-                self.meter,
+                meter,
                 WindowPolicy(min_s=self.window_s, max_s=2 * self.window_s),
                 plan.measured,
                 plan.own,
                 micro_batch_s=before.step_time_s / plan.own,
-                samples=lambda: timeline.samples,
             )
             after = whole()
             self.pairs.append(_pairs(short, (before, after)))
@@ -118,23 +157,29 @@ class _Comparison(Probe):
 
 
 def _pairs(short: Window, around: Sequence[Window]) -> tuple[Pair, Pair]:
-    time_s = statistics.fmean(w.step_time_s for w in around)
-    joules = statistics.fmean(w.energy_J / len(w.step_times_s) for w in around)
-    # Windows before and after differ by more than their steps say where the machine drifts.
-    apart = abs(around[0].step_time_s - around[1].step_time_s) / 2
-    inside = math.hypot(*(w.step_time_se_s for w in around)) / 2
-    whole_rse = max(apart, inside) / time_s
+    """Return estimate and whole steps, of time and of energy."""
+    times = [w.step_time_s for w in around]
+    joules = [w.energy_J / len(w.step_times_s) for w in around]
+    inside = math.hypot(*(w.step_time_se_s for w in around)) / 2 / statistics.fmean(times)
     time_rse = short.step_time_se_s / short.step_time_s
-    power_rse = short.power_se_W / short.power_W
+    energy_rse = math.hypot(time_rse, short.power_se_W / short.power_W)
     return (
-        Pair(short.step_time_s, time_rse, time_s, whole_rse),
         Pair(
-            short.power_W * short.step_time_s,
-            math.hypot(time_rse, power_rse),
-            joules,
-            whole_rse,
+            short.step_time_s,
+            time_rse,
+            statistics.fmean(times),
+            # Before and after differ by more than their steps tell where the machine drifts.
+            max(_apart(times), inside),
+        ),
+        Pair(
+            short.power_W * short.step_time_s, energy_rse, statistics.fmean(joules), _apart(joules)
         ),
     )
+
+
+def _apart(two: Sequence[float]) -> float:
+    """Return half the distance of two values, as a share of their mean."""
+    return abs(two[0] - two[1]) / (two[0] + two[1])
 
 
 def compare(job: TrainingJob, rounds: int, window_s: float, folder: Path) -> list[list[Pair]]:
@@ -158,8 +203,9 @@ def compare(job: TrainingJob, rounds: int, window_s: float, folder: Path) -> lis
             if record.failure is not None:
                 raise RuntimeError(f"{name}: {record.failure.message}")
             pairs = [pair for both in made[0].pairs for pair in both]
-            errors = ", ".join(f"{100 * time.error:.1f}" for time, _ in made[0].pairs)
-            print(f"{name:14} step time off by {errors} %", flush=True)
+            errors = ", ".join(f"{100 * wall.error:+.1f}" for wall, _ in made[0].pairs)
+            joules = ", ".join(f"{100 * energy.error:+.1f}" for _, energy in made[0].pairs)
+            print(f"{name:14} step time off by {errors} %, energy by {joules} %", flush=True)
             found.append(pairs)
     return found
 
@@ -188,12 +234,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = compare(job, given.rounds, given.window_s, Path(folder))
     pairs = [pair for each in found for pair in each]
-    error = 100 * statistics.median(pair.error for pair in pairs)
+    times, energies = pairs[::2], pairs[1::2]
+
+    def median_error(pairs: Sequence[Pair]) -> float:
+        return 100 * statistics.median(abs(pair.error) for pair in pairs)
+
     on_all, _ = energy_ratios(ALL)
     on_one_node, of_windows = energy_ratios(ONE_NODE)
     publish(
         [
-            Figure("accumulation_error_median", error, "%"),
+            Figure("accumulation_error_median", median_error(pairs), "%"),
+            Figure("accumulation_time_error_median", median_error(times), "%"),
+            Figure("accumulation_processor_time_error_median", median_error(energies), "%"),
             Figure("accumulation_coverage", statistics.fmean(p.covered for p in pairs), "ratio"),
             Figure("accumulation_energy_ratio", on_all, "ratio"),
             Figure("accumulation_energy_ratio_one_node", on_one_node, "ratio"),

@@ -47,6 +47,7 @@ def optimize(
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     target_gpus: int | None = None,
     transfer: Sequence[str | Path] = (),
+    plan: str | Path | None = None,
     try_first: Sequence[str | Configuration] = (),
     prefer: Sequence[str] = (),
     clocks: bool = True,
@@ -63,6 +64,23 @@ def optimize(
     on_progress: Notify | None = None,
 ) -> Result:
     """Tune a training job for energy and time on this machine or cluster.
+
+    Examples:
+        Tune a shipped job here; then a script of your own, at most 5 % slower than today:
+
+        >>> result = tuner.optimize("tiny-gpt")
+        >>> result = tuner.optimize(tuner.Script("train.py --data DIR"), max_slowdown=0.05)
+        >>> result.recommended.configuration.short
+        'dp2 mb8 zero0'
+
+        Predict for a cluster that is not here; ask again without searching:
+
+        >>> result = tuner.optimize("opt-350m", cluster="a100-8")
+        >>> result.choose(deadline_s=7200).point
+
+    The arguments come in groups: what is tuned (`job` to `space`), limits of the training
+    (`budget_kJ` to `constraints`), the search (`search` to `surrogate`), where it runs (`executor`
+    to `storage`), and the run with what it shows (`name` to `on_progress`).
 
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Or your
@@ -90,6 +108,7 @@ def optimize(
             (FOLDER:GROUP if a table has several groups), of this job on another cluster or of
             another job. They are used as long as they predict what is measured here
             (`tuner.search.transfer`).
+        plan: the run of a plan (`plan`) whose most informative configurations are probed first.
         try_first: configurations, or their names, that are probed first, in this order.
         prefer: weights of knob values that are expected to be good, such as "zero1:3"; the more is
             measured, the less they count (docs/search.md).
@@ -121,6 +140,7 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
+    from tuner.display.progress import ProgressLogger
     from tuner.executors.choose import real_executor, simulated_executor
     from tuner.study.session import Session
 
@@ -141,6 +161,11 @@ def optimize(
         notify=on_progress,
     )
     problem, run, settings = asked.prepare(baseline, target_gpus, clocks, on_progress)
+    if plan is not None:
+        from tuner.study.plan_run import probes_of_plan
+
+        planned, problem = probes_of_plan(load_result(plan, runs_dir=runs_dir), problem)
+        try_first = (*try_first, *planned)
     session = Session(
         problem,
         lambda run, say: (
@@ -158,7 +183,7 @@ def optimize(
         try_first=try_first,
         prefer=prefer,
         callbacks=_callbacks(run, report),
-        notify=on_progress,
+        notify=ProgressLogger(on_progress),
     )
     return session.run()
 
@@ -308,6 +333,7 @@ def replay(
     Raises:
         InputError: the input is wrong; one sentence.
     """
+    from tuner.display.progress import ProgressLogger
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
@@ -334,7 +360,7 @@ def replay(
         try_first=try_first,
         prefer=prefer,
         callbacks=_callbacks(run, report),
-        notify=on_progress,
+        notify=ProgressLogger(on_progress),
     )
     return session.run()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 import re
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
+from plotly.offline import get_plotlyjs_version
 
 from tuner.display.figures.style import DARK
 from tuner.display.html.pieces import json_in_html
@@ -179,7 +182,7 @@ def test_hostile_text_stays_text() -> None:
     mild = Page(render_report(small_result(), records=records_of(small_result())))
     # Only our own scripts, and every figure still parses: nothing closed a script early.
     ours = [attrs.get("id") for attrs, _ in page.scripts if "id" in attrs]
-    assert len(page.scripts) == len(ours) + 2
+    assert len(page.scripts) == len(ours) + 1
     assert page.scripts[-1][1].strip() == mild.scripts[-1][1].strip()
     assert "figure-front" in page.data()
     assert HOSTILE in page.text  # shown, as text
@@ -462,3 +465,20 @@ def test_comparison_and_payback_in_words() -> None:
     assert "intervals overlap in energy." in text
     long = replace(result.spent, payback_steps=32_000.0, payback_share=3.2)
     assert "3.20 runs of the whole job" in payback(replace(result, spent=long))
+
+
+def test_the_page_is_under_a_megabyte_and_carries_what_its_plots_need() -> None:
+    """The bundle holds scatter and bar plots, of the same plotly.js as the package's own."""
+    result = large_result()
+    page = render_report(result)
+    assert len(page.encode()) < 1_000_000
+    packed = re.search(r'id="plotly">([^<]+)<', page)
+    assert packed is not None
+    code = gzip.decompress(base64.b64decode(packed[1])).decode()
+    major = get_plotlyjs_version().partition(".")[0]
+    assert f"plotly.js (basic - minified) v{major}." in code[:200]
+    assert "MIT license" in code[:400]
+    figures = re.findall(r'<script type="application/json" id="figure-[^"]+">(.+?)</script>', page)
+    assert figures
+    traces = {trace.get("type") for text in figures for trace in json.loads(text)["data"]}
+    assert traces <= {"scatter", "bar"}

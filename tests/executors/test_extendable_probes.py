@@ -309,12 +309,12 @@ def test_a_probe_that_may_go_on_has_time_for_it(runner: TableRunner, tmp_path: P
     run_replay(runner.table.folder, runs_dir=tmp_path, name="study", report=False, max_probes=6)
     records = read_trace(tmp_path / "study" / "trace" / "probes.jsonl").records
     later = [r.request for r in records if r.request.purpose == "search"][2:]
-    window = later[0].window
+    window, longest_s = later[0].window, max(record.wall_s for record in records)
     assert {r.extendable for r in later} >= {True}
     for asked in later:
         room_s = 8 * (window.settle_s + window.max_s) if asked.extendable else 0.0
         assert asked.time_limit_s >= 60.0 + room_s
-        assert asked.time_limit_s <= 300.0
+        assert asked.time_limit_s <= max(60.0, 5 * longest_s) + room_s
 
 
 # -- several in flight -----------------------------------------------------------------------------

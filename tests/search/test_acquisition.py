@@ -67,8 +67,8 @@ def choose(
     draws = normal_draws(64, 1, 0), normal_draws(64, 128, 1)
     front = FrontEstimate.of(surrogates, [CONFIGURATIONS[i] for i in measured])
     design = SamplerDesign(max_live=max_live)
-    acquisition = ProbeAcquisition(surrogates, cost, design, draws)
-    return acquisition.best(front, view, CONFIGURATIONS, running_launch)
+    acquisition = ProbeAcquisition(surrogates, cost, design, CONFIGURATIONS, draws)
+    return acquisition.best(front, view, running_launch)
 
 
 MEASURED = [4, 13, 22, 26, 18, 8]  # launches of micro-batch 1, 2 and 4

@@ -82,6 +82,9 @@ def test_energy_is_what_was_spent_what_is_in_flight_and_what_the_next_probe_need
         "estimated": 1,
     }
     assert "4.00 kJ of the probe budget of 10.0 kJ are left (estimated)" in stop_sentence(reason)
+    of_twin = budget.check(status(5, in_flight_kJ=1.0, twin=True), 4.5)
+    assert of_twin is not None
+    assert "are left (twin)" in stop_sentence(of_twin)
     assert budget.check(status(5), 1.0, reserve=RESERVED) is not None  # 4.83 kJ are reserved
     assert budget.check(status(10), 0.0) is not None
 

@@ -71,6 +71,7 @@ def _optimize(args: argparse.Namespace) -> int:
             job,
             **question,
             transfer=args.transfer,
+            plan=args.plan,
             try_first=args.try_first,
             prefer=args.prefer,
             sampler=args.sampler,
@@ -161,6 +162,13 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     add("--name", metavar="NAME", help="name of the run; an existing run is continued")
     add_runs_dir(group)
     add_quiet(group)
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print each step of a probe, and why it is made",
+    )
+    add("--log-file", metavar="FILE", help="append every step of the search to this file")
     add("--plain", action="store_true", help="print progress as plain lines, even at a terminal")
 
 
@@ -195,6 +203,7 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="print what the search would take, start, write and set, and stop",
     )
+    add("--plan", metavar="RUN", help="begin with the probes that this plan names")
     add("--target-gpus", type=int, metavar="N", help="also predict the front for N GPUs")
     add_script(optimize)
     where = optimize.add_argument_group("where to run it")

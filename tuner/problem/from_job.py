@@ -184,7 +184,7 @@ def _usable_here(
         from tuner.workload.clocks.governor import why_fixed
 
         notes.append(f"clocks and power limits stay as they are: {why_fixed(cluster)}")
-    if why := cannot_build("cpu_adam"):
+    if why := cannot_build("cpu_adam", gpus=cluster.device.type == "cuda"):
         kept = [c for c in candidates if c.get("optimizer_offload") != "cpu"]
         if len(kept) < len(candidates):
             notes.append(f"optimizer_offload=cpu is left out: {why}")

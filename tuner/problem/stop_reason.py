@@ -17,8 +17,10 @@ StopKind = Literal[
     "search_share",
     "not_worth_it",
     "exhausted",
+    "unsafe",
     "node_failures",
     "interrupted",
+    "stopped",
     "running",
     "past_runs",
     "plan",
@@ -35,6 +37,7 @@ NoVerdictKind = Literal[
     "no_spread",
     "older_release",
     "running",
+    "stopped",
     "few_probes",
     "no_room",
     "limits_reached",
@@ -52,10 +55,11 @@ class StopReason:
     Attributes:
         kind: "max_probes", "probe_budget", "search_share" or "time" (a limit of the search:
             `LIMITS`), "not_worth_it" (no probe would pay for itself), "exhausted" (every candidate
-            was tried), "node_failures"
-            (nothing can be measured on this node), "interrupted", "running" (it has not ended),
-            "past_runs" (nothing was probed), "plan" (everything was predicted), "recorded"
-            (`message` is the sentence that an older release recorded).
+            was tried), "unsafe" (every other one would probably exceed the cap on peak power),
+            "node_failures" (nothing can be measured on this node), "interrupted", "stopped" (by
+            `tuner runs stop`), "running" (it has not ended), "past_runs" (nothing was probed),
+            "plan" (everything was predicted), "recorded" (`message` is the sentence that an older
+            release recorded).
         figures: numbers of the sentence, units in their names.
         message: of the last failure, or the recorded sentence.
     """
@@ -173,6 +177,9 @@ _CAUSES: dict[str, Callable[[StopReason], str]] = {
     "time": lambda reason: f"its {reason.figures['search_s']:g} s are over",
     "not_worth_it": lambda reason: _not_worth_it(reason.figures),
     "exhausted": lambda reason: "every candidate was tried",
+    "unsafe": lambda reason: (
+        "every candidate was tried or would probably exceed the limit on peak power"
+    ),
     "node_failures": lambda reason: (
         f"{reason.figures['failures']:g} probes in a row failed because of the node: "
         f"{reason.message}"
@@ -181,6 +188,9 @@ _CAUSES: dict[str, Callable[[StopReason], str]] = {
 
 _SENTENCES = {
     "interrupted": "It was interrupted.",
+    "stopped": (
+        "It was stopped by `tuner runs stop`; the same command with the same --name continues."
+    ),
     "running": "The search has not ended.",
     "past_runs": "Nothing was probed: these are past runs.",
     "plan": "Nothing was probed: every configuration was predicted.",
@@ -203,6 +213,7 @@ _PHRASES = {
     "no_spread": "the recorded table tells no spread, so measuring again would say the same",
     "older_release": "no launch was made to measure it again",
     "running": "the search has not ended",
+    "stopped": "the search was stopped before",
     "limits_reached": "the limits were reached before two launches of each were made",
 }
 

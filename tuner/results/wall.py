@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.formatting import common_mark
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import require_own, write_text
@@ -216,8 +217,8 @@ def compare_with_wall(
     series = read_wall(wall)
     require_own(run.path)
     records = [record for record in read_trace(run.trace).records if record.started_at]
-    if any(record.meter.estimated for record in records):
-        raise InputError(f"{run.name} was not metered: its power is estimated, not read")
+    if mark := common_mark(record.meter for record in records):
+        raise InputError(f"{run.name} was not metered: its power is marked {mark!r}")
     timeline = _Timeline.of(run, records)
     check = _aligned(
         timeline, series, max_offset_s, records[0].meter.scope, records[0].meter.source

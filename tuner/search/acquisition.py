@@ -143,6 +143,7 @@ class ProbeAcquisition:
         cost: predicted joules of launches and windows.
         design: largest number of live settings of a sweep, weight of the cost, and whether the
             first window of a launch decides about the rest of its sweep.
+        configurations: all candidates.
         draws: `normal_draws` for single settings, (draws, 2, 1), and joint ones, (draws, 2,
             `CANDIDATES_TRIED` + `LIVE_TRIED` + `MEASURED_TRIED`).
     """
@@ -150,13 +151,13 @@ class ProbeAcquisition:
     surrogates: Surrogates
     cost: ProbeCost
     design: SamplerDesign
+    configurations: Sequence[Configuration]
     draws: tuple[np.ndarray, np.ndarray]
 
     def best(
         self,
         front: FrontEstimate,
         candidates: CandidateView,
-        configurations: Sequence[Configuration],
         running_launch: int | None = None,
     ) -> Scored:
         """Return the probe that is worth the most per joule.
@@ -164,7 +165,6 @@ class ProbeAcquisition:
         Args:
             front: to be improved on.
             candidates: may be proposed; the surrogates track them.
-            configurations: all candidates, which the members of `candidates` are numbers of.
             running_launch: number of a launch that can be extended without the cost of a launch.
 
         Returns:
@@ -172,7 +172,7 @@ class ProbeAcquisition:
         """
         launches = self._promising(front, candidates, running_launch)
         tried = np.concatenate(launches)
-        regret = self._regret(front, [configurations[i] for i in candidates.members[tried]])
+        regret = self._regret(front, [self.configurations[i] for i in candidates.members[tried]])
         posterior = candidates.posterior
         launch_J = self.cost.launch_J(posterior.power_W)
         visit_J = self.cost.visit_J(posterior.power_W, posterior.step_time_s)

@@ -28,10 +28,16 @@ __all__ = ["LAUNCH_FAILURES", "Observation", "Observations"]
 #: Kinds of failure that blame the launch: its other live settings would fail as well.
 LAUNCH_FAILURES = frozenset({"refused", "out_of_memory", "crash", "hang", "time_limit"})
 
+#: Begins the flag of a window in which the power limit of a device was active.
+POWER_CAPPED = "throttle_power"
+
 
 @dataclass(frozen=True)
 class Observation:
-    """One finished measurement: the candidate, the configuration that really ran, and figures."""
+    """One finished measurement: the candidate, the configuration that really ran, and figures.
+
+    `power_capped` is True if the devices reported that their power limit slowed them down.
+    """
 
     candidate: int
     delivered: Configuration
@@ -39,6 +45,7 @@ class Observation:
     power_W: float
     step_time_rse: float
     power_rse: float
+    power_capped: bool = False
 
 
 class Observations:
@@ -107,6 +114,7 @@ class Observations:
                     m.power_W,
                     m.step_time_rse,
                     m.power_rse,
+                    POWER_CAPPED in "; ".join(m.flags),
                 )
                 for candidate, m in visits.items()
                 if m is not None
@@ -130,14 +138,19 @@ class Observations:
         self.peak_bytes[launch] = np.fmax(1e9 * peak, self.peak_bytes.get(launch, math.nan))
         time, power = _figure(attrs.get("step_time_s")), _figure(attrs.get("power_W"))
         if time > 0 and power > 0:
-            rse = (_figure(attrs.get(f"{name}_rse")) for name in ("step_time", "power"))
+            time_rse, power_rse = (
+                _figure(attrs.get(f"{name}_rse")) for name in ("step_time", "power")
+            )
             # The models learn from the delivered settings, which may differ from the requested.
             requested = self._encoding.configurations[candidate]
             live = attrs.get("delivered")
             delivered = (
                 requested if live is None else Configuration(requested.launch, Settings(live))
             )
-            self.measured.append(Observation(candidate, delivered, time, power, *rse))
+            capped = POWER_CAPPED in str(attrs.get("flags", ""))
+            self.measured.append(
+                Observation(candidate, delivered, time, power, time_rse, power_rse, capped)
+            )
 
 
 def _figure(value: object) -> float:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from tuner.search.question import Question
     from tuner.search.regret import RegretEstimate
+    from tuner.search.safety import PeakLimit
     from tuner.search_spaces.space import Candidates
 
 __all__ = ["ProbePlan", "ProbePlanner"]
@@ -88,6 +89,8 @@ class ProbePlanner(BaseSampler):
     max_live: int = SamplerDesign.max_live
     #: Limits and objective that decide which probe is worth its joules; None for the whole front.
     question: Question | None = None
+    #: Cap on peak power that no probe should exceed; None if there is none.
+    peak_limit: PeakLimit | None = None
 
     def __init__(
         self, candidates: Candidates, *, cost: ProbeCost | None = None, seed: int | None = None
@@ -128,6 +131,10 @@ class ProbePlanner(BaseSampler):
             so_far: the probe with its measurements so far.
         """
         return None
+
+    def take_notes(self) -> list[str]:
+        """Return sentences for the user since the last call: what need not be probed, and why."""
+        return []
 
     def better_to_wait(self, study: Study) -> bool:
         """Return True if a further probe should wait for results of those in flight."""

@@ -30,7 +30,6 @@ from tuner.search.acquisition import (
     CandidateView,
     FrontEstimate,
     ProbeAcquisition,
-    Scored,
     farthest,
     normal_draws,
 )
@@ -39,6 +38,7 @@ from tuner.search.candidate_pool import CandidatePool
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
+from tuner.search.slack_limits import SlackLimits
 from tuner.search.user_prior import UserPrior
 from tuner.workload.probe import ProbeRecord
 
@@ -123,6 +123,7 @@ class CandidateSampler(ProbePlanner):
             ),
         )
         self._regret = RegretModel(self.surrogates, self._seed + 2)
+        self.slack_limits = SlackLimits(self._configurations, self._members, self._launch_of)
         self._pool = CandidatePool(
             self.surrogates, candidates, self._members, self._launch_of, self._rng
         )
@@ -168,8 +169,8 @@ class CandidateSampler(ProbePlanner):
 
         It ends if they are not worth their windows, or another launch is worth more.
         """
-        if not self.design.extend_launches:
-            return None
+        if not self.design.extend_launches or len(so_far.request.live) > self.max_live:
+            return None  # the probe's time limit holds the first window and `max_live` further ones
         with self._lock:
             observations = self._observe(study).with_partial(so_far)
             closed, fits = self._closed_and_fits(observations)
@@ -182,7 +183,13 @@ class CandidateSampler(ProbePlanner):
             ):
                 return None
             plan = self._improvement_plan(observations, closed, fits, running_launch=running)
-            return plan if plan.launch == so_far.request.launch else None
+            return plan if plan and plan.launch == so_far.request.launch else None
+
+    def take_notes(self) -> list[str]:
+        """Return what power limits need not be probed since the last call."""
+        with self._lock:
+            notes, self.slack_limits.notes = self.slack_limits.notes, []
+        return notes
 
     def better_to_wait(self, study: Study) -> bool:
         """Return True if a further probe would be chosen on too few results.
@@ -230,6 +237,7 @@ class CandidateSampler(ProbePlanner):
         The mask includes those that hardly can fit in memory, unless there are no others.
         """
         closed, fits = self._closed(observations), self._fits(observations)
+        closed[self.slack_limits.closed(observations.measured)] = True
         refused = fits < MEMORY_POLICY.refused_below
         if (closed | refused).all():  # the rest is unlikely to fit, but there is nothing else
             return closed, np.ones_like(fits)
@@ -296,10 +304,18 @@ class CandidateSampler(ProbePlanner):
         closed: np.ndarray,
         fits: np.ndarray,
         running_launch: int | None = None,
-    ) -> ProbePlan:
-        """Plan the probe that is worth the most; `running_launch` costs no launch."""
+    ) -> ProbePlan | None:
+        """Plan the probe that is worth the most; `running_launch` costs no launch.
+
+        None if every candidate would probably exceed the cap on peak power.
+        """
         self._fit(observations)
         candidates = self._pool.view(observations, closed, fits)
+        if self.peak_limit is not None:
+            safe = self.peak_limit.safe(candidates, self.surrogates.widening[1])
+            if safe is None:
+                return None
+            candidates = safe
         front = FrontEstimate.of(
             self.surrogates,
             [
@@ -314,7 +330,7 @@ class CandidateSampler(ProbePlanner):
         weights = self._user_prior.weights(len(observations.measured))
         weighted = candidates.fits * np.broadcast_to(weights, len(closed))[candidates.members]
         preferred = replace(candidates, fits=weighted)
-        best = self._best(front, preferred, running_launch)
+        best = self._acquisition().best(front, preferred, running_launch)
         members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,
@@ -327,16 +343,14 @@ class CandidateSampler(ProbePlanner):
             regret=self._regret_of(observations, front, candidates),
         )
 
-    def _best(
-        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
-    ) -> Scored:
-        """Return the probe that is worth the most for the user's question, or for the front."""
+    def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:
+        """Return the acquisition of the answer to the user's question, or of the front."""
         if self.question is None:
-            acquisition = ProbeAcquisition(self.surrogates, self.cost, self.design, self._draws)
-            return acquisition.best(front, candidates, self._configurations, running_launch)
+            return ProbeAcquisition(
+                self.surrogates, self.cost, self.design, self._configurations, self._draws
+            )
         weight, (single, _) = self.design.cost_weight, self._draws
-        answer = AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
-        return answer.best(front, candidates, running_launch)
+        return AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
 
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView

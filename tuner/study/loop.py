@@ -17,6 +17,7 @@ from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
 from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
 from tuner.problem.probe_limits import inspected_s, probe_limits
+from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
@@ -30,7 +31,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError
 from tuner.study.baseline_due import baseline_due
 from tuner.study.blas_threads import beside_probes
-from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus
+from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus, most_left_s
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
@@ -38,6 +39,7 @@ from tuner.study.rules import (
     node_failures,
     not_repaid,
     not_worth_it,
+    peak_limit_of,
     question_of,
     settings_to_remeasure,
 )
@@ -100,7 +102,7 @@ class SearchLoop:
         self._stopped: StopReason | None = None
         executor.next_settings = self._next_settings
         sampler.cost = spec.problem.cost.learned(self.records)
-        sampler.question = question_of(spec, self.records)
+        self._ask()
         self._front = self._measured_front()
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
@@ -140,7 +142,13 @@ class SearchLoop:
     def _limit(
         self, cost_kJ: float, reserve: Sequence[str] = (), count: int = 1
     ) -> StopReason | None:
-        """Return the limit that forbids probes of this cost (`Budget.check`), or None."""
+        """Return the limit that forbids probes of this cost (`Budget.check`), or None.
+
+        A user who asked the search to stop (`tuner runs stop`) forbids all of them.
+        """
+        run_dir = self._spec.run_dir
+        if run_dir is not None and RunFolder(run_dir).stop_file.exists():
+            return StopReason("stopped")
         status = SearchStatus(
             records=self.records,
             in_flight=len(self._flying),
@@ -248,9 +256,12 @@ class SearchLoop:
             return None
         with beside_probes(self._problem, len(self._flying)):
             plan = self._recorder.patiently(lambda: sampler.plan(study))
+        for sentence in sampler.take_notes():
+            self.note(sentence)
         if plan is None:
             if not self._flying:
-                self._stopped = StopReason("exhausted")
+                unsafe = sampler.peak_limit is not None
+                self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
         cost_kJ = self._expected_kJ(plan.configurations, plan.cost_J / 1000)
         if reason := not_worth_it(self._spec, self.records, plan, cost_kJ):
@@ -336,6 +347,12 @@ class SearchLoop:
             callback.started(event)
         self._executor.submit(request)
 
+    def _ask(self) -> None:
+        """Tell the sampler what is to be found, as far as it is known by now."""
+        peak = peak_limit_of(self._spec, self.records)
+        self._sampler.peak_limit = peak
+        self._sampler.question = question_of(self._spec, self.records, peak)
+
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
     ) -> tuple[Settings, ...]:
@@ -386,7 +403,7 @@ class SearchLoop:
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         self._sampler.cost = self._problem.cost.learned(self.records)
-        self._sampler.question = question_of(self._spec, self.records)
+        self._ask()
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
         self._front = self._measured_front()
@@ -412,6 +429,9 @@ class SearchLoop:
             probe_budget_kJ=self._settings.probe_budget_kJ,
             probes=len(self.records),
             max_probes=self._settings.max_probes,
+            search_s=self._settings.search_s,
+            elapsed_s=self.elapsed_s,
+            left_s=most_left_s(self._settings, self.records, self.elapsed_s),
             varying=self._varying,
             places=getattr(self._executor, "places", None),
         )

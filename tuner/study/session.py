@@ -159,6 +159,7 @@ class Session:
         storage = open_storage(self._spec.storage, self._run.journal)
         with self._run.locked():
             self._read_last_session()
+            self._run.stop_file.unlink(missing_ok=True)
             writer = TraceWriter(self._run.trace)
             with closing(writer), self._open(writer, storage) as loop:
                 self._search(loop)
@@ -233,7 +234,9 @@ class Session:
         stop, no_verdict = StopReason("interrupted"), None
         try:
             stop = loop.run()
-            if self._spec.settings.verify and self._spec.unverified is None:
+            if stop.kind == "stopped":
+                no_verdict = NoVerdict("stopped")
+            elif self._spec.settings.verify and self._spec.unverified is None:
                 no_verdict = verify(loop, self._spec, settle_on=self._settle_on)
         except KeyboardInterrupt:
             raise Interrupted(self._run) from None
@@ -321,8 +324,9 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
         then, now = record.meter, executor.meter
         if (then.name, then.scope, then.mark) != (now.name, now.scope, now.mark):
             raise InputError(
-                f"the run {run.name!r} was measured by {then.name} ({then.scope} scope) and here "
-                f"the meter is {now.name} ({now.scope} scope); give another name"
+                f"the run {run.name!r} was measured by {then.name} ({then.scope} scope, "
+                f"{then.label}) and here the meter is {now.name} ({now.scope} scope, "
+                f"{now.label}); give another name"
             )
 
 

@@ -91,8 +91,10 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
     for name in request.get("imports", ()):
         importlib.import_module(name)
     for name in request.get("optional", ()):
-        # In another release of the framework it may be elsewhere; the rank then imports it itself.
-        with contextlib.suppress(ImportError):
+        # In another release of the framework it may be elsewhere, or fail for want of what a rank
+        # does not need (DeepSpeed 0.15: MissingCUDAException without nvcc); a rank that does need
+        # it imports it itself.
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
     if request.get("architectures"):
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", request["architectures"])

@@ -20,6 +20,10 @@ from tuner.workload.node.rights import run_as
 
 __all__ = ["architectures", "build_kind", "cannot_build", "extensions_dir"]
 
+#: From this release of DeepSpeed on `CPUAdamBuilder` is no builder for CUDA, which asks for CUDA's
+#: compiler on a machine with GPUs. (`AsyncIOBuilder` still is one.)
+CPU_ADAM_WITHOUT_CUDA = (0, 19, 8)
+
 
 def extensions_dir() -> str:
     """Return the folder of DeepSpeed's compiled ops.
@@ -35,6 +39,16 @@ def extensions_dir() -> str:
     else:
         cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return str(Path(cache) / "joulefront" / "torch_extensions" / build_kind())
+
+
+def _release(package: str) -> tuple[int, ...]:
+    """Return the release of an installed package; empty if it is not installed."""
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    found = re.match(r"[0-9.]*[0-9]", version)
+    return tuple(int(part) for part in found.group(0).split(".")) if found else ()
 
 
 @functools.cache
@@ -72,13 +86,11 @@ def cannot_build(op: str, *, gpus: bool = False) -> str:
         return ""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) or shutil.which("g++"):
-        if op != "async_io":
-            return ""
-        if not Path("/usr/include/libaio.h").exists():
+        if op == "async_io" and not Path("/usr/include/libaio.h").exists():
             return "DeepSpeed's async_io needs libaio and its headers (libaio-dev)"
-        # `AsyncIOBuilder` is one of DeepSpeed's builders for CUDA, which ask for CUDA's release.
-        if gpus and not (os.environ.get("CUDA_HOME") or shutil.which("nvcc")):
-            return "DeepSpeed's async_io is compiled by CUDA's compiler, and nvcc is not on PATH"
+        by_cuda = op == "async_io" or _release("deepspeed") < CPU_ADAM_WITHOUT_CUDA
+        if gpus and by_cuda and not (os.environ.get("CUDA_HOME") or shutil.which("nvcc")):
+            return f"DeepSpeed's {op} is compiled by CUDA's compiler, and nvcc is not on PATH"
         return ""
     return f"DeepSpeed's {op} must be compiled, and there is no C++ compiler ({compiler} or g++)"
 

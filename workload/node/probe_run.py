@@ -232,6 +232,7 @@ class Probe:
         if not plan.measured:
             return plan
         if conductor.micro_batches != plan.measured[0]:
+            conductor.accumulation = plan.own  # where it was set after all
             return AccumulationPlan(
                 plan.own,
                 why_whole="whole steps are measured: the program decides on its accumulation",

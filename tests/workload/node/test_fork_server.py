@@ -101,6 +101,21 @@ def test_an_import_that_starts_the_driver_is_noticed(start: Start, node: TwinNod
 
 
 @pytest.mark.slow
+def test_finding_1_an_optional_import_that_fails_is_left_to_the_rank(
+    node: TwinNode, tmp_path: Path
+) -> None:
+    """finding_1: modules of older releases of DeepSpeed fail for want of nvcc."""
+    (tmp_path / "picky.py").write_text("raise RuntimeError('CUDA_HOME does not exist')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    server = RankServer(needs=(), env=node.environment() | {"PYTHONPATH": path})
+    server._optional = ("picky", "no_such_module")
+    try:
+        server.start()
+        assert server.fork_unsafe == ""
+    finally:
+        server.close()
+
+
 def test_ranks_of_new_interpreters_can_use_a_driver_that_forked_ones_cannot(
     start: Start, tmp_path: Path
 ) -> None:

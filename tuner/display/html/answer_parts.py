@@ -254,7 +254,7 @@ def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -
         band = " The true front lies in the shaded band in eight draws of ten."
     called = f" The baseline is {escape(result.baseline_name)}." if result.baseline_name else ""
     note = (
-        f"{count} of the {len(result.points)} measured "
+        f"{count} of the {len(result.points)} {result.points[0].source} "
         f"{'is' if len(front) == 1 else 'are'} not beaten in both energy and time by any other. "
         "Down is less energy, left is less time; bars are 90 % intervals."
         f"{' Framed knobs differ from the baseline.' if result.baseline else ''}"
