@@ -35,7 +35,10 @@ from benchmarks.install import (
 __all__ = ["EVERYWHERE", "docs_are_strict", "interpreter_fails", "main", "untested_pages"]
 
 #: Tests of the core that every interpreter runs: no torch, no Ray.
-EVERYWHERE = ("tests/search_spaces", "tests/test_core_only.py", "tests/test_pareto.py")
+EVERYWHERE = (
+    *("tests/search_spaces/test_rules.py", "tests/search_spaces/test_options.py"),
+    *("tests/search_spaces/test_units.py", "tests/test_core_only.py", "tests/test_pareto.py"),
+)
 
 
 def interpreter_fails(

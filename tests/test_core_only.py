@@ -28,8 +28,8 @@ code = main(["replay", {table!r}, "--runs-dir", {runs!r}, "--max-probes", "6", "
 assert code == 0, code
 for command in ("front", "report", "apply"):
     assert main([command, "--runs-dir", {runs!r}]) == {{"apply": 2}}.get(command, 0), command
-for command in ("jobs", "clusters", "spaces", "doctor"):
-    assert main([command]) == 0, command
+for words in (["jobs"], ["clusters"], ["spaces"], ["doctor", "--brief"]):
+    assert main(words) == 0, words
 """
 
 

@@ -31,7 +31,7 @@ COMMANDS = (
     ("export", "plan", "--to", "csv", "--redact"),
     ("bundle", "plan", "--out", "b.zip"),
     ("open", "b.zip", "--name", "opened"),
-    ("doctor",),
+    ("doctor", "--brief"),
     ("predict", "--cluster", "a100-8"),
 )
 RUN = f"""
@@ -41,6 +41,7 @@ for words in {COMMANDS!r}:
 """
 
 
+@pytest.mark.slow
 def test_commands_use_no_network(tmp_path: Path) -> None:
     watch = tmp_path / "watch"
     watch.mkdir()

@@ -83,6 +83,7 @@ def test_a_requirement_without_a_wheel_is_noticed(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("index")
 @pytest.mark.parametrize("extra", list(install.EXTRAS))
 def test_an_extra_installs_alone(extra: str, built: install.Built, tmp_path: Path) -> None:
@@ -90,6 +91,7 @@ def test_an_extra_installs_alone(extra: str, built: install.Built, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("index")
 @pytest.mark.parametrize("interpreter", install.find_interpreters(), ids=lambda i: i.version)
 def test_the_core_runs_on_this_interpreter(
