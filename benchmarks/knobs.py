@@ -24,7 +24,7 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import load_space
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.rank_server import cannot_build
+from tuner.workload.node.ops import cannot_build
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRequest, WindowPolicy
 
