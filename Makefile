@@ -17,8 +17,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: run demo test check slow docs install hashes sbom clean
 
+# What `make run` tunes (examples/laptop), and the limits of its search.
+EXAMPLE := examples/laptop
+SEARCH ?= --max-probes 24 --search-time 170s
+
 run: $(RUNNABLE)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/tuner optimize
+	@$(BIN)/tuner doctor --brief
+	@echo "Tuning $(EXAMPLE)/job.toml here; its \"today\" is ZeRO-3 with full checkpointing ($(EXAMPLE)/README.md)"
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/tuner optimize $(EXAMPLE)/job.toml \
+	    --space $(EXAMPLE)/space.toml --executor inline $(SEARCH) \
+	    --baseline $(EXAMPLE)/ds_config.json activation_checkpointing=full
 
 demo: $(RUNNABLE)
 	$(BIN)/tuner demo
@@ -66,7 +74,7 @@ test: check
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q -m "not slow"
 
 slow: install
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q -m slow
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q -rs -m slow
 
 docs: install
 	$(BIN)/python -m tuner.cli.reference > docs/cli.md

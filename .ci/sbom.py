@@ -49,7 +49,7 @@ HEAD = """\
 
 <!-- Written by `make sbom` from the metadata of installed packages. -->
 
-joulefront is under Apache-2.0 and contains no code of others, except in the reports that it writes: each holds plotly.js (MIT). What the core and each extra install, with the licence that each package states in its metadata; versions are those that CI installs. `make sbom` writes the same as a software bill of materials (CycloneDX 1.6) with the sha256 of every file that CI accepts. CUDA builds of torch bring NVIDIA's libraries, which are proprietary and not listed here.
+joulefront is under Apache-2.0 and contains the code of one other project: plotly.js (MIT), whose basic bundle `tuner/templates` holds and each report carries. What the core and each extra install, with the licence that each package states in its metadata; versions are those that CI installs. `make sbom` writes the same as a software bill of materials (CycloneDX 1.6) with the sha256 of every file that CI accepts. CUDA builds of torch bring NVIDIA's libraries, which are proprietary and not listed here.
 
 | package | version | licence | needed by |
 |---|---|---|---|

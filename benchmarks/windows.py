@@ -185,7 +185,6 @@ class WindowRunner:
         conductor = Conductor(
             ranks,  # type: ignore[arg-type]
             deadline_s=math.inf,
-            step_limit_s=math.inf,
             explain_exit=lambda rank, code: Failure("crash", f"{rank} {code}"),
             clock=clock,
         )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.models.analytic.model import AnalyticModel, Prior
+from tuner.models.simulated_accumulation import ShortSteps, short_steps
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidValue, UnknownName
@@ -46,7 +47,9 @@ class Conditions:
         warm_up_s: time constant of that rise, seconds.
         launch_s: fixed seconds of a launch: processes, imports, communicators.
         launch_each_s: further seconds per doubling of the ranks.
-        load_Bps: bytes per second at which a rank initializes its states.
+        load_Bps: bytes per second at which a rank initializes its states: drawn and cast on the
+            device, and broadcast to the ranks that share them by DeepSpeed, at the speed of a
+            network link of 400 Gbit/s.
         launch_power: share of the step's power drawn while launching.
         warm_up_steps: number of steps before the first window.
         crash_rate: share of launches that crash at random.
@@ -66,7 +69,7 @@ class Conditions:
     warm_up_s: float = 60.0
     launch_s: float = 20.0
     launch_each_s: float = 3.0
-    load_Bps: float = 2e9
+    load_Bps: float = 50e9
     launch_power: float = 0.35
     warm_up_steps: int = 3
     crash_rate: float = 0.0
@@ -149,11 +152,22 @@ class SimulatedRunner:
         first_W = c.launch_power * float(figures.power_W[0])
         if failure := self._launch_failure(figures, draw):
             return self._record(request, failure=failure, launch_s=launch_s, power_W=first_W)
-        launch_s += c.warm_up_steps * float(figures.step_time_s[0])
+        short = self._short(request, figures, 0)
+        if short is None:
+            launch_s += c.warm_up_steps * float(figures.step_time_s[0])
+        else:
+            launch_s += c.warm_up_steps * short.step_times_s[0] + short.before_s
         return self._visit(request, figures, launch_s, first_W)
 
     def close(self) -> None:
         """Do nothing."""
+
+    def _short(self, request: ProbeRequest, figures: Prediction, number: int) -> ShortSteps | None:
+        """Return the steps of fewer micro-batches that a visit measures; None for whole ones."""
+        configuration = request.configurations()[number]
+        return short_steps(
+            self._truth, configuration, request.window, float(figures.step_time_s[number])
+        )
 
     def _draws(self, *names: str) -> np.random.Generator:
         """Return random numbers that depend only on the seed and these names."""
@@ -202,7 +216,9 @@ class SimulatedRunner:
             power, step = float(figures.power_W[number]), float(figures.step_time_s[number])
             settle = request.window.settle_s if configuration.live else 0.0
             steps = max(request.window.min_steps, math.ceil(request.window.min_s / step))
-            if now + settle + steps * step > request.time_limit_s:
+            short = self._short(request, figures, number)
+            whole_s = steps * step if short is None else request.window.min_s
+            if now + settle + whole_s > request.time_limit_s:
                 failure = Failure(
                     "time_limit",
                     f"the probe would take longer than its {request.time_limit_s:g} s",
@@ -213,6 +229,7 @@ class SimulatedRunner:
             measurement = self._window(
                 request,
                 configuration,
+                short,
                 steps=steps,
                 step_time_s=step,
                 power_W=power,
@@ -237,6 +254,7 @@ class SimulatedRunner:
         self,
         request: ProbeRequest,
         configuration: Configuration,
+        short: ShortSteps | None,
         *,
         steps: int,
         step_time_s: float,
@@ -248,34 +266,64 @@ class SimulatedRunner:
     ) -> Measurement:
         c = self.conditions
         draw = self._draws(configuration.key, request.probe_id, str(number))
+        if short is None:
+            drawn = self._whole_steps(draw, steps, step_time_s)
+            length_s = drawn.window_s
+        else:
+            length_s = request.window.min_s
+        # Leakage rises as devices warm; the figure at the end of a long run is the models'.
+        cold = c.warm_up * math.exp(-(started_s + length_s / 2) / c.warm_up_s)
+        low = c.first_window if first else 0.0
+        now_W = power_W * (1 - cold - low)
+        if short is None:
+            measured_W = now_W * (1 + c.power_noise * float(draw.standard_normal()))
+            drawn = replace(
+                drawn,
+                energy_J=measured_W * length_s,
+                power_W=measured_W,
+                power_se_W=c.power_noise * measured_W or math.nan,
+            )
+        else:
+            drawn = short.measure(
+                request.window,
+                draw,
+                time_noise=c.time_noise,
+                step_noise=c.step_noise,
+                power_noise=c.power_noise,
+                power_W=now_W,
+            )
+        delivered: dict[str, float] = {}
+        if "clock_MHz" in configuration.live and len(figures.clock_MHz):
+            delivered["clock_MHz"] = float(figures.clock_MHz[number])
+        return replace(
+            drawn,
+            live=configuration.live,
+            delivered=delivered,
+            peak_memory_bytes=int(figures.memory_bytes[number]),
+            flags=("predicted, not measured",),
+            started_s=started_s,
+        )
+
+    def _whole_steps(
+        self, draw: np.random.Generator, steps: int, step_time_s: float
+    ) -> Measurement:
+        """Draw the step times of a window of whole steps; its power is left open."""
+        c = self.conditions
         offset = 1 + c.time_noise * draw.standard_normal()
         spread = 1 + c.step_noise * draw.standard_normal(min(steps, 2000))
         times = step_time_s * offset * np.clip(spread, 0.5, 2.0)
         if steps > len(times):
             times = np.resize(times, steps)
         window_s = float(times.sum())
-        # Leakage rises as devices warm; the figure at the end of a long run is the models'.
-        cold = c.warm_up * math.exp(-(started_s + window_s / 2) / c.warm_up_s)
-        low = c.first_window if first else 0.0
-        noise = c.power_noise * float(draw.standard_normal())
-        measured_W = power_W * (1 - cold - low) * (1 + noise)
-        delivered: dict[str, float] = {}
-        if "clock_MHz" in configuration.live and len(figures.clock_MHz):
-            delivered["clock_MHz"] = float(figures.clock_MHz[number])
         return Measurement(
-            live=configuration.live,
-            delivered=delivered,
+            live=Settings(),
             steps=steps,
             window_s=window_s,
             step_time_s=window_s / steps,
             step_time_se_s=float(times.std(ddof=1) / math.sqrt(steps)) if steps > 1 else math.nan,
-            energy_J=measured_W * window_s,
-            power_W=measured_W,
-            power_se_W=c.power_noise * measured_W or math.nan,
-            peak_memory_bytes=int(figures.memory_bytes[number]),
-            flags=("predicted, not measured",),
+            energy_J=math.nan,
+            power_W=math.nan,
             step_times_s=tuple(float(t) for t in times[:50]) if steps <= 50 else (),
-            started_s=started_s,
         )
 
     def _record(

@@ -20,7 +20,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.typed import names_a_file
 
-__all__ = ["TrainingJob", "job_names", "load_job"]
+__all__ = ["TrainingJob", "job_names", "load_job", "token_file"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _FIELDS = {
@@ -34,6 +34,7 @@ _FIELDS = {
     "precision",
     "learning_rate",
     "seed",
+    "data",
     "steps_at",
     "noise_scale",
     "min_steps",
@@ -63,6 +64,7 @@ class TrainingJob:
             (McCandlish et al. 2018, arXiv 1812.06162, section 2): min_steps x (1 + noise_scale
             / global batch). 0 if unknown.
         min_steps: least number of steps, in the limit of a large global batch.
+        data: file of tokens that the built-in training program reads; random tokens if empty.
     """
 
     name: str
@@ -77,6 +79,7 @@ class TrainingJob:
     steps_at: Mapping[int, int] = field(default_factory=dict, hash=False)
     noise_scale: float = 0.0
     min_steps: int = 0
+    data: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -100,6 +103,10 @@ class TrainingJob:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise InvalidValue(f"{name} {where}", value, "an integer of at least 0")
+        if not isinstance(self.data, str):
+            raise InvalidValue(f"data {where}", self.data, "the path of a file of tokens")
+        if self.data and self.frames:
+            raise InputError(f"data {where} is of tokens, and the job's samples hold video")
         rate = self.learning_rate
         if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
             raise InvalidValue(f"learning_rate {where}", rate, "a number above 0")
@@ -175,7 +182,7 @@ class TrainingJob:
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
         data["model"] = dict(self.model)
         data["steps_at"] = {str(size): steps for size, steps in self.steps_at.items()}
-        for name in ("steps_at", "noise_scale", "min_steps"):
+        for name in ("steps_at", "noise_scale", "min_steps", "data"):
             if not data[name]:
                 del data[name]
         return data
@@ -254,6 +261,8 @@ class TrainingJob:
                 raise InvalidValue(f"tokens in {path.name}", tokens, "an integer of at least 1")
             steps = -(-tokens // (global_batch * sequence_length))
         optional = {k: data[k] for k in _OPTIONAL if k in data}
+        if "data" in data:
+            optional["data"] = token_file(path.parent / str(data["data"]))
         return cls(
             name=name,
             model=model,
@@ -314,6 +323,17 @@ def _load_model(config: Any, beside: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidValue(f"model config {config!r}", type(data).__name__, "a JSON object")
     return data
+
+
+def token_file(path: str | Path) -> str:
+    """Return the absolute path of a file of tokens, by which every rank finds it.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if not names_a_file(Path(path)):
+        raise InputError(f"there is no file of tokens {path}")
+    return str(Path(path).resolve())
 
 
 def job_names() -> list[str]:

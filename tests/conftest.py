@@ -15,6 +15,7 @@ from tuner.testing.browser import chromium
 from tuner.testing.postgresql import why_not as why_no_postgresql
 from tuner.testing.studies import TRACES
 from tuner.testing.twin import TwinGpu, TwinNode, compiler
+from tuner.testing.twin.replay import replayed_node
 from tuner.workload.node.rank_server import RankServer
 
 
@@ -85,12 +86,16 @@ def one_fork_server(fork_servers: list[RankServer]) -> Iterator[None]:
 def twin_node(tmp_path: Path) -> Iterator[Callable[..., TwinNode]]:
     """Return a function that makes a twin GPU node and puts this process on it.
 
-    A test that uses it carries the mark `twin`.
+    With `replay`, the file of a recording, the node answers as the recorded one did. A test that
+    uses it carries the mark `twin`.
     """
     with contextlib.ExitStack() as stack:
 
-        def make(*gpus: TwinGpu, **options: Any) -> TwinNode:
-            node = TwinNode(tmp_path / "twin-node", gpus or (TwinGpu(),), **options)
+        def make(*gpus: TwinGpu, replay: Path | None = None, **options: Any) -> TwinNode:
+            if replay is not None:
+                node = replayed_node(tmp_path / "twin-node", replay, **options)
+            else:
+                node = TwinNode(tmp_path / "twin-node", gpus or (TwinGpu(),), **options)
             stack.callback(node.close)
             stack.enter_context(node.joined())
             return node

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -21,6 +22,7 @@ from pathlib import Path
 import pytest
 
 import tuner
+from tuner.cli.main import command_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
@@ -114,6 +116,42 @@ def test_blocks_run(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", [p for p in PAGES if p.stem in REAL], ids=lambda p: p.stem)
 def test_blocks_that_train_run(path: Path, tmp_path: Path) -> None:
     run_page(path, tmp_path)
+
+
+COMMAND = re.compile(r"^tuner (?:.*\\\n)*.*(?:\n  .*)*", re.M)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_commands_that_are_only_shown_are_commands(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They need GPUs or another's scripts, but their options must exist."""
+    for block in blocks_of(path):
+        if block.kind not in ("text", "sh"):
+            continue
+        for found in COMMAND.findall(block.code):
+            text = re.sub(r"\$\w+|\"\$\w+\"", "X", found.replace("\\\n", " "))
+            words = shlex.split(text, comments=True)
+            words = words[1 : words.index("&") if "&" in words else None]
+            if "..." in words or "--" in words or any(word.isupper() for word in words[:1]):
+                continue
+            try:
+                command_parser().parse_args(words)
+            except SystemExit:
+                pytest.fail(f"{path.name}, line {block.line}: {capsys.readouterr().err}")
+
+
+def test_every_message_of_the_troubleshooting_page_is_in_the_source() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| `([^`]+)` \|", page, re.M)
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for top in ("tuner", "workload", "search_spaces", "models")
+        for path in sorted((ROOT / top).rglob("*.py"))
+    )
+    joined = re.sub(r"\"\s*\n\s*f?\"", "", source)  # a sentence may be several literals
+    assert len(quoted) > 15
+    assert not [sentence for sentence in quoted if sentence not in joined]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs the docs extra")

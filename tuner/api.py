@@ -6,7 +6,7 @@ They turn their arguments into a problem, constraints and settings, and run a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,21 +19,18 @@ from tuner.problem.settings import SearchSettings
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.study.callbacks import Progress
-from tuner.workload.scripts.script_job import Script, ScriptJob
+from tuner.study.question import Notify, question_of
+from tuner.workload.scripts.script_job import Script
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from tuner.problem.problem import Problem
     from tuner.study.callbacks import Callback
     from tuner.study.csv_import import CsvOptions
+    from tuner.study.dry_run import DryRun
 
-__all__ = ["front_of_csv", "load_result", "optimize", "replay"]
-
-Notify = Callable[[Progress], None]
+__all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "replay"]
 
 
 def optimize(
@@ -50,6 +47,10 @@ def optimize(
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     target_gpus: int | None = None,
     transfer: Sequence[str | Path] = (),
+    plan: str | Path | None = None,
+    try_first: Sequence[str | Configuration] = (),
+    prefer: Sequence[str] = (),
+    clocks: bool = True,
     sampler: str | BaseSampler | None = None,
     surrogate: Any = None,
     executor: str | Executor | None = None,
@@ -64,6 +65,23 @@ def optimize(
 ) -> Result:
     """Tune a training job for energy and time on this machine or cluster.
 
+    Examples:
+        Tune a shipped job here; then a script of your own, at most 5 % slower than today:
+
+        >>> result = tuner.optimize("tiny-gpt")
+        >>> result = tuner.optimize(tuner.Script("train.py --data DIR"), max_slowdown=0.05)
+        >>> result.recommended.configuration.short
+        'dp2 mb8 zero0'
+
+        Predict for a cluster that is not here; ask again without searching:
+
+        >>> result = tuner.optimize("opt-350m", cluster="a100-8")
+        >>> result.choose(deadline_s=7200).point
+
+    The arguments come in groups: what is tuned (`job` to `space`), limits of the training
+    (`budget_kJ` to `constraints`), the search (`search` to `surrogate`), where it runs (`executor`
+    to `storage`), and the run with what it shows (`name` to `on_progress`).
+
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Or your
             own training script as a `tuner.workload.scripts.script_job.Script`: it is started once
@@ -77,8 +95,10 @@ def optimize(
             baseline, e.g. 0.05; a deadline that is known once the baseline was measured.
         constraints: every limit on the training job, and the objective. The four above may be
             given with it, as long as they do not contradict it.
-        search: limits of the *search*, its seed, and how long it measures. Without any limit a
-            search makes at most 20 probes in 300 s, 40 probes on a simulated cluster.
+        search: limits of the *search*, its seed, and how long it measures. A search ends when what
+            is left to find would not repay the next probe over the training. Without any limit it
+            also makes at most 40 probes, and uses at most 1 % of the training's energy once 8
+            launch settings are measured.
         baseline: what the user runs today: a `Configuration`, its short name ("dp8 mb4 zero1"), or
             the path of a DeepSpeed JSON and knobs as a list; a plain data-parallel configuration if
             not given.
@@ -88,6 +108,11 @@ def optimize(
             (FOLDER:GROUP if a table has several groups), of this job on another cluster or of
             another job. They are used as long as they predict what is measured here
             (`tuner.search.transfer`).
+        plan: the run of a plan (`plan`) whose most informative configurations are probed first.
+        try_first: configurations, or their names, that are probed first, in this order.
+        prefer: weights of knob values that are expected to be good, such as "zero1:3"; the more is
+            measured, the less they count (docs/search.md).
+        clocks: search clocks and power limits, too, where they can be set.
         sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
             Optuna sampler.
         surrogate: the model that learns step time and power: "gaussian-process" (the default),
@@ -115,60 +140,102 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    from tuner.executors.choose import check_executor, real_executor, simulated_executor
-    from tuner.problem.from_job import problem_of_job
+    from tuner.display.progress import ProgressLogger
+    from tuner.executors.choose import real_executor, simulated_executor
     from tuner.study.session import Session
 
-    constraints = (constraints or Constraints()).limited(
-        budget_kJ, deadline_s, power_cap_W, max_slowdown
-    )
-    check_executor(executor)
-    if ray_address is not None or device_kind is not None:
-        run_folder = RunFolder.named(runs_dir, name) if name else None
-        cluster = _on_ray(ray_address, device_kind, executor, cluster, run_folder, on_progress)
-        executor = "ray"
-    executor = executor or _executor_for(cluster)
-    simulated = executor == "simulated"
-    if in_flight is not None and not simulated:
-        raise InputError(
-            "in_flight is for a simulated cluster; a real one runs what it has room for"
-        )
-    settings = (search or SearchSettings()).with_default_limits(simulated=simulated)
-    if isinstance(job, Script):
-        name = name or new_name(job.name, runs_dir)
-        run = RunFolder.named(runs_dir, name)
-        job, cluster = _inspected(job, cluster, run, simulated, on_progress)
-    problem = problem_of_job(
+    asked = question_of(
         job,
-        cluster,
-        space,
-        baseline=baseline,
-        plan=simulated,
-        target_gpus=target_gpus,
-        max_gpus=constraints.max_gpus,
+        cluster=cluster,
+        space=space,
+        constraints=(constraints or Constraints()).limited(
+            budget_kJ, deadline_s, power_cap_W, max_slowdown
+        ),
+        search=search,
+        executor=executor,
+        ray_address=ray_address,
+        device_kind=device_kind,
+        in_flight=in_flight,
+        name=name,
+        runs_dir=runs_dir,
+        notify=on_progress,
     )
-    if simulated:
-        problem = _as_prediction(problem)
-        settings = replace(settings, verify=False)  # a second launch would repeat the prediction
-    run = RunFolder.named(runs_dir, name or new_name(problem.name, runs_dir))
+    problem, run, settings = asked.prepare(baseline, target_gpus, clocks, on_progress)
+    if plan is not None:
+        from tuner.study.plan_run import probes_of_plan
+
+        planned, problem = probes_of_plan(load_result(plan, runs_dir=runs_dir), problem)
+        try_first = (*try_first, *planned)
     session = Session(
         problem,
         lambda run, say: (
             simulated_executor(problem, capacity=in_flight, seed=settings.seed)
-            if simulated
-            else real_executor(executor, problem, run, say, ray_address=ray_address)
+            if asked.simulated
+            else real_executor(asked.executor, problem, run, say, ray_address=ray_address)
         ),
         run=run,
-        constraints=constraints,
+        constraints=asked.constraints,
         settings=settings,
         storage=storage,
         sampler=sampler,
         surrogate=surrogate,
         transfer=transfer,
+        try_first=try_first,
+        prefer=prefer,
         callbacks=_callbacks(run, report),
-        notify=on_progress,
+        notify=ProgressLogger(on_progress),
     )
     return session.run()
+
+
+def dry_run(
+    job: TrainingJob | Script | str | Path | None = None,
+    *,
+    cluster: Cluster | str = "auto",
+    space: str = "default",
+    constraints: Constraints | None = None,
+    search: SearchSettings | None = None,
+    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
+    target_gpus: int | None = None,
+    clocks: bool = True,
+    executor: str | Executor | None = None,
+    ray_address: str | None = None,
+    device_kind: str | None = None,
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+    on_progress: Notify | None = None,
+) -> DryRun:
+    """Return what `optimize` would do with these arguments; nothing is started or written.
+
+    Raises:
+        InputError: the input is wrong; one sentence.
+    """
+    from tuner.study.dry_run import describe, describe_script
+
+    asked = question_of(
+        job,
+        cluster=cluster,
+        space=space,
+        constraints=constraints or Constraints(),
+        search=search,
+        executor=executor,
+        ray_address=ray_address,
+        device_kind=device_kind,
+        in_flight=None,
+        name=name,
+        runs_dir=runs_dir,
+        notify=on_progress,
+    )
+    how = f"Ray, by joining {ray_address}" if ray_address else "a Ray of its own, on loopback only"
+    if asked.simulated:
+        how = "nothing: probes are predictions of the models"
+    elif asked.executor not in (None, "ray"):
+        how = "processes of this machine, one probe at a time"
+    if isinstance(job, Script):
+        run = RunFolder.named(runs_dir, asked.name or new_name(job.name, runs_dir))
+        return describe_script(job, asked.settings, asked.constraints, run, how)
+    problem, run, settings = asked.prepare(baseline, target_gpus, clocks, on_progress)
+    return describe(problem, settings, asked.constraints, run, how)
 
 
 def plan(
@@ -241,6 +308,8 @@ def replay(
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     transfer: Sequence[str | Path] = (),
+    try_first: Sequence[str | Configuration] = (),
+    prefer: Sequence[str] = (),
     sampler: str | BaseSampler | None = None,
     surrogate: Any = None,
     storage: str | None = None,
@@ -264,6 +333,7 @@ def replay(
     Raises:
         InputError: the input is wrong; one sentence.
     """
+    from tuner.display.progress import ProgressLogger
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
@@ -287,8 +357,10 @@ def replay(
         sampler=sampler,
         surrogate=surrogate,
         transfer=transfer,
+        try_first=try_first,
+        prefer=prefer,
         callbacks=_callbacks(run, report),
-        notify=on_progress,
+        notify=ProgressLogger(on_progress),
     )
     return session.run()
 
@@ -346,89 +418,3 @@ def _callbacks(run: RunFolder, report: bool) -> Sequence[Callback]:
     from tuner.deploy.study_callbacks import report_callbacks
 
     return report_callbacks(run) if report else ()
-
-
-def _inspected(
-    script: Script, cluster: Cluster | str, run: RunFolder, simulated: bool, notify: Notify | None
-) -> tuple[ScriptJob, Cluster]:
-    """Return a script as a job, and the machine on which it was inspected."""
-    from tuner.problem.user_script import job_of_script
-    from tuner.search_spaces.cluster import load_cluster
-    from tuner.workload.node.machine import detect_cluster
-
-    if simulated:
-        raise InputError("a script is really run, so it cannot be tuned on a simulated cluster")
-    if not isinstance(cluster, Cluster):
-        cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
-    notify = notify or (lambda event: None)
-    say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
-    return job_of_script(script, cluster, run, say), cluster
-
-
-def _on_ray(
-    address: str | None,
-    device_kind: str | None,
-    executor: str | Executor | None,
-    cluster: Cluster | str,
-    run: RunFolder | None,
-    notify: Notify | None,
-) -> Cluster:
-    """Return the cluster of a study on Ray: the one named, or that of its usable nodes.
-
-    Raises:
-        InputError: the words contradict each other, no Ray answers, or no node is fit.
-    """
-    from tuner.executors.ray_cluster import survey
-    from tuner.problem.study_file import parse_cluster
-    from tuner.search_spaces.cluster import load_cluster
-
-    if address is None:
-        raise InputError("device_kind chooses among the nodes of a Ray cluster; name that too")
-    if executor not in (None, "ray"):
-        raise InputError(f"a Ray cluster runs probes by the executor ray, not {executor!r}")
-    if cluster != "auto":
-        named = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-        if device_kind not in (None, named.device.name):
-            raise InputError(
-                f"device_kind is {device_kind!r}, and cluster {named.name!r} is of "
-                f"{named.device.name}"
-            )
-        return named
-    notify = notify or (lambda event: None)
-    say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
-    seen = survey(address, device_kind=device_kind, say=say)
-    if seen.cluster is None:
-        reasons = "; ".join(seen.sentences()) or "it has none"
-        raise InputError(f"no node of the Ray cluster at {address!r} can be used: {reasons}")
-    for sentence in seen.sentences():
-        say(sentence)
-    before = parse_cluster(run.read_study() or {}) if run is not None else None
-    if before is not None and (before.name, before.devices_per_node) == (
-        seen.cluster.name,
-        seen.cluster.devices_per_node,
-    ):
-        return before  # nodes come and go, and the question stays
-    return seen.cluster
-
-
-def _executor_for(cluster: Cluster | str) -> str | None:
-    """Return "simulated" if the cluster has another kind of device than this machine, else None."""
-    if cluster == "auto":
-        return None
-    from tuner.search_spaces.cluster import load_cluster
-    from tuner.workload.node.machine import detect_cluster
-
-    wanted = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    here = detect_cluster().device
-    alike = wanted.device.name == here.name or wanted.device.type == here.type == "cpu"
-    return None if alike else "simulated"
-
-
-def _as_prediction(problem: Problem) -> Problem:
-    """Return the problem with the known errors of the models among its notes."""
-    from tuner.models.analytic.known_error import known_error_lines
-
-    assert problem.cluster is not None
-    known = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]
-    note = "every figure is the analytic models' prediction: nothing is measured"
-    return replace(problem, notes=(note, *known, *problem.notes), simulated=True)

@@ -14,7 +14,13 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["AccumulationFit", "AccumulationPlan", "accumulation_plan", "steps_take_too_long"]
+__all__ = [
+    "WHOLE_STEPS_WINDOWS",
+    "AccumulationFit",
+    "AccumulationPlan",
+    "accumulation_plan",
+    "steps_take_too_long",
+]
 
 #: Whole steps are measured as long as the smallest number of them takes no longer than this many
 #: times the shortest window.

@@ -34,7 +34,7 @@ def ops_needed(launch: Settings) -> tuple[str, ...]:
 
 
 def render_deepspeed_config(
-    configuration: Configuration, job: TrainingJob, *, nvme_path: str = ""
+    configuration: Configuration, job: TrainingJob, *, nvme_path: str = "", on_cuda: bool = False
 ) -> dict[str, Any]:
     """Render the DeepSpeed JSON of one configuration.
 
@@ -44,6 +44,8 @@ def render_deepspeed_config(
         configuration: what is chosen.
         job: what is trained.
         nvme_path: the folder for what is kept on an NVMe drive (`Cluster.nvme_path`).
+        on_cuda: the devices are GPUs, where torch's AdamW is one fused kernel instead of several
+            passes over the states. It needs no compiler, as DeepSpeed's FusedAdam does.
 
     Raises:
         InvalidValue: micro-batch x data parallelism does not divide the global batch.
@@ -71,6 +73,8 @@ def render_deepspeed_config(
         },
         "zero_optimization": {"stage": configuration.zero_stage},
     }
+    if on_cuda and offload == "none":
+        config["optimizer"]["params"]["fused"] = True
     if job.precision != "fp32":
         config[job.precision] = {"enabled": True}
     zero = config["zero_optimization"]

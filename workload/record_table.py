@@ -212,7 +212,7 @@ energy_J = "energy_J"
 time_sd_s = "time_sd_s"
 energy_sd_J = "energy_sd_J"
 energy_scope = "{meter.scope}"
-estimated = {str(meter.estimated).lower()}
+estimated = {str(bool(meter.mark)).lower()}
 
 [noise]                               # median relative standard error of the windows
 time_cv = {time_cv:.4g}

@@ -21,6 +21,7 @@ from benchmarks.twin.energy import window_error
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.zeusd import SOCKET
@@ -171,7 +172,10 @@ def edges() -> str:
 def _rank_env(interface: str) -> Mapping[str, str]:
     """Return the environment of the only rank on a node of an H100 cluster."""
     node = SimpleNamespace(
-        server=SimpleNamespace(env={}), cluster=load_cluster("h100-32"), run_dir=Path("run")
+        server=SimpleNamespace(env={}),
+        cluster=load_cluster("h100-32"),
+        run_dir=Path("run"),
+        job=load_job(),
     )
     request = ProbeRequest("p", Configuration.of(data_parallel=1).launch)
     launch = RankLaunch(cast(ProbeNode, node), request)

@@ -42,7 +42,7 @@ data_parallel = [1, 2]
 micro_batch = [1, 2, 4]
 clock_MHz = { count = 6, lowest_share = 0.4 }
 """
-WINDOW = WindowPolicy(min_s=1.0, max_s=3.0, settle_s=0.3, idle_s=0.1)
+WINDOW = WindowPolicy(min_s=2.0, max_s=5.0, settle_s=0.3, idle_s=0.1)
 TRUE_WINDOW_S, TRUE_CLOCKS = 3.0, (1410, 910)
 
 
@@ -142,6 +142,7 @@ def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
     )
     problem = problem_of_job(job, "auto", str(space))
     locked = [node.locked_MHz(gpu) for gpu in range(problem.cluster.devices_per_node)]
+    clocks_set = sum(name == "nvmlDeviceSetGpuLockedClocks" for name, _, _ in node.log)
     truths = {
         launch: _truth(node, problem.cluster, launch, folder / "truth")
         for launch in problem.candidates.launches
@@ -164,7 +165,9 @@ def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
             for point in result.points
         ],
         "locked_after": locked,
+        "clocks_set": clocks_set,
         "marks": sorted({point.meter.mark for point in result.points}),
+        "meters": sorted({point.meter.source for point in result.points}),
         "report": result.report_path.read_text() if result.report_path else "",
         "json": result.to_json(),
         "verification": result.verification.status if result.verification else "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,42 @@ def test_options_and_knobs_come_in_any_order(capsys):
     assert (
         run(capsys, "predict", knobs[0], "--cluster=a100-8", "opt-350m", knobs[1], "--json")
         == asked
+    )
+
+
+def test_a_dry_run_starts_and_writes_nothing(capsys, tmp_path):
+    asked = ["optimize", "opt-350m", "--cluster", "cpu-2", "--dry-run", "--name", "dry"]
+    code, out, err = run(capsys, *asked)
+    assert (code, err) == (0, "")
+    assert out.startswith("This search: about ")
+    for words in (
+        "Limits: until what is left would not repay a probe; at most 40 probes; at most 1 % of",
+        "first the baseline, dp2 ",
+        "ranks of python ",
+        "runs/dry/: study.toml",
+        "no clock, no power limit",
+        "Nothing was started or written (--dry-run).",
+    ):
+        assert words in out
+    code, out, _ = run(capsys, *asked, "--json", "--max-probes", "3")
+    assert json.loads(out)["forecast"]["probes"] == 3
+    gpus = [*PLAN, "--dry-run", "--executor", "inline"]
+    assert "clock_MHz of each A100-SXM-80GB: " in run(capsys, *gpus)[1]
+    assert "no clock, no power limit" in run(capsys, *gpus, "--no-clocks")[1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_little_is_no_finding(capsys, tmp_path):
+    code, out, _ = run(capsys, *PLAN, "--probe-budget", "300kJ", "--name", "few", "--quiet")
+    assert code == 0
+    first, second = [line for line in out.splitlines() if line][:2]
+    assert re.fullmatch(
+        r"Not enough was tried to say anything: \d of [\d,]+ configurations\.", first
+    )
+    assert re.match(
+        r"A probe takes about [\d.]+ kJ .*there; allow about 16 of them: the same command with "
+        r"--name few --probe-budget \d+kJ continues from here\.",
+        second,
     )
 
 

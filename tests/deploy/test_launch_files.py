@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,14 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from tuner.deploy.launch_files import launch_of, write_launch_files
+from tuner.deploy.launch_files import SYNTHETIC_STEPS, launch_of, write_launch_files
 from tuner.results.result import Verification
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.testing.results import NVML, point, small_result
+from tuner.workload.node.host import usable_cores
+from tuner.workload.node.ops import build_kind
 
+GPUS = Cluster("gpus", Device("A100", "cuda", 2**36, 1e14, 1e12, 60.0, 400.0), 2)
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8, nodes=2
@@ -38,7 +42,7 @@ def dry_run(folder: Path, file: str = "launch.sh", **environment: str) -> list[s
     shown.chmod(0o755)
     done = subprocess.run(
         ["bash", str(folder / file)],
-        env={**os.environ, "PYTHON": str(shown), **environment},
+        env={**os.environ, "PYTHON": str(shown), "SYNTHETIC": "1", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -61,17 +65,51 @@ def test_ops_are_found_where_the_probes_compiled_them(
     shown.write_text('#!/bin/sh\nprintf %s "$TORCH_EXTENSIONS_DIR"\n')
     shown.chmod(0o755)
     for more, expected in (
-        ({}, str(odd / "joulefront" / "torch_extensions")),
+        ({}, str(odd / "joulefront" / "torch_extensions" / build_kind())),
         ({"TORCH_EXTENSIONS_DIR": "/mine"}, "/mine"),
     ):
         done = subprocess.run(
             ["bash", str(tmp_path / "best" / "launch.sh")],
-            env={**os.environ, "PYTHON": str(shown), **more},
+            env={**os.environ, "PYTHON": str(shown), "SYNTHETIC": "1", **more},
             capture_output=True,
             text=True,
             check=True,
         )
         assert done.stdout == expected
+
+
+@pytest.mark.parametrize(
+    ("quotas", "threads"),
+    [
+        ({}, None),
+        ({"": "max 100000", "/slice": "100000 100000"}, 1),
+        ({"": "100000 100000", "/slice/job": "max 100000"}, 1),
+        ({"/slice/job": "6400000 100000"}, None),
+    ],
+)
+def test_finding_14_threads_count_the_cores_that_were_granted(
+    tmp_path: Path, quotas: dict[str, str], threads: int | None
+) -> None:
+    """finding_14: by affinity and by the quotas of the control group, as the probes count them."""
+    write_launch_files((Configuration.of(micro_batch=2), job(), GPUS), tmp_path / "best")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/slice/job\n")
+    (tmp_path / "cgroup/slice/job").mkdir(parents=True)
+    for group, quota in quotas.items():
+        (tmp_path / f"cgroup{group}/cpu.max").write_text(f"{quota}\n")
+    shown = tmp_path / "show"
+    shown.write_text('#!/bin/sh\nprintf %s "$OMP_NUM_THREADS"\n')
+    shown.chmod(0o755)
+    env = {**os.environ, "PYTHON": str(shown)}
+    env |= {"PROC": str(tmp_path / "proc"), "CGROUP": str(tmp_path / "cgroup")}
+    env.pop("OMP_NUM_THREADS", None)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "best" / "launch.sh")], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    here = usable_cores(proc=tmp_path / "proc", cgroup=tmp_path / "cgroup")
+    assert done.stdout == str(here)
+    assert threads is None or here == threads
 
 
 def test_files_of_a_configuration(tmp_path: Path) -> None:
@@ -105,6 +143,27 @@ def test_files_of_a_configuration(tmp_path: Path) -> None:
     assert dry_run(tmp_path / "best")[-1] == str(job().steps)
 
 
+def test_a_long_run_on_synthetic_data_is_refused_until_the_program_is_the_users(
+    tmp_path: Path,
+) -> None:
+    write_launch_files((Configuration.of(micro_batch=2), job(), CPU), tmp_path)
+    assert job().steps > SYNTHETIC_STEPS
+    environment = {**os.environ, "PYTHON": "/bin/true"}
+    words = ["bash", str(tmp_path / "launch.sh")]
+    refused = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "no script was given, so this trains SYNTHETIC DATA; put the command" in refused.stderr
+    assert f"All {job().steps} steps of it: SYNTHETIC=1 ./launch.sh" in refused.stderr
+    assert "SYNTHETIC DATA" in (tmp_path / "README.txt").read_text()
+    text = (tmp_path / "launch.sh").read_text()
+    own = re.sub(r"program=\(.*\)", "program=(mine.py)", text)
+    (tmp_path / "launch.sh").write_text(own)
+    assert dry_run(tmp_path)[-1] == "mine.py"
+    write_launch_files((Configuration.of(micro_batch=2), job(), CPU), tmp_path, script=["mine.py"])
+    assert "SYNTHETIC" not in (tmp_path / "launch.sh").read_text()
+    assert "SYNTHETIC" not in (tmp_path / "README.txt").read_text()
+
+
 def test_knobs_outside_the_json_reach_the_program(tmp_path: Path) -> None:
     configuration = Configuration.of(activation_checkpointing="full")
     write_launch_files((configuration, job(), CPU), tmp_path)
@@ -127,7 +186,10 @@ def test_several_nodes(tmp_path: Path) -> None:
     assert "--nnodes=2" in argv
     assert "--nproc-per-node=8" in argv
     assert "--rdzv-endpoint=node one:29500" in argv
-    refused = subprocess.run(["bash", tmp_path / "launch.sh"], capture_output=True, text=True)
+    short = {**os.environ, "STEPS": "2"}
+    refused = subprocess.run(
+        ["bash", tmp_path / "launch.sh"], env=short, capture_output=True, text=True, check=False
+    )
     assert refused.returncode != 0
     assert "set HEAD" in refused.stderr
 

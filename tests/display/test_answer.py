@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tuner.display.answer import answer_lines, menu
+from tuner.display.html.answer_parts import top_part
+from tuner.display.program_note import program_note
+from tuner.display.text import units_of
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import load_job
 from tuner.testing.results import failed, large_result, small_result
+from tuner.workload.scripts.script_job import ScriptJob
 
 
 def test_the_menu_names_each_point_once():
@@ -67,3 +73,22 @@ def test_nothing_measured_and_unmet_requests_are_told():
     assert lines[1].startswith("Failed: p0003: out of memory: 98 of 85 GB, and 1 more (tuner fr")
     unmet = replace(result, choice=replace(result.choice, met=False, sentence="The deadline ..."))
     assert "The deadline ..." in answer_lines(unmet)
+
+
+def test_finding_19_a_ranking_of_parallelisms_is_said_to_be_the_programs():
+    result = small_result()
+    job = load_job()
+    assert program_note(replace(result, job=job)) == ""  # nothing splits the model
+    split = replace(
+        result.points[0],
+        configuration=Configuration.of(data_parallel=1, tensor_parallel=2, micro_batch=1),
+    )
+    mixed = replace(result, job=job, points=(*result.points, split))
+    assert "of this program" in program_note(mixed)
+    assert program_note(mixed) in answer_lines(mixed)
+    assert program_note(mixed) in top_part(mixed, units_of(mixed))
+    assert program_note(replace(mixed, job=None)) == ""  # a recorded table
+    script = ScriptJob(
+        name="mine", model={}, sequence_length=0, global_batch=8, steps=9, precision="fp32"
+    )
+    assert program_note(replace(mixed, job=script)) == ""

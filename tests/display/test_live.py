@@ -79,7 +79,7 @@ def test_the_view_shows_limits_flights_front_and_failures() -> None:
     assert text.count("o") > len(large_result().front_points)
     above = console.file.getvalue()  # type: ignore[attr-defined]
     assert "importing torch" in above
-    assert "p0001 failed" in above
+    assert "p0001  mb8  failed: out of memory" in above
 
 
 def test_at_80_columns_only_the_launch_setting_is_shortened() -> None:
@@ -113,6 +113,14 @@ def test_a_front_of_two_points_takes_no_plot() -> None:
 def test_each_plain_line_carries_the_time_of_day() -> None:
     stream = io.StringIO()
     printer = ProgressPrinter(stream, now=lambda: "12:31:07")
+    for event in events():
+        printer(event)
+    lines = stream.getvalue().splitlines()
+    assert not any("probing" in line for line in lines)
+    stamped = [line for line in lines if not line.startswith(" ")]
+    assert len(stamped) == 3  # a note and two ended probes
+    assert stamped[1].startswith("12:31:07 p0000  mb4  9 s  1/14  front ")
+    printer = ProgressPrinter(stream, now=lambda: "12:31:07", verbose=True)
     for event in events():
         printer(event)
     lines = stream.getvalue().splitlines()
@@ -204,7 +212,7 @@ def test_at_a_terminal_the_view_is_drawn_and_wiped(tmp_path: Path) -> None:
     out, screen = at_terminal(tmp_path)
     assert "\x1b[" in screen
     assert "in flight" in screen or "no probe in flight" in screen
-    assert "p0000 measured" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
+    assert "/step  " in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
     assert "\x1b[" not in out
     assert "Next: tuner front " in out
 
@@ -213,7 +221,7 @@ def test_at_a_terminal_the_view_is_drawn_and_wiped(tmp_path: Path) -> None:
 def test_plain_is_plain_at_a_terminal_too(tmp_path: Path) -> None:
     out, screen = at_terminal(tmp_path, "--plain", "--json")
     assert "\x1b[" not in screen
-    assert "p0000 measured" in screen
+    assert "/step  " in screen
     assert out.startswith("{")
 
 

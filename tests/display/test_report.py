@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 import re
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
+from plotly.offline import get_plotlyjs_version
 
 from tuner.display.figures.style import DARK
 from tuner.display.html.pieces import json_in_html
@@ -31,6 +34,7 @@ from tuner.testing.results import (
     ESTIMATED,
     HOSTILE,
     NVML,
+    TWIN,
     hostile_result,
     large_result,
     point,
@@ -135,8 +139,8 @@ def test_every_front_point_and_the_baseline_are_rows() -> None:
         assert f"clock_MHz={p.configuration.get('clock_MHz')}" in front
 
 
-@pytest.mark.parametrize("meter", [NVML, ESTIMATED], ids=lambda m: m.name)
-def test_estimated_stands_by_estimated_figures_only(meter) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("meter", [NVML, ESTIMATED, TWIN], ids=lambda m: m.label)
+def test_the_mark_of_a_meter_stands_by_its_figures_only(meter) -> None:  # type: ignore[no-untyped-def]
     result = large_result(meter)
     page = render_report(result)
     body = page[page.index("<main>") : page.index("What each number means")]
@@ -147,10 +151,11 @@ def test_estimated_stands_by_estimated_figures_only(meter) -> None:  # type: ign
     ]
     energy_titles = [t for t in titles if "nergy" in t]
     assert len(energy_titles) == 4
-    if meter.estimated:
+    if meter.mark:
         rows = body.count("<tr") - body.count("<thead><tr")
         assert body.count('class="estimated"') >= 2 * rows + 3  # energy and power; three tiles
-        assert all("estimated" in title for title in energy_titles)
+        assert body.count(f">{meter.mark}</span>") >= 2 * rows + 3
+        assert all(meter.mark in title for title in energy_titles)
     else:
         assert "estimated" not in body
         assert not any("estimated" in title for title in titles)
@@ -177,7 +182,7 @@ def test_hostile_text_stays_text() -> None:
     mild = Page(render_report(small_result(), records=records_of(small_result())))
     # Only our own scripts, and every figure still parses: nothing closed a script early.
     ours = [attrs.get("id") for attrs, _ in page.scripts if "id" in attrs]
-    assert len(page.scripts) == len(ours) + 2
+    assert len(page.scripts) == len(ours) + 1
     assert page.scripts[-1][1].strip() == mild.scripts[-1][1].strip()
     assert "figure-front" in page.data()
     assert HOSTILE in page.text  # shown, as text
@@ -460,3 +465,20 @@ def test_comparison_and_payback_in_words() -> None:
     assert "intervals overlap in energy." in text
     long = replace(result.spent, payback_steps=32_000.0, payback_share=3.2)
     assert "3.20 runs of the whole job" in payback(replace(result, spent=long))
+
+
+def test_the_page_is_under_a_megabyte_and_carries_what_its_plots_need() -> None:
+    """The bundle holds scatter and bar plots, of the same plotly.js as the package's own."""
+    result = large_result()
+    page = render_report(result)
+    assert len(page.encode()) < 1_000_000
+    packed = re.search(r'id="plotly">([^<]+)<', page)
+    assert packed is not None
+    code = gzip.decompress(base64.b64decode(packed[1])).decode()
+    major = get_plotlyjs_version().partition(".")[0]
+    assert f"plotly.js (basic - minified) v{major}." in code[:200]
+    assert "MIT license" in code[:400]
+    figures = re.findall(r'<script type="application/json" id="figure-[^"]+">(.+?)</script>', page)
+    assert figures
+    traces = {trace.get("type") for text in figures for trace in json.loads(text)["data"]}
+    assert traces <= {"scatter", "bar"}

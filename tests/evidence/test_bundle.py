@@ -63,6 +63,8 @@ def test_an_opened_bundle_is_a_run_that_answers_the_same(
     assert there.recommendation is not None
     assert "Whole training" in summary
     assert "<script" not in summary
+    assert "energy (estimated)" in summary
+    assert "( (" not in summary
     assert json.loads((opened.run / "evidence" / "doctor.json").read_text()) == {"host": "here"}
     again = tuner.replay(
         opened.run,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tuner.evidence.redact import Redactor
+from tuner.workload.scripts.script_job import ScriptJob
 
 
 @pytest.fixture
@@ -74,6 +77,26 @@ def test_lists_of_arguments_nested_texts_and_logs(redactor: Redactor) -> None:
     assert new["argv"][3:] == ["--lr", "1"]
     assert new["eos_token_id"] == 2
     assert '"hidden_size": 3' in new["model"]
+
+
+def test_a_redacted_script_is_still_a_job(redactor: Redactor) -> None:
+    job = ScriptJob(
+        name="train",
+        model={},
+        sequence_length=0,
+        global_batch=16,
+        steps=100,
+        words=("train.py", "--data", "/home/alice/x.bin", "--b", "{micro_batch=4}", "--token", "t"),
+        cwd="/home/alice/project",
+        devices=2,
+    )
+    data = json.loads(json.dumps(job.to_json()))
+    again = ScriptJob.from_json(redactor.value(data))
+    assert "alice" not in str(again)
+    assert again.words == ("train.py", "--data", "[path]/x.bin", "--b", "{micro_batch=4}", *SECRET)
+
+
+SECRET = ("--token", "[secret]")
 
 
 def test_users_are_learnt_from_home_folders() -> None:

@@ -30,7 +30,7 @@ from tuner.executors.ray_executor import RayExecutor
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.workload.node.rank_server import extensions_dir
+from tuner.workload.node.ops import extensions_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.ray

@@ -41,6 +41,12 @@ def test_the_metadata_names_the_interpreters_and_extras_that_are_tried() -> None
     assert PROJECT["name"] + "[" + ",".join(install.EXTRAS) + "]" in extras["all"]
 
 
+def test_the_version_is_that_of_the_changelog() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    latest = next(line for line in changelog.splitlines() if line.startswith("## "))
+    assert latest.split()[1] == PROJECT["version"]
+
+
 def test_each_interpreter_is_found_or_missing_with_a_reason() -> None:
     found = install.find_interpreters()
     assert [each.version for each in found] == list(install.PYTHONS)

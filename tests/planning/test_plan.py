@@ -12,6 +12,7 @@ from tuner.display.answer import answer_lines
 from tuner.display.text import summary_lines
 from tuner.results.result import Result
 from tuner.testing.studies import LONG_JOB
+from tuner.workload.trace import read_trace
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,27 @@ def test_a_plan_is_no_study_that_goes_on(runs: Path, planned: Result) -> None:
         )
     with pytest.raises(tuner.InputError, match="already"):
         tuner.plan("opt-350m", cluster="a100-8", name=planned.name, runs_dir=runs)
+
+
+def test_a_search_begins_with_the_probes_of_a_plan(runs: Path) -> None:
+    planned = tuner.plan("opt-350m", cluster="a100-8", name="asked", runs_dir=runs, report=False)
+    assert planned.plan is not None
+    tuner.optimize(
+        "opt-350m",
+        cluster="a100-8",
+        plan="asked",
+        search=tuner.SearchSettings(max_probes=6),
+        name="begun",
+        runs_dir=runs,
+        report=False,
+    )
+    records = read_trace(runs / "begun" / "trace" / "probes.jsonl").records
+    visited = [record.request.configurations()[0] for record in records[:3]]
+    assert visited == list(planned.plan.probes[:3])
+    with pytest.raises(tuner.InputError, match="is a study, not a plan"):
+        tuner.optimize("opt-350m", cluster="a100-8", plan="begun", runs_dir=runs)
+    with pytest.raises(tuner.InputError, match="is a candidate here"):
+        tuner.optimize("lmm-7b", cluster="gh200-32", plan="asked", runs_dir=runs)
 
 
 def test_a_damaged_plan_is_one_sentence(runs: Path) -> None:

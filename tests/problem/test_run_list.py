@@ -9,8 +9,9 @@ import tarfile
 import pytest
 
 from tuner.cli.main import main
+from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
-from tuner.testing.studies import write_table
+from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize, write_table
 
 
 @pytest.fixture
@@ -27,6 +28,34 @@ def listed(capsys):
     capsys.readouterr()
     assert main(["runs", "--json"]) == 0
     return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+
+
+def test_a_search_is_stopped_from_another_terminal(tmp_path, capsys):
+    """The file appears during the third probe, after which none is started or verified."""
+    runner = ModelRunner()
+    folder = RunFolder(tmp_path / "runs" / "long")
+
+    class Stopping(SimulatedExecutor):
+        made = 0
+
+        def wait(self, timeout_s=None):
+            self.made += 1
+            if self.made == 3:
+                assert main(["runs", "stop", "long", "--runs-dir", str(tmp_path / "runs")]) == 0
+            return super().wait(timeout_s)
+
+    options = {"cluster": "cpu-2", "max_probes": 12, "name": "long", "report": False}
+    options["runs_dir"] = tmp_path / "runs"
+    result = run_optimize(LONG_JOB, executor=Stopping(runner, capacity=1), **options)
+    assert "ends after the running probes" in capsys.readouterr().out
+    assert result.spent.probes == 3
+    assert result.stopped.startswith("It was stopped by `tuner runs stop`")
+    words = ["runs", "stop", "long", "--runs-dir", str(tmp_path / "runs")]
+    assert main(words) == 2  # nothing holds it any more
+    assert "nothing to stop" in capsys.readouterr().err
+    resumed = run_optimize(LONG_JOB, executor=SimulatedExecutor(runner, capacity=1), **options)
+    assert resumed.spent.probes == 12
+    assert not folder.stop_file.exists()
 
 
 def test_a_list_tells_what_each_run_is(runs, capsys):

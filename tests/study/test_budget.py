@@ -54,6 +54,20 @@ def test_reserved_probes_are_left_and_said():
     assert budget.check(due, 0.0, reserve=RESERVED) is None  # one of the reserved is made
 
 
+def test_the_share_of_the_training_ends_a_search_that_has_tried_enough_and_no_verification():
+    budget = Budget(SearchSettings(search_share=0.01))
+    about = {"job_kJ": 1000.0}
+    assert budget.check(status(8, **about), 2.0, reserve=RESERVED) is None
+    reason = budget.check(status(8, **about), 2.1, reserve=RESERVED)
+    assert reason is not None
+    assert reason.kind == "search_share"
+    assert "more than 1.0 % of what the training takes (1,000 kJ)" in stop_sentence(reason)
+    assert budget.check(status(8, **about), 2.1) is None  # a verification
+    few = status(8, **about, enough_launches=False)
+    assert budget.check(few, 2.1, reserve=RESERVED) is None
+    assert budget.check(status(8), 2.1, reserve=RESERVED) is None  # no baseline yet
+
+
 def test_energy_is_what_was_spent_what_is_in_flight_and_what_the_next_probe_needs():
     budget = Budget(SearchSettings(probe_budget_kJ=10.0))
     assert budget.check(status(5), 5.0) is None
@@ -64,9 +78,13 @@ def test_energy_is_what_was_spent_what_is_in_flight_and_what_the_next_probe_need
         "needed_kJ": 4.5,
         "left_kJ": 4.0,
         "probe_budget_kJ": 10.0,
+        "reserved_kJ": 0.0,
         "estimated": 1,
     }
     assert "4.00 kJ of the probe budget of 10.0 kJ are left (estimated)" in stop_sentence(reason)
+    of_twin = budget.check(status(5, in_flight_kJ=1.0, twin=True), 4.5)
+    assert of_twin is not None
+    assert "are left (twin)" in stop_sentence(of_twin)
     assert budget.check(status(5), 1.0, reserve=RESERVED) is not None  # 4.83 kJ are reserved
     assert budget.check(status(10), 0.0) is not None
 

@@ -204,11 +204,12 @@ def test_no_probe_starts_after_the_time_is_over(options):
     assert "its 80 s are over" in result.stopped
 
 
-def test_with_no_limit_named_it_visits_eight_to_fourteen_launches(options):
+def test_with_no_limit_named_it_visits_eight_to_twenty_four_launches(options):
     result = optimize(ModelRunner(), options)
     launches = {p.configuration.launch for p in result.points}
-    assert 7 <= len(launches) <= 14
-    assert result.constraints["max_probes"] == 20
+    assert 7 <= len(launches) <= 24
+    assert result.constraints["max_probes"] == 40
+    assert result.constraints["search_share"] == 0.01
 
 
 def test_it_ends_when_nothing_is_worth_its_joules(table, options):

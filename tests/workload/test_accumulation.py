@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,11 @@ import pytest
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.testing.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
-from tuner.workload.accumulation import accumulation_plan, steps_take_too_long
+from tuner.workload.accumulation import (
+    AccumulationPlan,
+    accumulation_plan,
+    steps_take_too_long,
+)
 from tuner.workload.hook import accumulation as hook
 from tuner.workload.hook import state
 from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
@@ -20,6 +25,7 @@ from tuner.workload.measure.accumulation_fit import AccumulationPoint, fit_accum
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import Z90
 from tuner.workload.measure.window import Conductor
+from tuner.workload.node.probe_run import Probe
 from tuner.workload.probe import Failure, Measurement, WindowPolicy
 from tuner.workload.scripts.knob_support import Framework
 from tuner.workload.scripts.script_job import ScriptJob
@@ -109,7 +115,11 @@ def test_a_line_needs_two_accumulations() -> None:
         fit_accumulation([AccumulationPoint(2, 3, 1.0, 0.01, 100.0)] * 2, 16)
 
 
-def window(step_s: float = 0.2, policy: WindowPolicy | None = None) -> AccumulatedWindow:
+def window(
+    step_s: float = 0.2,
+    policy: WindowPolicy | None = None,
+    known: tuple[tuple[float, float], ...] = (),
+) -> AccumulatedWindow:
     clock = ScriptedClock()
     ranks = ScriptedRanks(
         clock,
@@ -135,6 +145,7 @@ def window(step_s: float = 0.2, policy: WindowPolicy | None = None) -> Accumulat
         128,
         micro_batch_s=step_s,
         samples=meter.samples,
+        known=known,
     )
     assert conductor.accumulation == 1
     return found
@@ -150,6 +161,18 @@ def test_finding_10_a_visit_costs_windows_and_not_whole_steps() -> None:
     assert found.length_s == pytest.approx(sum(part.length_s for part in found.parts))
     assert found.length_s < 20.0
     assert found.energy_J == pytest.approx(300.0 * found.length_s, rel=0.01)
+
+
+def test_a_beaten_step_is_measured_once() -> None:
+    strict = WindowPolicy(target_se=1e-6)
+    whole_s = 0.3 + 0.2 * 128
+    assert len(window(policy=strict).parts) > 3
+    beaten = window(policy=strict, known=((whole_s / 2, 150.0 * whole_s),))
+    assert (len(beaten.parts), beaten.beaten_by) == (3, (whole_s / 2, 150.0 * whole_s))
+    # Faster alone is not better.
+    other = window(policy=strict, known=((whole_s / 2, 500.0 * whole_s),))
+    assert other.beaten_by is None
+    assert len(other.parts) > 3
 
 
 def test_finding_10_the_record_holds_what_was_measured() -> None:
@@ -174,6 +197,31 @@ def test_finding_10_a_bent_line_is_flagged() -> None:
     fit = replace(bent.estimate.fit, curvature=-0.2, curvature_se=0.01)
     made = measurement(Settings(), replace(bent, estimate=replace(bent.estimate, fit=fit)), policy)
     assert any("no line in the number of micro-batches: -20.0 %" in flag for flag in made.flags)
+
+
+@pytest.mark.parametrize(
+    ("taken", "micro_batch_s", "left_at", "short", "why"),
+    [
+        (1, 0.2, 1, (1, 2, 4), ""),
+        (1, 0.02, 128, (), ""),  # three whole steps take 7.7 s
+        (0, 0.2, 128, (), "whole steps are measured: the program decides on its accumulation"),
+        (128, 0.2, 128, (), "whole steps are measured: the program decides on its accumulation"),
+    ],
+)
+def test_finding_10_a_launch_decides_by_one_step_of_the_largest(
+    taken: int, micro_batch_s: float, left_at: int, short: tuple[int, ...], why: str
+) -> None:
+    conductor = SimpleNamespace(micro_batches=taken, accumulation=0)
+    conductor.run = lambda steps: (micro_batch_s * conductor.accumulation,) * steps
+    plan = AccumulationPlan(128, (1, 2, 4))
+    probe = SimpleNamespace(
+        launch=SimpleNamespace(accumulations=plan),
+        request=SimpleNamespace(window=WindowPolicy()),
+        _accumulations=(),
+    )
+    found = Probe._choose_accumulation(probe, conductor)  # type: ignore[arg-type]
+    assert (conductor.accumulation, probe._accumulations) == (left_at, short)
+    assert found.why_whole == why
 
 
 class Engine:

@@ -70,9 +70,31 @@ def _completion(args: argparse.Namespace) -> int:
 
     parser = copy.copy(args.parser)
     parser.prog = "tuner"
-    script = shtab.complete(parser, args.shell)
+    _complete_runs(parser)
+    script = shtab.complete(parser, args.shell, preamble=_RUN_NAMES[args.shell])
     answer(args, {"shell": args.shell, "script": script}, [script])
     return OK
+
+
+#: Shell functions that complete the names of runs.
+_NAMES = (
+    '$(cd "${JOULEFRONT_RUNS:-runs}" 2>/dev/null && for f in */study.toml; do '
+    '[ -e "$f" ] && echo "${f%%/*}"; done)'
+)
+_RUN_NAMES = {
+    "bash": f'_tuner_runs() {{ compgen -W "{_NAMES}" -- "$1"; }}',
+    "zsh": f'_tuner_runs() {{ compadd -- ${{(f)"{_NAMES}"}} }}',
+}
+
+
+def _complete_runs(parser: argparse.ArgumentParser) -> None:
+    """Let every argument that is a run be completed by the names of runs."""
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for command in action.choices.values():
+                _complete_runs(command)
+        elif action.metavar in ("RUN", "OTHER"):
+            action.complete = dict.fromkeys(SHELLS, "_tuner_runs")  # type: ignore[attr-defined]
 
 
 def add(commands: Commands) -> None:

@@ -23,7 +23,7 @@ from tuner.terminal import raw_stream
 
 def _apply(args: argparse.Namespace) -> int:
     from tuner.api import load_result
-    from tuner.deploy.launch_files import write_launch_files
+    from tuner.deploy.launch_files import synthetic_notice, write_launch_files
     from tuner.display.text import recommendation_lines, verification_lines
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import make_folder, require_own
@@ -41,6 +41,7 @@ def _apply(args: argparse.Namespace) -> int:
     lines = [*recommendation_lines(result), *verification_lines(result)]
     if args.point != "recommended":
         lines = [f"Point {args.point}: {point.configuration.short}"]
+    notice = synthetic_notice(result.job) if result.job is not None else ""
     start = "./clocks.sh ./launch.sh" if point.configuration.live else "./launch.sh"
     best = result.best.to_json() if result.best else None
     recommendation = result.recommendation.to_json() if result.recommendation else None
@@ -51,8 +52,14 @@ def _apply(args: argparse.Namespace) -> int:
             "best": best,
             "point": point.to_json(),
             "recommendation": recommendation,
+            "synthetic": bool(notice),
         },
-        [*lines, *files, f"Start it with: cd {shlex.quote(str(out))} && {start}"],
+        [
+            *lines,
+            *files,
+            *([f"{notice}."] if notice else []),
+            f"Start it with: cd {shlex.quote(str(out))} && {start}",
+        ],
     )
     return OK
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tuner.cli import catalog, demo, deploy, evidence, optimize, plan, probe, runs, runs_folder
-from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, Commands, Parser
+from tuner.cli.defaults import KEYS, apply_defaults
+from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, RUNS, RUNS_DIR, Commands, Parser
 from tuner.search_spaces.errors import InputError
 from tuner.terminal import visible_streams
 
@@ -26,7 +27,7 @@ __all__ = ["command_parser", "main"]
 EXIT_CODES = """\
 exit codes:
   0    success
-  1    failure: a probe that failed, a study that measured nothing
+  1    failure: a probe that failed, a study that measured nothing, a machine that lacks something
   2    bad input; one sentence on standard error says what is allowed
   3    answered, but no measured configuration meets the limits of the training job
   130  interrupted; every finished probe is kept, and the message says how to continue
@@ -117,6 +118,7 @@ def _main(argv: Sequence[str] | None) -> int:
             from tuner.workload.clocks.elsewhere import COMMAND
 
             os.environ[COMMAND] = args.clock_command
+        apply_defaults(args, _given(args))
         code: int = args.run_command(args)
         sys.stdout.flush()
         return code
@@ -147,6 +149,14 @@ def _main(argv: Sequence[str] | None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _given(args: argparse.Namespace) -> set[str]:
+    """Return the names of defaults that an option or the environment set."""
+    given = {name for name in KEYS if getattr(args, name, None) is not None}
+    if getattr(args, "runs_dir", None) == RUNS_DIR and not os.environ.get(RUNS):
+        given.discard("runs_dir")
+    return given
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.cli.options import (
     FAILED,
@@ -12,6 +12,7 @@ from tuner.cli.options import (
     Commands,
     add_clock_command,
     add_cluster,
+    add_data,
     add_options,
     add_quiet,
     add_run_as,
@@ -20,6 +21,7 @@ from tuner.cli.options import (
     add_storage,
     answer,
     made_of_options,
+    on_data,
     progress,
     script_of,
     storage_of,
@@ -41,25 +43,41 @@ def _optimize(args: argparse.Namespace) -> int:
     args.job = args.job or args.job_option
     if args.job and args.script:
         raise InputError(f"give either the job {args.job!r} or --script")
+    if args.data and args.script:
+        raise InputError("--data is for a job; a script reads its own")
+    question: dict[str, Any] = {
+        "cluster": args.cluster,
+        "space": args.space,
+        "constraints": made_of_options(args, Constraints),
+        "search": made_of_options(args, SearchSettings),
+        "baseline": args.baseline,
+        "target_gpus": args.target_gpus,
+        "clocks": args.clocks,
+        "executor": args.executor,
+        "ray_address": args.ray,
+        "device_kind": args.device_kind,
+        "name": args.name,
+        "runs_dir": args.runs_dir,
+    }
+    job = script_of(args) or on_data(args.job, args.data)
+    if args.dry_run:
+        from tuner.api import dry_run
+
+        described = dry_run(job, **question)
+        answer(args, described.to_json(), described.lines())
+        return OK
     with progress(args) as on_progress:
         result = optimize(
-            script_of(args) or args.job,
-            cluster=args.cluster,
-            space=args.space,
-            constraints=made_of_options(args, Constraints),
-            search=made_of_options(args, SearchSettings),
-            baseline=args.baseline,
-            target_gpus=args.target_gpus,
+            job,
+            **question,
             transfer=args.transfer,
+            plan=args.plan,
+            try_first=args.try_first,
+            prefer=args.prefer,
             sampler=args.sampler,
             surrogate=args.surrogate,
-            executor=args.executor,
-            ray_address=args.ray,
-            device_kind=args.device_kind,
             in_flight=args.in_flight,
             storage=storage_of(args),
-            name=args.name,
-            runs_dir=args.runs_dir,
             on_progress=on_progress,
         )
     answer(args, result.to_json(), ["", *answer_lines(result)])
@@ -85,6 +103,8 @@ def _replay(args: argparse.Namespace) -> int:
             constraints=made_of_options(args, Constraints),
             search=made_of_options(args, SearchSettings),
             transfer=args.transfer,
+            try_first=args.try_first,
+            prefer=args.prefer,
             sampler=args.sampler,
             surrogate=args.surrogate,
             storage=storage_of(args),
@@ -120,12 +140,35 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
         metavar="RUN|TABLE",
         help="earlier measurements to start from, of this job elsewhere or of another; repeatable",
     )
+    group.add_argument(
+        "--try",
+        dest="try_first",
+        action="append",
+        default=[],
+        metavar="CONFIGURATION",
+        help="probe this configuration first: 'dp8 mb4 zero1'; repeatable",
+    )
+    group.add_argument(
+        "--prefer",
+        action="append",
+        default=[],
+        metavar="KNOB=VALUE:WEIGHT",
+        help="knob values that are expected to be good, such as 'zero1:3 mb8:2', with weights over "
+        "the 1 of other values; the more is measured, the less they count; repeatable",
+    )
     group = parser.add_argument_group("the run and its progress")
     add = group.add_argument
     add_storage(group, "URL of the study's database")
     add("--name", metavar="NAME", help="name of the run; an existing run is continued")
     add_runs_dir(group)
     add_quiet(group)
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print each step of a probe, and why it is made",
+    )
+    add("--log-file", metavar="FILE", help="append every step of the search to this file")
     add("--plain", action="store_true", help="print progress as plain lines, even at a terminal")
 
 
@@ -148,6 +191,19 @@ def add(commands: Commands) -> None:
         metavar="FILE|KNOB=VALUE",
         help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
     )
+    add_data(job)
+    add(
+        "--no-clocks",
+        dest="clocks",
+        action="store_false",
+        help="leave clocks and power limits alone",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print what the search would take, start, write and set, and stop",
+    )
+    add("--plan", metavar="RUN", help="begin with the probes that this plan names")
     add("--target-gpus", type=int, metavar="N", help="also predict the front for N GPUs")
     add_script(optimize)
     where = optimize.add_argument_group("where to run it")

@@ -25,6 +25,8 @@ OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 
 #: Environment variable of the folder of the runs.
 RUNS = "JOULEFRONT_RUNS"
+#: Folder of the runs if nothing names one.
+RUNS_DIR = "runs"
 #: Help of --point.
 POINT = (
     "recommended, best (the choice), knee, baseline, a number of the front, or a configuration: "
@@ -45,17 +47,50 @@ def answer(args: argparse.Namespace, data: Any, lines: Sequence[str]) -> None:
 @contextmanager
 def progress(args: argparse.Namespace) -> Iterator[Any]:
     """Yield the receiver of progress events: a live view, a line printer, or None."""
-    if args.quiet:
-        yield None
-        return
-    from tuner.display.live import LiveView, can_be_live
-    from tuner.display.progress import ProgressPrinter
+    with _log_file(getattr(args, "log_file", None)):
+        if args.quiet:
+            yield None
+            return
+        from tuner.display.live import LiveView, can_be_live
+        from tuner.display.progress import ProgressPrinter
 
-    if args.plain or not can_be_live(sys.stderr):
-        yield ProgressPrinter()
+        verbose = getattr(args, "verbose", False)
+        if args.plain or not can_be_live(sys.stderr):
+            yield ProgressPrinter(verbose=verbose)
+            return
+        with LiveView(verbose=verbose) as view:
+            yield view
+
+
+@contextmanager
+def _log_file(path: str | None) -> Iterator[None]:
+    """Append what a search does to a file, by Python's logging; nothing if there is no path.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    if path is None:
+        yield
         return
-    with LiveView() as view:
-        yield view
+    import logging
+
+    from tuner.display.progress import LOGGER
+
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write the log {path}: {error.strerror}") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger(LOGGER)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        handler.close()
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -250,7 +285,7 @@ def add_runs_dir(parser: Any) -> None:
     """Add --runs-dir."""
     parser.add_argument(
         "--runs-dir",
-        default=os.environ.get(RUNS) or "runs",
+        default=os.environ.get(RUNS) or RUNS_DIR,
         metavar="DIR",
         help=f"folder of the runs (default: ${RUNS}, else runs)",
     )
@@ -266,9 +301,30 @@ def add_cluster(parser: Any) -> None:
     )
 
 
+def add_data(parser: Any) -> None:
+    """Add --data, to be read by `on_data`."""
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help="train on the tokens of this file (.npy, .bin, or text) (default: random tokens)",
+    )
+
+
+def on_data(job: Any, data: str | None) -> Any:
+    """Return a job, or the one of this name or path, with a file of tokens; as given without."""
+    if data is None:
+        return job
+    from dataclasses import replace
+
+    from tuner.search_spaces.job import TrainingJob, load_job, token_file
+
+    loaded = job if isinstance(job, TrainingJob) else load_job(job)
+    return replace(loaded, data=token_file(data))
+
+
 def add_quiet(parser: Any) -> None:
     """Add --quiet."""
-    parser.add_argument("--quiet", action="store_true", help="suppress progress output")
+    parser.add_argument("-q", "--quiet", action="store_true", help="suppress progress output")
 
 
 def add_run_as(parser: Any) -> None:

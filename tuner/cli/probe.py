@@ -16,12 +16,14 @@ from tuner.cli.options import (
     Quantity,
     add_clock_command,
     add_cluster,
+    add_data,
     add_quiet,
     add_run_as,
     add_runs_dir,
     add_script,
     answer,
     job_of_words,
+    on_data,
     script_of,
 )
 from tuner.search_spaces.errors import InputError
@@ -86,6 +88,9 @@ def _probe(args: argparse.Namespace) -> int:
     script = script_of(args)
     if script is None:
         job, cluster, configuration = job_of_words(args, "a probe")
+        job = on_data(job, args.data)
+    elif args.data:
+        raise InputError("--data is for a job; a script reads its own")
     else:
         cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
         job = blank_job(script, cluster)
@@ -141,7 +146,7 @@ def _record(args: argparse.Namespace) -> int:
     from tuner.workload.record_table import record_space
 
     require_own(args.out)
-    job = load_job(args.job)
+    job = on_data(load_job(args.job), args.data)
     cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
     valid = load_space(args.space).candidates(job, cluster)
     able = [configuration for configuration in valid if not unrunnable(configuration, job)]
@@ -176,6 +181,10 @@ def _record(args: argparse.Namespace) -> int:
 def _calibrate(args: argparse.Namespace) -> int:
     from tuner.results.calibration import calibrate
 
+    if args.wall is not None:
+        return _compare_with_wall(args)
+    if args.run is not None:
+        raise InputError("--run is for --wall; a calibration makes a probe of its own")
     calibration = calibrate(
         args.job,
         cluster=args.cluster,
@@ -188,6 +197,18 @@ def _calibrate(args: argparse.Namespace) -> int:
     return OK
 
 
+def _compare_with_wall(args: argparse.Namespace) -> int:
+    from tuner.problem.run_folder import find_run
+    from tuner.results.wall import compare_with_wall
+
+    if args.job is not None:
+        raise InputError(f"give either the job {args.job!r} or --wall, which compares a run")
+    run = find_run(args.run, args.runs_dir)
+    check = compare_with_wall(run, args.wall, max_offset_s=args.max_offset_s)
+    answer(args, {"run": run.name, **check.to_json()}, [f"run         {run.name}", *check.lines()])
+    return OK
+
+
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
         from tuner.executors.ray_cluster import survey
@@ -195,11 +216,23 @@ def _doctor(args: argparse.Namespace) -> int:
         seen = survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
+    if args.record_nvml is not None:
+        from tuner.workload.meters.nvml_recording import record_nvml
+
+        recording = record_nvml(args.record_s, names=args.record_names)
+        recording.write(args.record_nvml)
+        answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
+        return OK
     from tuner.workload.node.machine_facts import machine_facts
 
     facts = machine_facts()
+    if args.brief:
+        from tuner.workload.node.verdict import verdict_lines
+
+        answer(args, facts.to_json(), verdict_lines(facts))
+        return OK
     answer(args, facts.to_json(), facts.lines())
-    return OK
+    return OK if facts.ready else FAILED
 
 
 def add(commands: Commands) -> None:
@@ -209,6 +242,7 @@ def add(commands: Commands) -> None:
         "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs to change"
     )
     add_cluster(probe)
+    add_data(probe)
     add_script(probe)
     probe.add_argument(
         "--time-limit",
@@ -230,6 +264,7 @@ def add(commands: Commands) -> None:
     )
     record.add_argument("job", nargs="?", metavar="JOB", help="job file, or name of a built-in job")
     add_cluster(record)
+    add_data(record)
     record.add_argument(
         "--space",
         default="default",
@@ -275,6 +310,19 @@ def add(commands: Commands) -> None:
         metavar="X",
         help="length of a block, in s (default: 3)",
     )
+    wall = calibrate.add_argument_group(
+        "wall meter", "compare a run's power with a wall meter's or a BMC's; nothing is started"
+    )
+    wall.add_argument("--wall", metavar="FILE", help="CSV file: a column of times and one of power")
+    wall.add_argument("--run", metavar="RUN", help="run to compare with (default: the latest)")
+    wall.add_argument(
+        "--max-offset",
+        dest="max_offset_s",
+        action=Quantity,
+        unit="s",
+        default=600.0,
+        help="largest difference of the two clocks (default: 10min)",
+    )
     add_runs_dir(calibrate)
     add_quiet(calibrate)
     add_run_as(calibrate)
@@ -295,11 +343,31 @@ def add(commands: Commands) -> None:
     )
     add_runs_dir(predict)
     doctor = commands.command(
-        "doctor", _doctor, "list what this machine, or each node of a Ray cluster, offers"
+        "doctor",
+        _doctor,
+        "list what this machine, or each node of a Ray cluster, offers, and what is missing",
     )
+    doctor.add_argument("--brief", action="store_true", help="this machine in five lines")
     doctor.add_argument(
         "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )
     doctor.add_argument(
         "--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use"
+    )
+    doctor.add_argument(
+        "--record-nvml",
+        type=Path,
+        metavar="FILE",
+        help="record what the GPUs' driver answers, for a bug report, instead",
+    )
+    doctor.add_argument(
+        "--record-s",
+        action=Quantity,
+        unit="s",
+        default=60.0,
+        metavar="TIME",
+        help="length of the recording (default: 60s)",
+    )
+    doctor.add_argument(
+        "--record-names", action="store_true", help="keep the GPUs' UUIDs in the recording"
     )

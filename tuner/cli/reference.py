@@ -30,11 +30,12 @@ def reference_page() -> str:
     parser = command_parser()
     page = HEAD.format(description=parser.description, epilog=(parser.epilog or "").strip())
     return page + "".join(
-        f"\n{line}\n" for command in _commands(parser) for line in _section(command)
+        f"\n{line}\n" for command in commands_of(parser) for line in _section(command)
     )
 
 
-def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers of the commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield from action.choices.values()
@@ -43,7 +44,7 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPars
 def _section(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the paragraphs about one command."""
     arguments, options, *groups = parser._action_groups
-    words = [_words(action) for action in arguments._group_actions]
+    words = [words_of(action) for action in arguments._group_actions]
     yield f"## {parser.prog}"
     yield f"`{' '.join([parser.prog, '[OPTIONS]', *words])}`"
     yield _sentence(parser.description or "")
@@ -57,13 +58,13 @@ def _section(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 def _list(actions: Sequence[argparse.Action]) -> str:
     return "\n".join(
-        f"- `{_words(action)}`: {_escaped((action.help or '') % vars(action))}"
+        f"- `{words_of(action)}`: {_escaped((action.help or '') % vars(action))}"
         for action in actions
         if not isinstance(action, argparse._HelpAction)
     )
 
 
-def _words(action: argparse.Action) -> str:
+def words_of(action: argparse.Action) -> str:
     """Return an argument as it is typed, with its placeholder."""
     flag = ", ".join(action.option_strings)
     if action.nargs == 0:

@@ -1,4 +1,4 @@
-"""`tuner runs` lists, removes and archives the runs of a folder; `tuner diff` compares two."""
+"""`tuner runs` lists, removes, archives and stops runs; `tuner diff` compares two."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import argparse
 from tuner.cli.options import OK, Commands, add_runs_dir, answer, columns
 from tuner.search_spaces.errors import InputError
 
-ACTIONS = ("list", "rm", "archive")
+ACTIONS = ("list", "rm", "archive", "stop")
 
 
 def _runs(args: argparse.Namespace) -> int:
-    from tuner.problem.run_list import archive_run, list_runs, remove_run
+    from tuner.problem.run_list import archive_run, list_runs, remove_run, stop_run
 
     if args.action == "list":
         if args.run:
@@ -30,9 +30,13 @@ def _runs(args: argparse.Namespace) -> int:
         return OK
     if not args.run:
         raise InputError(f"name the runs: tuner runs {args.action} NAME ...")
-    act = remove_run if args.action == "rm" else archive_run
+    act = {"rm": remove_run, "archive": archive_run, "stop": stop_run}[args.action]
     paths = [str(act(args.runs_dir, name)) for name in args.run]
-    done = "removed" if args.action == "rm" else "archived as"
+    done = {
+        "rm": "removed",
+        "archive": "archived as",
+        "stop": "ends after the running probes:",
+    }[args.action]
     answer(args, {args.action: paths}, [f"{done} {path}" for path in paths])
     return OK
 
@@ -50,16 +54,21 @@ def _diff(args: argparse.Namespace) -> int:
 
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
-    runs = commands.command("runs", _runs, "list runs, or remove (rm) or archive some of them")
+    runs = commands.command(
+        "runs", _runs, "list runs, or remove (rm), archive or stop some of them"
+    )
     runs.add_argument(
         "action",
         nargs="?",
         default="list",
         choices=ACTIONS,
         metavar="ACTION",
-        help="list, rm (delete) or archive (pack into archive/NAME.tar.gz) (default: list)",
+        help="list, rm (delete) or archive (pack into archive/NAME.tar.gz), stop (end a "
+        "search after its running probes) (default: list)",
     )
-    runs.add_argument("run", nargs="*", metavar="RUN", help="names of runs, for rm and archive")
+    runs.add_argument(
+        "run", nargs="*", metavar="RUN", help="names of runs, for rm, archive and stop"
+    )
     add_runs_dir(runs)
     diff = commands.command("diff", _diff, "compare two runs: question, baseline, recommendation")
     diff.add_argument("a", metavar="RUN", help="name or folder of the run to compare with")

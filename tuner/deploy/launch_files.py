@@ -29,10 +29,10 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_bytes, write_text
-from tuner.workload.node.rank_server import extensions_dir
+from tuner.workload.node.ops import extensions_dir
 from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["Launch", "launch_of", "write_launch_files"]
+__all__ = ["Launch", "launch_of", "synthetic_notice", "write_launch_files"]
 
 #: Configuration, job, and cluster to start it on (None: all ranks on this machine).
 Launch = tuple[Configuration, TrainingJob, Cluster | None]
@@ -117,7 +117,7 @@ def write_launch_files(
             cores=cluster is not None and cluster.device.type == "cpu",
         ),
         "clocks.toml": _clocks_toml(configuration),
-        "README.txt": _readme(configuration, job),
+        "README.txt": _readme(configuration, job, script),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -176,7 +176,10 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[_Program, dict[str
 
     configuration, job, cluster = launch
     rendered = render_deepspeed_config(
-        configuration, job, nvme_path=cluster.nvme_path if cluster else ""
+        configuration,
+        job,
+        nvme_path=cluster.nvme_path if cluster else "",
+        on_cuda=cluster is not None and cluster.device.type == "cuda",
     )
     config = json.dumps(rendered, indent=2) + "\n"
     files = {"ds_config.json": config}
@@ -261,6 +264,9 @@ def _deepspeed(nodes: int, each: int, program: _Program) -> tuple[str, str]:
     return f"-m deepspeed.launcher.runner {' '.join(words)}", how
 
 
+#: Steps on synthetic data that launch.sh trains without being asked twice.
+SYNTHETIC_STEPS = 100
+
 _STARTERS = {"torchrun": _torchrun, "deepspeed": _deepspeed}
 
 
@@ -272,7 +278,7 @@ def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
     words = list(program.words)
     if starter == "deepspeed" and words[0] == "-m":  # its launcher takes the module's name alone
         words = words[1:]
-    steps = f' --steps "${{STEPS:-{job.steps}}}"' if program.steps else ""
+    steps = ' --steps "$steps"' if program.steps else ""
     live = configuration.live.short if configuration.live else ""
     return "\n".join(
         [
@@ -288,7 +294,9 @@ def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
             else 'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
             "",
             *program.about,
+            *([f'steps="${{STEPS:-{job.steps}}}"'] if program.steps else []),
             f"program=({shlex.join(words)}{steps})",
+            *(_refuse_long(words[0], _file(starter)) if program.steps else []),
             "",
             f"installed_python={shlex.quote(sys.executable)}",
             'python="${PYTHON:-$installed_python}"',
@@ -301,6 +309,22 @@ def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
     )
 
 
+def _refuse_long(built_in: str, file: str) -> list[str]:
+    """Return the lines that refuse a long run on synthetic data, as long as it is the program."""
+    sentence = (
+        f"{file}: no script was given, so this trains SYNTHETIC DATA; put the command of your own "
+        f"training in program= of {file}, or tune it: tuner optimize --script '...'. A try: "
+        f"STEPS=20 ./{file}. All $steps steps of it: SYNTHETIC=1 ./{file}"
+    )
+    return [
+        f'if [ "${{program[0]}}" = {shlex.quote(built_in)} ] \\',
+        f'    && [ "$steps" -gt {SYNTHETIC_STEPS} ] && [ "${{SYNTHETIC:-0}}" != 1 ]; then',
+        f'  echo "{sentence}" >&2',
+        "  exit 2",
+        "fi",
+    ]
+
+
 def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) -> list[str]:
     """Return the lines that set the environment of the ranks on each node."""
     lines = [
@@ -311,14 +335,30 @@ def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) 
         'export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-$compiled_ops}"',
     ]
     if cluster is None or cluster.device.type != "cpu":
-        share = f"$(( $(nproc) > {ranks} ? $(nproc) / {ranks} : 1 ))"
-        return [*lines, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
+        share = f"$(( cores > {ranks} ? cores / {ranks} : 1 ))"
+        return [*lines, *_CORES, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
     lines.append("export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1")
     if starter == "deepspeed":  # number of "devices" that its launcher finds on a CPU
         lines.append(f"export LOCAL_SIZE={ranks}")
     if nodes == 1:
         lines.append("export GLOO_SOCKET_IFNAME=lo")
     return lines
+
+
+#: The cores that were granted, as the probes count them (`tuner.workload.node.host.usable_cores`):
+#: by affinity, and by the quota of the control group and those above it.
+_CORES = (
+    "cores=$(nproc)",
+    "group=$(sed -n 's/^0:://p' \"${PROC:-/proc}/self/cgroup\" 2>/dev/null)",
+    "while :; do",
+    '    if read -r quota period 2>/dev/null < "${CGROUP:-/sys/fs/cgroup}${group%/}/cpu.max" &&',
+    "        [[ $quota != max ]] && (( quota / period < cores )); then",
+    "        cores=$(( quota / period ))",
+    "    fi",
+    "    [[ -n ${group%/} ]] || break",
+    "    group=${group%/*}",
+    "done",
+)
 
 
 def _file(starter: str) -> str:
@@ -381,16 +421,29 @@ def _clocks_toml(configuration: Configuration) -> str:
     return head + write_toml({"left_to_the_device": not live, "live": live})
 
 
-def _readme(configuration: Configuration, job: TrainingJob) -> str:
+def synthetic_notice(job: TrainingJob) -> str:
+    """Return the warning that the files of a job without a script train synthetic data, or ""."""
+    if isinstance(job, ScriptJob):
+        return ""
+    return (
+        "These files train SYNTHETIC DATA, because no script was given. To train yours, put its "
+        "command in program= of launch.sh, or tune it: tuner optimize --script '...'. "
+        "A try of the settings: STEPS=20 ./clocks.sh ./launch.sh"
+    )
+
+
+def _readme(configuration: Configuration, job: TrainingJob, script: Sequence[str]) -> str:
     live = configuration.live.short if configuration.live else ""
     start = "./clocks.sh ./launch.sh" if live else "./launch.sh"
     return (
         f"{start} trains {one_line(job.name)} for {job.steps} optimizer steps under "
         f"{one_line(configuration.short)}, with {live or 'clocks left to the device'}.\n\n"
-        "launch.sh            starts it by torchrun\n"
+        + (f"{notice}.\n\n" if (notice := "" if script else synthetic_notice(job)) else "")
+        + "launch.sh            starts it by torchrun\n"
         "launch_deepspeed.sh  starts it by DeepSpeed's own launcher\n"
         "job.sbatch           starts it under Slurm: sbatch job.sbatch\n"
         "clocks.sh            runs a command under the settings of clocks.toml, and restores\n"
-        "                     the earlier ones when it ends, in whatever way\n"
+        "                     the earlier ones when it ends, in whatever way; to set any it needs\n"
+        "                     root, CAP_SYS_ADMIN or zeusd\n"
         "ds_config.json       DeepSpeed's settings\n"
     )

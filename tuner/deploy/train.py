@@ -106,7 +106,12 @@ class _TrainingLaunch(RankLaunch):
             words = list(start.words)
             words[words.index("--steps") + 1] = str(self._steps)
             return replace(start, words=tuple(words))
-        config = render_deepspeed_config(self.configuration, job, nvme_path=node.cluster.nvme_path)
+        config = render_deepspeed_config(
+            self.configuration,
+            job,
+            nvme_path=node.cluster.nvme_path,
+            on_cuda=node.cluster.device.type == "cuda",
+        )
         path = self.folder / "ds_config.json"
         write_text(path, json.dumps(config, indent=2) + "\n")
         words = [*self._program, "--deepspeed_config", str(path)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 
 from tuner.display.plan_text import plan_lines
+from tuner.display.program_note import program_note
 from tuner.display.text import (
     energy_mark,
     found_word,
@@ -17,10 +18,11 @@ from tuner.display.text import (
     recommendation_lines,
     units_of,
 )
-from tuner.formatting import change, duration, energy_and_kWh, label
+from tuner.formatting import change, duration, energy_and_kWh, label, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
 from tuner.results.result import Point, Result
+from tuner.workload.probe import ProbeRecord
 
 __all__ = ["answer_lines", "menu"]
 
@@ -58,6 +60,8 @@ def answer_lines(result: Result) -> list[str]:
     if not result.choice.met:
         lines.append(result.choice.sentence)
     lines += _menu_lines(result)
+    if result.baseline is not None and _lacked_memory(result):
+        lines.append(f"Today: {result.baseline.configuration.short}, {result.baseline_name}.")
     if result.plan is not None:
         lines += plan_lines(result)
     elif prediction(result):
@@ -66,6 +70,8 @@ def answer_lines(result: Result) -> list[str]:
         if result.verification is not None:
             lines.append(result.verification.sentence)
         lines.append(_spent(result))
+    if note := program_note(result):
+        lines.append(note)
     if result.target is not None:
         lines.append(f"{result.target.sentence} {result.target.choice.sentence}")
     return [*lines, *_failures(result), *stopped, *_next(result)]
@@ -89,17 +95,19 @@ def _menu_lines(result: Result) -> list[str]:
             )
             against = f"{time}, {energy}"
         chosen = recommended is not None and point.configuration == recommended.configuration
+        before = today.configuration if today is not None else None
         return (
             f"  {name}{' (recommended)' if chosen else ''}",
             units.time_text(point.time_to_solution_s),
             units.energy_text(point.energy_to_solution_kJ),
             against,
+            settings_text(point.configuration, before),
             command,
         )
 
     estimated = label(energy_mark(result))
     rows: list[tuple[str, ...]] = [
-        ("", "time", f"energy{estimated}", "against today" if today else "", "")
+        ("", "time", f"energy{estimated}", "against today" if today else "", "settings", "")
     ]
     rows += [row("today", today, "")] if today is not None else []
     choices = menu(result)
@@ -127,12 +135,27 @@ def _spent(result: Result) -> str:
     return f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes. {payback(result)}"
 
 
+def _lacked_memory(result: Result) -> list[ProbeRecord]:
+    """Return the default baselines that ran out of memory, which the baseline's name tells."""
+    if result.baseline is None:
+        return []
+    return [
+        record
+        for record in result.failures
+        if record.request.purpose == "baseline"
+        and record.failure is not None
+        and record.failure.kind == "out_of_memory"
+    ]
+
+
 def _failures(result: Result) -> list[str]:
     failed = [
         record
         for record in result.failures
         if record.failure is not None and not record.failure.was_cancelled
     ]
+    told = _lacked_memory(result)
+    failed = [record for record in failed if record not in told]
     if not failed:
         return []
     first = failed[0]

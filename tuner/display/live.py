@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from tuner.display.ascii_plot import ascii_plot
 from tuner.display.progress import ProgressPrinter
-from tuner.formatting import Units, common_mark, label, number, short
+from tuner.formatting import Units, common_mark, duration, label, number, short
 from tuner.results.result import Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
@@ -64,6 +64,7 @@ class LiveView:
         console: where to draw; standard error when not given.
         clock: monotonic seconds.
         lines: whether what happened also scrolls above.
+        verbose: scroll each step of a probe instead of one line.
         title: of the view.
     """
 
@@ -73,6 +74,7 @@ class LiveView:
         *,
         clock: Callable[[], float] = time.monotonic,
         lines: bool = True,
+        verbose: bool = False,
         title: str = "search",
     ) -> None:
         from rich.console import Console
@@ -80,7 +82,7 @@ class LiveView:
 
         self._console = console or Console(file=raw_stream(sys.stderr))
         self._clock, self._began_s, self._title = clock, clock(), title
-        self._lines = ProgressPrinter(_Above(self._console)) if lines else None  # type: ignore[arg-type]
+        self._lines = ProgressPrinter(_Above(self._console), verbose=verbose) if lines else None  # type: ignore[arg-type]
         self._lock = threading.Lock()
         self._last: Progress | None = None
         self._front: tuple[Point, ...] = ()
@@ -164,7 +166,10 @@ class LiveView:
             said += estimated if unit else ""
             bar = ProgressBar(total=limit, completed=used, width=30) if limit else ""
             grid.add_row(name, bar, said)
-        grid.add_row("time", "", f"{self._clock() - self._began_s:,.0f} s")
+        left = "" if last.left_s is None else f", at most {duration(last.left_s)} left"
+        whole = "" if last.search_s is None else f" of {duration(last.search_s)}"
+        bar = ProgressBar(total=last.search_s, completed=last.elapsed_s, width=30) if whole else ""
+        grid.add_row("time", bar, f"{duration(self._clock() - self._began_s)}{whole}{left}")
         return grid
 
     def _in_flight(self, flying: dict[str, tuple[Progress, float]]) -> Table | str:

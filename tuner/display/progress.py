@@ -1,19 +1,29 @@
-"""Progress events of a study as plain lines, for a terminal and a log file alike."""
+"""Progress events of a study as plain lines, for a terminal and a log file alike.
+
+One line a probe: time of day, probe, configuration, what was measured, cost, count, front, time
+left. With `verbose`, also why each probe was chosen, each window, and the front as a table. The
+same lines go to the logger `LOGGER` of Python's logging, for programs that configure one.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 from tuner.display.text import front_lines
-from tuner.formatting import label, number, short
+from tuner.formatting import Units, duration, label, number, short
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 
-__all__ = ["ProgressPrinter"]
+__all__ = ["LOGGER", "ProgressLogger", "ProgressPrinter"]
+
+#: Logger that gets the lines of a search.
+LOGGER = "tuner.search"
 
 
 class ProgressPrinter:
@@ -21,6 +31,7 @@ class ProgressPrinter:
 
     Args:
         stream: where to; standard error when not given.
+        verbose: print each step of a probe instead of one line.
         now: returns the time of day as text.
     """
 
@@ -28,11 +39,11 @@ class ProgressPrinter:
         self,
         stream: TextIO | None = None,
         *,
+        verbose: bool = False,
         now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
-        self._now = now
+        self._now, self._lines = now, _Lines(verbose)
         self._stream: TextIO | None = stream or sys.stderr
-        self._front: tuple[Configuration, ...] = ()
 
     def __call__(self, event: Progress) -> None:
         if self._stream is None:
@@ -49,14 +60,74 @@ class ProgressPrinter:
         except BrokenPipeError:  # the reader is gone (`tuner optimize 2>&1 | head`)
             self._stream = None
 
-    def _lines(self, event: Progress) -> list[str]:
+
+class ProgressLogger:
+    """Passes events to Python's logging, failures as warnings, and then to another receiver.
+
+    Args:
+        receiver: called with each event as well; None for nothing.
+    """
+
+    def __init__(self, receiver: Callable[[Progress], None] | None = None) -> None:
+        self._receiver, self._lines = receiver, _Lines(verbose=True)
+        self._logger = logging.getLogger(LOGGER)
+
+    def __call__(self, event: Progress) -> None:
+        if self._logger.isEnabledFor(logging.INFO):
+            failed = event.record is not None and event.record.failure is not None
+            level = logging.WARNING if failed else logging.INFO
+            for line in self._lines(event):
+                self._logger.log(level, "%s", line)
+        if self._receiver is not None:
+            self._receiver(event)
+
+
+class _Lines:
+    """Lines of events, which remember the front and the notes that were shown."""
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose = verbose
+        self._front: tuple[Configuration, ...] = ()
+        self._noted: set[str] = set()
+
+    def __call__(self, event: Progress) -> list[str]:
+        """Return the lines of an event."""
         if event.kind == "note":
-            return [event.message]
+            step = re.match(r"p\d+ continues with ", event.message)
+            return [] if step and not self._verbose else [event.message]
         if event.kind == "started" and event.request is not None:
-            return self._started(event, event.request)
+            return self._started(event, event.request) if self._verbose else []
         if event.record is not None:
-            return self._finished(event, event.record)
+            return (self._finished if self._verbose else self._one_line)(event, event.record)
         return []
+
+    def _one_line(self, event: Progress, record: ProbeRecord) -> list[str]:
+        """Return what a probe found in one line, and each kind of note the first time."""
+        request, mark = record.request, label(record.meter.mark)
+        names = [name for name in event.varying if name in request.launch]
+        parts = [request.probe_id, short(Configuration(request.launch), names)]
+        if record.measurements:
+            parts += _measured(record)
+        if record.failure is not None:
+            parts.append(f"failed: {record.failure.kind.replace('_', ' ')}")
+        parts.append(duration(record.wall_s))
+        parts.append(f"{event.probes}" + (f"/{event.max_probes}" if event.max_probes else ""))
+        front = tuple(point.configuration for point in event.front)
+        new = len(set(front) - set(self._front))
+        self._front = front
+        parts.append(f"front {len(front)}" + (f" (+{new})" if new else ""))
+        if event.left_s is not None:
+            parts.append(f"at most {duration(event.left_s)} left")
+        lines = ["  ".join(parts) + mark]
+        if record.failure is not None:
+            lines.append(f"  {record.failure.message}")
+        for measurement in record.measurements:
+            for flag in measurement.flags:
+                kind = re.sub(r"[\d.,]+", "#", flag)
+                if kind not in self._noted:
+                    self._noted.add(kind)
+                    lines.append(f"  note: {flag}")
+        return lines
 
     def _started(self, event: Progress, request: ProbeRequest) -> list[str]:
         names = [name for name in event.varying if name in request.launch]
@@ -98,3 +169,31 @@ class ProgressPrinter:
             names = [n for n in event.varying if any(n in (*c.launch, *c.live) for c in front)]
             lines += ["    " + line for line in front_lines(event.front, names)]
         return lines
+
+
+def _measured(record: ProbeRecord) -> list[str]:
+    """Return clocks, step times and joules of a probe's windows, as ranges."""
+    windows = record.measurements
+    lives = list(dict.fromkeys(m.live.short for m in windows if m.live))
+    if len(lives) > 1:
+        named = [m.live.short for m in windows if m.live]
+        numbers = sorted({int(n) for text in named for n in re.findall(r"\d+", text)})
+        same = len({re.sub(r"\d+", "", text) for text in named}) == 1
+        alone = same and all(len(re.findall(r"\d+", text)) == 1 for text in named)
+        unit = re.sub(r"\d+", "", named[0])
+        lives = [
+            f"{numbers[0]}..{numbers[-1]}{unit}" if alone else f"{lives[0]}, ...",
+            f"{len(lives)} settings",
+        ]
+    unit_kJ = Units.for_values([m.energy_per_step_J / 1000 for m in windows], [])
+    joules = [m.energy_per_step_J / 1000 / unit_kJ.kJ for m in windows]
+    return [
+        *lives,
+        f"{_span([m.step_time_s for m in windows])} s/step",
+        f"{_span(joules)} {unit_kJ.energy}/step",
+    ]
+
+
+def _span(values: list[float]) -> str:
+    low, high = number(min(values)), number(max(values))
+    return low if low == high else f"{low}-{high}"

@@ -25,6 +25,7 @@ from tuner.evidence.archive import MAX_FILE_BYTES, write_archive
 from tuner.evidence.redact import REDACTION, Redactor
 from tuner.evidence.summary import summary_page
 from tuner.problem.run_folder import RunFolder, write_toml
+from tuner.results.wall import WALL_FILE, last_wall_check
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import require_own
 from tuner.search_spaces.typed import strict_json
@@ -40,7 +41,7 @@ MANIFEST = "bundle.json"
 #: How the names of bundles end.
 ENDING = ".evidence.zip"
 #: Files of a run that its answer is computed from, or that show its power over time.
-_OF_RUN = ("trace/power/*.csv.gz", "table/*", "best/*")
+_OF_RUN = ("trace/power/*.csv.gz", WALL_FILE, "table/*", "best/*")
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,12 @@ def make_bundle(
         records = read_trace(copy.trace).records
         members["report.html"] = render_report(result, records=records).encode()
         members["summary.html"] = summary_page(
-            result, records, made_at=made_at, host=host, release=release()
+            result,
+            records,
+            made_at=made_at,
+            host=host,
+            release=release(),
+            wall=last_wall_check(copy.path),
         ).encode()
         answer = answer_of(result)
         data = {**result.to_json(), "run_dir": None, "report": None}
@@ -189,7 +195,7 @@ def _members(run: RunFolder, redactor: Redactor | None) -> Iterator[tuple[str, b
         lines = [json.dumps(redactor.value(strict_json(record))) for record in records]
         yield "run/trace/probes.jsonl", "".join(f"{line}\n" for line in lines).encode()
     for pattern in _OF_RUN:
-        if redactor is not None and not pattern.startswith("trace/"):
+        if redactor is not None and pattern in ("table/*", "best/*"):
             continue
         for path in sorted(run.path.glob(pattern)):
             if path.is_file() and not path.is_symlink():

@@ -9,6 +9,7 @@ from html import escape
 from tuner.display.html.pieces import template
 from tuner.formatting import Units, duration, energy_and_kWh, percent
 from tuner.results.result import Point, Result
+from tuner.results.wall import WallCheck
 from tuner.workload.probe import ProbeRecord
 
 __all__ = ["summary_page"]
@@ -19,10 +20,18 @@ _NOT_COUNTED = {
     "module": "network, storage, power supplies and cooling, and what else is in the node",
     "node": "network, storage, power supplies and cooling, and GPUs unless the meter names them",
 }
+#: What stands for a host in probes that no host ran.
+_NO_HOSTS = {"", "replay", "simulated"}
 
 
 def summary_page(
-    result: Result, records: Sequence[ProbeRecord], *, made_at: str, host: str, release: str
+    result: Result,
+    records: Sequence[ProbeRecord],
+    *,
+    made_at: str,
+    host: str,
+    release: str,
+    wall: WallCheck | None = None,
 ) -> str:
     """Return the page as HTML, which loads nothing and runs no script.
 
@@ -32,15 +41,21 @@ def summary_page(
         made_at: time of the bundle, UTC, ISO 8601.
         host: machine that made the bundle.
         release: of joulefront.
+        wall: comparison with a wall meter, if one was made.
     """
     advice = result.recommendation
     points = {"today": result.baseline, "recommended": result.recommended}
-    parts = [_figures(result, points), _basis(result, records), _search(result), _check(made_at)]
+    parts = [
+        _figures(result, points),
+        _basis(result, records, wall),
+        _search(result),
+        _check(made_at),
+    ]
     about = result.job.name if result.job else str(result.about.get("recorded", {}).get("table"))
     where = f" on {result.cluster.devices} x {result.cluster.device.name}" if result.cluster else ""
     return string.Template(template("summary.html")).substitute(
         title=escape(f"Energy of a training job: {result.name}"),
-        subtitle=escape(f"{about}{where}, {result.steps:,} steps"),
+        subtitle=escape(f"{about}{where}, {result.steps:,} step{'s' * (result.steps != 1)}"),
         headline=escape(advice.headline if advice else "Nothing was measured."),
         body="\n".join(part for part in parts if part),
         footer=escape(f"Written by joulefront {release} on {host}, {made_at}."),
@@ -71,15 +86,17 @@ def _figures(result: Result, points: Mapping[str, Point | None]) -> str:
         for text in (f"energy ({kind})", "90 % interval", "time", "mean power")
     )
     table = f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
-    return f"<h2>Whole training</h2>\n{table}{_limits(result)}"
+    advice = result.recommendation
+    limits = result.choice.sentence if advice is not None and advice.action == "train" else ""
+    return f"<h2>Whole training</h2>\n{table}" + (f"<p>{escape(limits)}</p>" if limits else "")
 
 
-def _limits(result: Result) -> str:
-    sentence = result.choice.sentence
-    return f"<p>{escape(sentence)}</p>" if sentence else ""
+def _kind(point: Point) -> str:
+    """Return the word for a point's figures: metered, estimated or predicted."""
+    return point.meter.label if point.source == "measured" else "predicted"
 
 
-def _basis(result: Result, records: Sequence[ProbeRecord]) -> str:
+def _basis(result: Result, records: Sequence[ProbeRecord], wall: WallCheck | None) -> str:
     """Return on what the figures rest: meter, scope, windows, verification, calibration."""
     terms: dict[str, str] = {}
     for meter in dict.fromkeys(point.meter for point in result.points):
@@ -87,9 +104,9 @@ def _basis(result: Result, records: Sequence[ProbeRecord]) -> str:
         terms["energy covers"] = meter.host or f"scope {meter.scope}"
         terms["not counted"] = _NOT_COUNTED.get(meter.scope, "everything outside the scope")
     windows = sum(len(record.measurements) for record in records)
-    hosts = sorted({record.host for record in records if record.host})
+    hosts = sorted({record.host for record in records} - _NO_HOSTS)
     began = min((record.started_at for record in records if record.started_at), default="")
-    terms["measured"] = f"{windows} windows in {len(records)} probe launches" + (
+    terms["probes"] = f"{windows} windows in {len(records)} probe launches" + (
         f", from {began}" if began else ""
     )
     if hosts:
@@ -101,19 +118,23 @@ def _basis(result: Result, records: Sequence[ProbeRecord]) -> str:
                 terms["fresh launches"] = attempt.sentence
     calibration = result.about.get("calibration")
     if isinstance(calibration, Mapping):
-        said = (f"{name}: {calibration[name]}" for name in ("overhead", "agreement", "wall")
-                if name in calibration)  # fmt: skip
+        checks = [name for name in ("overhead", "agreement") if name in calibration]
+        said = [f"{name}: {calibration[name]}" for name in checks]
         terms["meter's check"] = "; ".join(said)
+    if wall is not None:
+        terms["at the wall"] = wall.sentence
     return f"<h2>On what this rests</h2>\n{_terms(terms)}"
 
 
 def _search(result: Result) -> str:
     spent = result.spent
-    terms = {"cost": f"{energy_and_kWh(spent.energy_kJ)} and {duration(spent.time_s)}"}
+    kind = _kind(result.points[0]) if result.points else "nothing measured"
+    cost = f"{energy_and_kWh(spent.energy_kJ)} ({kind}) and {duration(spent.time_s)}"
+    terms = {"cost": cost}
     advice = result.recommendation
     if advice is not None and advice.action == "train" and spent.payback_share is not None:
         terms["repaid after"] = f"{percent(spent.payback_share)} of one training"
-    terms["ended because"] = result.stopped
+    terms["end"] = result.stopped
     return f"<h2>What the search cost</h2>\n{_terms(terms)}"
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.search_spaces.baseline import degrees
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
@@ -21,7 +22,7 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.short_names import split_words, values_of
 
-__all__ = ["Baseline", "default_name", "read_baseline"]
+__all__ = ["Baseline", "default_name", "is_default", "read_baseline"]
 
 #: Keys of DeepSpeed's JSON that say how the batch is split, which the knobs say.
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -29,6 +30,8 @@ _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 _SILENT = ("steps_per_print", "wall_clock_breakdown", "dump_state", "tensorboard", "wandb")
 #: Parts of "zero_optimization" that are knobs.
 _ZERO = ("stage", "offload_optimizer", "offload_param")
+#: Beginning of the name of a default baseline.
+_DEFAULT = "the default:"
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,16 @@ def default_name(configuration: Configuration) -> str:
     """
     live = "clocks left to the device" if not configuration.live else "the clocks named"
     return (
-        f"the default: data parallelism over {configuration.data_parallel} "
+        f"{_DEFAULT} data parallelism over {configuration.data_parallel} "
         f"device{'s' * (configuration.data_parallel != 1)}, the lowest ZeRO stage and the largest "
         f"micro-batch that fit, {live}"
     )
+
+
+def is_default(identity: Mapping[str, Any]) -> bool:
+    """Return True if the baseline of a problem's identity is the default, not the user's own."""
+    section = identity.get("baseline")
+    return isinstance(section, Mapping) and str(section.get("name", "")).startswith(_DEFAULT)
 
 
 def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluster) -> Baseline:
@@ -64,8 +73,8 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
 
     Args:
         words: at most one path of a DeepSpeed JSON, and KNOB=VALUE, which win over it.
-        job, cluster: what it trains, and where; data parallelism fills the devices where no word
-            says otherwise.
+        job, cluster: what it trains, and where; data parallelism fills the devices, as far as they
+            divide the global batch, where no word says otherwise.
 
     Raises:
         InputError: the file is no DeepSpeed JSON, or there are two.
@@ -84,7 +93,8 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
     values |= values_of(flags)
     if "data_parallel" not in values:
         inside = Configuration.of(values).world_size
-        values["data_parallel"] = max(1, cluster.devices // inside)
+        fitting = [n for n in degrees(cluster.devices // inside) if job.global_batch % n == 0]
+        values["data_parallel"] = max(fitting, default=1)
     if files and "micro_batch" not in values:
         replicas = int(str(values["data_parallel"]))
         values["micro_batch"] = _micro_batch(config, job, replicas, notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import Candidates, default_configuration, load_space
-from tuner.workload.node.rank_server import cannot_build
+from tuner.workload.node.ops import cannot_build
 from tuner.workload.scripts.script_job import ScriptJob
 
 __all__ = ["baseline_of", "cluster_of", "identity_of", "problem_of_job"]
@@ -34,6 +34,7 @@ def problem_of_job(
     plan: bool = False,
     target_gpus: int | None = None,
     max_gpus: int | None = None,
+    clocks: bool = True,
 ) -> Problem:
     """Return the problem of a job on a cluster.
 
@@ -45,6 +46,7 @@ def problem_of_job(
             space's default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.
         target_gpus: number of GPUs of the same kind for which to predict the front as well.
+        clocks: search clocks and power limits, too, if they can be set.
         max_gpus: leave out what needs more GPUs, since it could not be chosen.
 
     Raises:
@@ -54,6 +56,8 @@ def problem_of_job(
         job = load_job(job)
     here = cluster == "auto"
     cluster = cluster_of(cluster)
+    if not clocks:
+        cluster = replace(cluster, clock_control=False)
     script = job if isinstance(job, ScriptJob) else None
     today = baseline_of(baseline, job, cluster)
     candidates, notes = _runnable(job, cluster, space, plan)
@@ -62,7 +66,7 @@ def problem_of_job(
     candidates, left_out = _fitting(candidates, job, cluster, str(space), plan)
     notes += [*left_out, *today.notes]
     if here:
-        candidates, left_out = _usable_here(candidates, cluster)
+        candidates, left_out = _usable_here(candidates, cluster, clocks)
         notes += left_out
     searched = load_space(space)
     allowed, left_out = _allowed(candidates, max_gpus, space, today.configuration)
@@ -84,7 +88,7 @@ def problem_of_job(
         candidates=candidates.where(lambda launch: _uses_at_most(launch, max_gpus)),
         steps=job.steps,
         baseline=configuration,
-        cost=REAL_COST,
+        cost=replace(REAL_COST, micro_batches=not script or not script.why_accumulation_stays),
         identity={
             **identity_of(job, cluster, space_section(str(space), candidates)),
             "baseline": {"name": today.name, "configuration": configuration.key},
@@ -171,19 +175,21 @@ def _runnable(
     ]
 
 
-def _usable_here(candidates: Candidates, cluster: Cluster) -> tuple[Candidates, list[str]]:
+def _usable_here(
+    candidates: Candidates, cluster: Cluster, clocks: bool
+) -> tuple[Candidates, list[str]]:
     """Return the candidates whose ops this machine can build, and notes on what it cannot do."""
     notes = []
-    if cluster.device.type == "cuda" and not cluster.clock_control:
+    if clocks and cluster.device.type == "cuda" and not cluster.clock_control:
         from tuner.workload.clocks.governor import why_fixed
 
         notes.append(f"clocks and power limits stay as they are: {why_fixed(cluster)}")
-    if why := cannot_build("cpu_adam"):
+    if why := cannot_build("cpu_adam", gpus=cluster.device.type == "cuda"):
         kept = [c for c in candidates if c.get("optimizer_offload") != "cpu"]
         if len(kept) < len(candidates):
             notes.append(f"optimizer_offload=cpu is left out: {why}")
             candidates = Candidates.from_configurations(kept)
-    if cluster.nvme_path and (why := cannot_build("async_io")):
+    if cluster.nvme_path and (why := cannot_build("async_io", gpus=cluster.device.type == "cuda")):
         kept = [c for c in candidates if "nvme" not in c.launch.values()]
         if len(kept) < len(candidates):
             notes.append(f"offload to nvme is left out: {why}")

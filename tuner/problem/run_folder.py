@@ -141,6 +141,11 @@ class RunFolder:
         return self.path / "study.journal"
 
     @property
+    def stop_file(self) -> Path:
+        """Path of the file whose presence ends the search after the running probes."""
+        return self.path / ".stop"
+
+    @property
     def report(self) -> Path:
         """Path of the report's page."""
         return self.path / "report.html"

@@ -1,4 +1,4 @@
-"""The runs of a folder: list, remove, archive."""
+"""The runs of a folder: list, remove, archive, stop."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import RunFolder, find_run
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.safe_files import require_own
+from tuner.search_spaces.safe_files import require_own, write_text
 from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import read_trace
 
-__all__ = ["ARCHIVE", "RunEntry", "archive_run", "list_runs", "remove_run"]
+__all__ = ["ARCHIVE", "RunEntry", "archive_run", "list_runs", "remove_run", "stop_run"]
 
 #: Folder of archived runs, in the folder of the runs.
 ARCHIVE = "archive"
@@ -89,6 +89,23 @@ def _entry(folder: RunFolder) -> RunEntry:
     return RunEntry(
         folder.path.name, str(job), str(cluster), kind, state, len(records), stamp, size
     )
+
+
+def stop_run(runs_dir: str | Path, name: str) -> Path:
+    """Ask the search that holds a run to end after the probes that are running.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        InputError: there is no such run, it is another user's, or no search holds it.
+    """
+    folder = find_run(name, runs_dir)
+    require_own(folder.path)
+    if not _is_held(folder):
+        raise InputError(f"no search holds the run {folder.name!r}, so there is nothing to stop")
+    write_text(folder.stop_file, "stop after the running probes\n")
+    return folder.path
 
 
 def _is_held(folder: RunFolder) -> bool:

@@ -1,8 +1,9 @@
 """Settings of a search: its limits, its stop rule, the length of its measurements.
 
-Without any limit a search makes at most `DEFAULT_PROBES` probes and starts none after
-`DEFAULT_SEARCH_S` seconds, which takes a few minutes on a machine without a GPU. As soon as the
-user gives one limit, it alone holds.
+A search ends when what is left to find would not repay the next probe. Without any limit it also
+uses at most `DEFAULT_SHARE` of the training's energy, once `LEAST_LAUNCHES` launch settings are
+measured, and makes at most `DEFAULT_PROBES` probes. As soon as the user gives one limit, it alone
+holds.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from tuner.workload.probe import WindowPolicy
 
 __all__ = ["SamplerDesign", "SearchSettings"]
 
-DEFAULT_PROBES = 20
-DEFAULT_SEARCH_S = 300.0
-#: Probes of a simulated cluster cost only this machine's time: more of them by default, and each
-#: may take as long as the steps of a large model (simulated seconds).
-SIMULATED_PROBES = 40
+DEFAULT_PROBES = 40
+DEFAULT_SHARE = 0.01
+#: Launch settings of which a front can be made that is worth measuring again, or all there are.
+LEAST_LAUNCHES = 8
+#: A probe of a simulated cluster may take as long as the steps of a large model (simulated
+#: seconds).
 SIMULATED_LIMIT_S = 3600.0
 #: Pairs of launches that verify one candidate at most. At launches that differ by 1 % a saving of
 #: 2 % is then shown in 88 % of the cases (`python -m benchmarks.verdicts`).
@@ -84,11 +86,19 @@ class SearchSettings:
     )
     search_s: float | None = option(
         None,
-        "time limit of the search: start no probe that is expected to end later "
-        f"(default: {DEFAULT_SEARCH_S:g} if the search has no other limit)",
+        "time limit of the search: start no probe that is expected to end later",
         unit="s",
         above=0,
         alias="search-time",
+    )
+    search_share: float | None = option(
+        None,
+        "maximum energy of the search as a share of the training's with the baseline; it does not "
+        f"end a search before {LEAST_LAUNCHES} launch settings are measured "
+        f"(default: {100 * DEFAULT_SHARE:g}% if the search has no other limit)",
+        unit="share",
+        above=0,
+        alias="search-share",
     )
     max_regret: float = option(
         0.02,
@@ -145,7 +155,7 @@ class SearchSettings:
         """Return these settings with the default limits if they have none.
 
         Args:
-            simulated: probes are simulated, so that more of them and longer ones are allowed.
+            simulated: probes are simulated: they use no energy, and longer ones are allowed.
         """
         settings = self
         if simulated:
@@ -154,8 +164,8 @@ class SearchSettings:
         if self.limits:
             return settings
         if simulated:
-            return replace(settings, max_probes=SIMULATED_PROBES)
-        return replace(settings, max_probes=DEFAULT_PROBES, search_s=DEFAULT_SEARCH_S)
+            return replace(settings, max_probes=DEFAULT_PROBES)
+        return replace(settings, max_probes=DEFAULT_PROBES, search_share=DEFAULT_SHARE)
 
     @property
     def limits(self) -> dict[str, float]:
@@ -164,6 +174,7 @@ class SearchSettings:
             "probe_budget_kJ": self.probe_budget_kJ,
             "max_probes": self.max_probes,
             "search_s": self.search_s,
+            "search_share": self.search_share,
         }
         return {name: value for name, value in values.items() if value is not None}
 

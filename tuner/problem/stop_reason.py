@@ -8,21 +8,27 @@ from typing import Any, Literal
 
 from tuner.formatting import label, number, percent
 
-__all__ = ["NoVerdict", "StopReason", "no_verdict_phrase", "stop_sentence"]
+__all__ = ["LIMITS", "NoVerdict", "StopReason", "no_verdict_phrase", "stop_sentence"]
 
 StopKind = Literal[
     "max_probes",
     "probe_budget",
     "time",
+    "search_share",
     "not_worth_it",
     "exhausted",
+    "unsafe",
     "node_failures",
     "interrupted",
+    "stopped",
     "running",
     "past_runs",
     "plan",
     "recorded",
 ]
+
+#: Kinds of a `StopReason` that are limits of the search.
+LIMITS = ("max_probes", "probe_budget", "search_share", "time")
 
 NoVerdictKind = Literal[
     "not_requested",
@@ -31,6 +37,7 @@ NoVerdictKind = Literal[
     "no_spread",
     "older_release",
     "running",
+    "stopped",
     "few_probes",
     "no_room",
     "limits_reached",
@@ -46,11 +53,13 @@ class StopReason:
     """Reason why a search ended.
 
     Attributes:
-        kind: "max_probes", "probe_budget" or "time" (a limit of the search), "not_worth_it" (no
-            probe would pay for itself), "exhausted" (every candidate was tried), "node_failures"
-            (nothing can be measured on this node), "interrupted", "running" (it has not ended),
-            "past_runs" (nothing was probed), "plan" (everything was predicted), "recorded"
-            (`message` is the sentence that an older release recorded).
+        kind: "max_probes", "probe_budget", "search_share" or "time" (a limit of the search:
+            `LIMITS`), "not_worth_it" (no probe would pay for itself), "exhausted" (every candidate
+            was tried), "unsafe" (every other one would probably exceed the cap on peak power),
+            "node_failures" (nothing can be measured on this node), "interrupted", "stopped" (by
+            `tuner runs stop`), "running" (it has not ended), "past_runs" (nothing was probed),
+            "plan" (everything was predicted), "recorded" (`message` is the sentence that an older
+            release recorded).
         figures: numbers of the sentence, units in their names.
         message: of the last failure, or the recorded sentence.
     """
@@ -110,10 +119,26 @@ def _mark(figures: Mapping[str, float]) -> str:
 
 
 def _probe_budget(figures: Mapping[str, float]) -> str:
-    return (
-        f"the next probe would take about {number(figures['needed_kJ'])} kJ and "
+    left = (
         f"{number(figures['left_kJ'])} kJ of the probe budget of "
         f"{number(figures['probe_budget_kJ'])} kJ are left{label(_mark(figures))}"
+    )
+    reserved_kJ = figures.get("reserved_kJ", 0.0)
+    if reserved_kJ > 0:
+        left += (
+            f", of which {number(reserved_kJ)} kJ are kept to measure the front and the choice "
+            "again"
+        )
+    if not figures["needed_kJ"]:
+        return left
+    return f"the next probe would take about {number(figures['needed_kJ'])} kJ and {left}"
+
+
+def _search_share(figures: Mapping[str, float]) -> str:
+    return (
+        f"it has used {number(figures['spent_kJ'])} kJ{label(_mark(figures))}, and "
+        f"with the next probe it would use more than {percent(figures['share'])} of what the "
+        f"training takes ({number(figures['job_kJ'])} kJ)"
     )
 
 
@@ -148,9 +173,13 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
 _CAUSES: dict[str, Callable[[StopReason], str]] = {
     "max_probes": lambda reason: _max_probes(reason.figures),
     "probe_budget": lambda reason: _probe_budget(reason.figures),
+    "search_share": lambda reason: _search_share(reason.figures),
     "time": lambda reason: f"its {reason.figures['search_s']:g} s are over",
     "not_worth_it": lambda reason: _not_worth_it(reason.figures),
     "exhausted": lambda reason: "every candidate was tried",
+    "unsafe": lambda reason: (
+        "every candidate was tried or would probably exceed the limit on peak power"
+    ),
     "node_failures": lambda reason: (
         f"{reason.figures['failures']:g} probes in a row failed because of the node: "
         f"{reason.message}"
@@ -159,6 +188,9 @@ _CAUSES: dict[str, Callable[[StopReason], str]] = {
 
 _SENTENCES = {
     "interrupted": "It was interrupted.",
+    "stopped": (
+        "It was stopped by `tuner runs stop`; the same command with the same --name continues."
+    ),
     "running": "The search has not ended.",
     "past_runs": "Nothing was probed: these are past runs.",
     "plan": "Nothing was probed: every configuration was predicted.",
@@ -181,6 +213,7 @@ _PHRASES = {
     "no_spread": "the recorded table tells no spread, so measuring again would say the same",
     "older_release": "no launch was made to measure it again",
     "running": "the search has not ended",
+    "stopped": "the search was stopped before",
     "limits_reached": "the limits were reached before two launches of each were made",
 }
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scipy.stats import norm
 
-from tuner.formatting import Units, change, label, settings_text
+from tuner.formatting import Units, change, duration, energy_and_kWh, label, settings_text
+from tuner.problem.settings import LEAST_LAUNCHES
+from tuner.problem.stop_reason import LIMITS
 from tuner.results.choice import limits_phrase
 from tuner.results.result import Attempt, Choice, Point, Verification
 from tuner.results.significance import Difference
@@ -25,12 +27,28 @@ from tuner.workload.measure.statistics import log_error
 if TYPE_CHECKING:
     from tuner.results.result import Result
 
-__all__ = ["Basis", "Recommendation", "difference_of_points", "recommend"]
-
-Basis = Literal[
-    "verified", "measured", "predicted", "constraints", "no_baseline", "nothing_better", "not_shown"
+__all__ = [
+    "Basis",
+    "Recommendation",
+    "difference_of_points",
+    "recommend",
+    "too_little_tried",
 ]
 
+Basis = Literal[
+    "verified",
+    "measured",
+    "predicted",
+    "constraints",
+    "no_baseline",
+    "nothing_better",
+    "not_shown",
+    "not_enough",
+]
+
+#: Launch settings without which nothing is said about a space; a search of a short training ends by
+#: itself after about so many.
+LEAST_TRIED = 4
 #: Launches above which no number is given to prove a small saving.
 MOST_LAUNCHES = 200
 
@@ -46,7 +64,8 @@ class Recommendation:
             "measured" (the search's measurements or the recorded table show it; no launch
             verified it), "predicted" (simulated probes show it), "constraints" (the baseline does
             not meet them), "no_baseline" (nothing to compare with). To keep: "nothing_better" (the
-            choice is the baseline), "not_shown" (the choice was not shown to be better).
+            choice is the baseline), "not_shown" (the choice was not shown to be better),
+            "not_enough" (a limit of the search came before `LEAST_TRIED` launch settings).
         energy, time: difference from the baseline; None if unknown or if the baseline is kept.
         promising: the candidate that was not shown to be better; None if there is none.
         headline: what to do and what it brings, in one sentence.
@@ -268,8 +287,53 @@ def _keep(result: Result, baseline: Point, promising: Point | None, limits: str)
             "be better"
         )
     basis: Basis = "nothing_better" if promising is None else "not_shown"
+    if too_little_tried(result):
+        return _not_enough(result, baseline, promising)
     details = () if promising is None else _unproven(result, baseline, promising)
     return Recommendation("keep", baseline, basis, None, None, promising, f"{text}.", details)
+
+
+def too_little_tried(result: Result) -> bool:
+    """Return True if a limit ended the search before it can say anything about its space.
+
+    That takes `LEAST_TRIED` launch settings, or all there are.
+    """
+    if result.stop is None or result.stop.kind not in LIMITS:
+        return False
+    tried = {point.configuration.launch for point in result.points}
+    every = int(result.about.get("candidates", 0))
+    return len(tried) < LEAST_TRIED and len(result.points) < every
+
+
+def _not_enough(result: Result, baseline: Point, promising: Point | None) -> Recommendation:
+    """Recommend the baseline for want of anything else, with the limits that would tell more."""
+    simulated = baseline.meter.name == "simulated"
+    text = (
+        f"Not enough was tried to say anything: {len(result.points)} of "
+        f"{int(result.about['candidates']):,} configurations."
+    )
+    spent, stop = result.spent, result.stop
+    details: tuple[str, ...] = ()
+    if spent.probes and stop is not None:
+        each_kJ, each_s = spent.energy_kJ / spent.probes, spent.time_s / spent.probes
+        count = max(2 * LEAST_LAUNCHES, 2 * spent.probes)
+        limit = {
+            "max_probes": f"--max-probes {count}",
+            "probe_budget": f"--probe-budget {_round_up(count * each_kJ):g}kJ",
+            "time": f"--search-time {_round_up(count * each_s):g}s",
+        }.get(stop.kind, "")
+        details = (
+            f"A probe takes about {energy_and_kWh(each_kJ)}{label(baseline.meter.mark)} and "
+            f"{duration(each_s)} {'there' if simulated else 'here'}; allow about {count} of them: "
+            f"the same command with --name {result.name} {limit} continues from here.",
+        )
+    return Recommendation("keep", baseline, "not_enough", None, None, promising, text, details)
+
+
+def _round_up(value: float) -> float:
+    """Return a value rounded up to two significant digits."""
+    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / scale) * scale
 
 
 def _unproven(result: Result, baseline: Point, promising: Point) -> tuple[str, ...]:

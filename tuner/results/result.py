@@ -59,6 +59,10 @@ __all__ = [
 ]
 
 
+#: Version of `Result.to_json`.
+JSON_SCHEMA = 1
+
+
 @dataclass(frozen=True)
 class Result:
     """The answer of `tuner.optimize`.
@@ -146,7 +150,14 @@ class Result:
     def baseline_name(self) -> str:
         """Origin of the baseline in a phrase: the user's file, or the name of a default."""
         about = self.about.get("baseline")
-        return str(about.get("name", "")) if isinstance(about, Mapping) else ""
+        if not isinstance(about, Mapping):
+            return ""
+        for record in self.failures:
+            lacked = record.failure is not None and record.failure.kind == "out_of_memory"
+            if lacked and record.request.purpose == "baseline" and self.baseline is not None:
+                default = record.request.launch.short
+                return f"the next that fits; the default, {default}, runs out of memory"
+        return str(about.get("name", ""))
 
     def point(self, name: str | Configuration) -> Point:
         """Return a measured point by name.
@@ -286,9 +297,19 @@ class Result:
 
         return result_html(self)
 
+    def __repr__(self) -> str:
+        """Return the name, the size of the front and the recommendation, in a few lines."""
+        counts = f"{len(self.front_points)} of {len(self.points)} points on the front"
+        advice = self.recommendation.headline if self.recommendation else "nothing was measured"
+        return f"<Result {self.name}: {counts}. {advice}>"
+
     def to_json(self) -> dict[str, Any]:
-        """Return everything but the windows and the fitted models as JSON values."""
+        """Return everything but the windows and the fitted models as JSON values.
+
+        docs/report.md describes them; `schema` rises if one changes its meaning or goes.
+        """
         return {
+            "schema": JSON_SCHEMA,
             "name": self.name,
             "run_dir": str(self.run_dir) if self.run_dir else None,
             "front": [point.to_json() for point in self.front_points],

@@ -23,6 +23,7 @@ from optuna.trial import Trial, TrialState, create_trial
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.sampler import CandidateSampler
+from tuner.search.user_prior import UserPrior
 from tuner.search_spaces.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -190,21 +191,26 @@ class StockSampler(ProbePlanner):
         return np.array(rows)
 
 
-def check_sampler(sampler: SamplerChoice, *, transfer: bool = False) -> None:
+def check_sampler(
+    sampler: SamplerChoice, *, transfer: bool = False, user_prior: bool = False
+) -> None:
     """Raise if there is no such sampler, before anything is started.
 
     Args:
         sampler: as for `make_sampler`.
         transfer: whether it has to use earlier measurements.
+        user_prior: whether it has to use what the user expects.
 
     Raises:
         UnknownName: no sampler has that name.
-        InputError: it cannot use earlier measurements.
+        InputError: it cannot use these.
     """
     if isinstance(sampler, str) and sampler not in SAMPLERS:
         raise UnknownName("sampler", sampler, SAMPLERS)
     if transfer and sampler not in (None, OURS):
         raise InputError(f"only the sampler {OURS} can look at earlier measurements (transfer)")
+    if user_prior and sampler not in (None, OURS):
+        raise InputError(f"--try and --prefer are for the sampler {OURS}")
 
 
 def make_sampler(
@@ -217,6 +223,7 @@ def make_sampler(
     memory_bytes: float | None = None,
     seed: int = 0,
     surrogate: Any = None,
+    user_prior: UserPrior | None = None,
 ) -> ProbePlanner:
     """Return the planner of a study, by name, or around any Optuna sampler.
 
@@ -224,7 +231,7 @@ def make_sampler(
         sampler: one of `SAMPLERS`; None for this project's; or an Optuna sampler. A planner of
             these very candidates is returned as it is.
         candidates: the valid configurations.
-        prior, earlier, cost, memory_bytes, seed, surrogate: as for `CandidateSampler`.
+        prior, earlier, cost, memory_bytes, seed, surrogate, user_prior: as for `CandidateSampler`.
 
     Raises:
         UnknownName: no sampler has that name.
@@ -239,6 +246,7 @@ def make_sampler(
             memory_bytes=memory_bytes,
             seed=seed,
             surrogate=surrogate,
+            user_prior=user_prior,
         )
     if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
         return sampler

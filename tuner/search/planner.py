@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from tuner.search.question import Question
     from tuner.search.regret import RegretEstimate
+    from tuner.search.safety import PeakLimit
     from tuner.search_spaces.space import Candidates
 
 __all__ = ["ProbePlan", "ProbePlanner"]
@@ -88,6 +89,8 @@ class ProbePlanner(BaseSampler):
     max_live: int = SamplerDesign.max_live
     #: Limits and objective that decide which probe is worth its joules; None for the whole front.
     question: Question | None = None
+    #: Cap on peak power that no probe should exceed; None if there is none.
+    peak_limit: PeakLimit | None = None
 
     def __init__(
         self, candidates: Candidates, *, cost: ProbeCost | None = None, seed: int | None = None

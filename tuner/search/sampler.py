@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
 from tuner.search.slack_limits import SlackLimits
+from tuner.search.user_prior import UserPrior
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class CandidateSampler(ProbePlanner):
         design: the design choices, for leaving one out.
         surrogate: a scikit-learn regressor that learns step time and power; None for this project's
             Gaussian process.
+        user_prior: configurations to try first, and preferred knob values.
     """
 
     def __init__(
@@ -85,8 +88,10 @@ class CandidateSampler(ProbePlanner):
         memory_bytes: float | None = None,
         design: SamplerDesign | None = None,
         surrogate: Any = None,
+        user_prior: UserPrior | None = None,
     ) -> None:
         super().__init__(candidates, cost=cost, seed=seed)
+        self._user_prior = user_prior or UserPrior()
         self.design = design or SamplerDesign()
         self.max_live = self.design.max_live
         self.features = FeatureMap(candidates, prior=prior, earlier=earlier)
@@ -149,6 +154,11 @@ class CandidateSampler(ProbePlanner):
             closed, fits = self._closed_and_fits(observations)
             if closed.all():
                 return self._enqueue(None)
+            if wanted := self._to_try(closed):
+                extendable = self._extendable(wanted, closed)
+                return self._enqueue(
+                    self._plan_of(wanted, "to be tried first", extendable=extendable)
+                )
             launched, fresh = self._launches(observations, closed)
             if self._starting(observations, fresh) or not observations.measured:
                 return self._enqueue(self._start_plan(closed, launched, fresh, fits))
@@ -173,7 +183,7 @@ class CandidateSampler(ProbePlanner):
             ):
                 return None
             plan = self._improvement_plan(observations, closed, fits, running_launch=running)
-            return plan if plan.launch == so_far.request.launch else None
+            return plan if plan and plan.launch == so_far.request.launch else None
 
     def take_notes(self) -> list[str]:
         """Return what power limits need not be probed since the last call."""
@@ -194,6 +204,13 @@ class CandidateSampler(ProbePlanner):
             starting = len(measured | in_flight) < self._start_count
             most = max(1.0, self.design.in_flight_share * max(len(measured), 1))
             return bool(in_flight) and not starting and len(in_flight) + 1 > most
+
+    def _to_try(self, closed: np.ndarray) -> list[int]:
+        """Return the candidates of one launch that the user wants to be tried next."""
+        numbers = (self._encoding.index_of_key(each.key) for each in self._user_prior.first)
+        wanted = [i for i in numbers if i is not None and not closed[i]]
+        launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
+        return launch[: self.max_live]
 
     def _launches(
         self, observations: Observations, closed: np.ndarray
@@ -287,10 +304,18 @@ class CandidateSampler(ProbePlanner):
         closed: np.ndarray,
         fits: np.ndarray,
         running_launch: int | None = None,
-    ) -> ProbePlan:
-        """Plan the probe that is worth the most; `running_launch` costs no launch."""
+    ) -> ProbePlan | None:
+        """Plan the probe that is worth the most; `running_launch` costs no launch.
+
+        None if every candidate would probably exceed the cap on peak power.
+        """
         self._fit(observations)
         candidates = self._pool.view(observations, closed, fits)
+        if self.peak_limit is not None:
+            safe = self.peak_limit.safe(candidates, self.surrogates.widening[1])
+            if safe is None:
+                return None
+            candidates = safe
         front = FrontEstimate.of(
             self.surrogates,
             [
@@ -301,7 +326,11 @@ class CandidateSampler(ProbePlanner):
                 )
             ],
         )
-        best = self._acquisition().best(front, candidates, running_launch)
+        # A preference weighs the score of a candidate as the probability that it fits does.
+        weights = self._user_prior.weights(len(observations.measured))
+        weighted = candidates.fits * np.broadcast_to(weights, len(closed))[candidates.members]
+        preferred = replace(candidates, fits=weighted)
+        best = self._acquisition().best(front, preferred, running_launch)
         members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,

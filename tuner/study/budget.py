@@ -14,13 +14,10 @@ from tuner.results.build import spent_kJ
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["LAUNCHES_BEFORE_RESERVE", "RESERVED", "Budget", "CostEstimate", "SearchStatus"]
+__all__ = ["RESERVED", "Budget", "CostEstimate", "SearchStatus", "most_left_s"]
 
 #: Purposes for which a share of every limit is reserved (`SearchSettings.kept_share`).
 RESERVED = ("remeasure", "verify")
-#: Distinct launches for which the whole time limit may be used: there has to be a front before it
-#: is worth measuring again.
-LAUNCHES_BEFORE_RESERVE = 8
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,9 @@ class SearchStatus:
         in_flight: number of probes in flight.
         in_flight_kJ: energy that they are expected to use.
         elapsed_s: seconds of all sessions.
-        enough_launches: `LAUNCHES_BEFORE_RESERVE` distinct launches are measured, or all.
+        enough_launches: `LEAST_LAUNCHES` distinct launches are measured, or all.
         estimated: the energy is an estimate.
+        job_kJ: energy of the whole training with the baseline; None before it was measured.
         twin: the energy is that of a twin node.
     """
 
@@ -43,6 +41,7 @@ class SearchStatus:
     elapsed_s: float
     enough_launches: bool
     estimated: bool
+    job_kJ: float | None = None
     twin: bool = False
 
     @property
@@ -85,6 +84,7 @@ class Budget:
         return (
             self._probes(status, reserve, count)
             or self._energy(status, cost_kJ, reserve)
+            or self._share(status, cost_kJ, reserve)
             or self._time(status, reserve, count)
         )
 
@@ -125,10 +125,34 @@ class Budget:
             "needed_kJ": cost_kJ,
             "left_kJ": left_kJ,
             "probe_budget_kJ": limit_kJ,
+            "reserved_kJ": min(reserved_kJ, max(left_kJ, 0.0)),
             "estimated": int(status.estimated),
             **({"twin": 1} if status.twin else {}),
         }
         return StopReason("probe_budget", figures)
+
+    def _share(
+        self, status: SearchStatus, cost_kJ: float, reserve: Sequence[str]
+    ) -> StopReason | None:
+        """Return the reason if the search has used its share of the training's energy.
+
+        It limits what is searched and not the verification, without which it was for nothing.
+        """
+        share, job_kJ = self._settings.search_share, status.job_kJ
+        if share is None or job_kJ is None or not status.enough_launches or not reserve:
+            return None
+        spent = spent_kJ(status.records) + status.in_flight_kJ
+        if spent + cost_kJ <= share * job_kJ:
+            return None
+        figures = {
+            "share": share,
+            "job_kJ": job_kJ,
+            "spent_kJ": spent,
+            "needed_kJ": cost_kJ,
+            "estimated": int(status.estimated),
+            **({"twin": 1} if status.twin else {}),
+        }
+        return StopReason("search_share", figures)
 
     def _time(self, status: SearchStatus, reserve: Sequence[str], count: int) -> StopReason | None:
         limit_s = self._settings.search_s
@@ -149,6 +173,28 @@ class Budget:
         if status.elapsed_s + count * expected_s <= limit_s - reserved_s:
             return None
         return StopReason("time", {"search_s": limit_s})
+
+
+def most_left_s(
+    settings: SearchSettings, records: Sequence[ProbeRecord], elapsed_s: float
+) -> float | None:
+    """Return the seconds after which a limit ends the search at the latest; None if none does.
+
+    Each probe is expected to take the median time and the mean energy of those made.
+    """
+    walls_s = [record.wall_s for record in records if record.ok]
+    if not walls_s:
+        return None
+    each_s, ends_s = statistics.median(walls_s), []
+    if settings.max_probes is not None:
+        ends_s.append((settings.max_probes - len(records)) * each_s)
+    used_kJ = spent_kJ(records)
+    if settings.probe_budget_kJ is not None and used_kJ > 0:
+        left_kJ = settings.probe_budget_kJ - used_kJ
+        ends_s.append(left_kJ / (used_kJ / len(records)) * each_s)
+    if settings.search_s is not None:
+        ends_s.append(settings.search_s - elapsed_s)
+    return max(0.0, min(ends_s)) if ends_s else None
 
 
 class CostEstimate:

@@ -45,6 +45,9 @@ class Progress:
         probe_budget_kJ: maximum of it; None for no limit.
         probes: number of probes that have ended.
         max_probes: maximum of it; None for no limit.
+        search_s: time limit of the search; None for no limit.
+        elapsed_s: seconds of the search so far, those of earlier sessions included.
+        left_s: seconds after which a limit ends the search at the latest; None if unknown.
         varying: the knobs that the search varies.
         places: returns the nodes of the probes in flight, by probe; None if there is one node.
     """
@@ -59,6 +62,9 @@ class Progress:
     probe_budget_kJ: float | None = None
     probes: int = 0
     max_probes: int | None = None
+    search_s: float | None = None
+    elapsed_s: float = 0.0
+    left_s: float | None = None
     varying: tuple[str, ...] = field(default=())
     places: Callable[[], Mapping[str, str]] | None = None
 

@@ -17,23 +17,29 @@ from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
 from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
 from tuner.problem.probe_limits import inspected_s, probe_limits
+from tuner.problem.run_folder import RunFolder
+from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points, spent_kJ
 from tuner.results.choice import front_of
+from tuner.results.result import Point
+from tuner.results.verification import baseline_of
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError
-from tuner.study.budget import LAUNCHES_BEFORE_RESERVE, RESERVED, Budget, CostEstimate, SearchStatus
+from tuner.study.baseline_due import baseline_due
+from tuner.study.blas_threads import beside_probes
+from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus, most_left_s
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
-    baseline_due,
     front_to_beat,
     node_failures,
     not_repaid,
     not_worth_it,
+    peak_limit_of,
     question_of,
     settings_to_remeasure,
 )
@@ -88,7 +94,6 @@ class SearchLoop:
         self.records, self._earlier = list(records), len(records)
         self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
         self._executor, self._sampler, self._recorder = executor, sampler, recorder
-        self._front = front_of(measured_points(self.records, self._problem.steps))
         self._callbacks = callbacks
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
@@ -97,7 +102,8 @@ class SearchLoop:
         self._stopped: StopReason | None = None
         executor.next_settings = self._next_settings
         sampler.cost = spec.problem.cost.learned(self.records)
-        sampler.question = question_of(spec, self.records)
+        self._ask()
+        self._front = self._measured_front()
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
     # -- what is used and what is left -----------------------------------------------------------
@@ -112,12 +118,37 @@ class SearchLoop:
         """True if there are enough distinct launches to measure some of them again."""
         launches = {r.request.launch for r in self.records if r.measurements}
         every = len(self._problem.candidates.launches)
-        return len(launches) >= min(LAUNCHES_BEFORE_RESERVE, every)
+        return len(launches) >= min(LEAST_LAUNCHES, every)
+
+    @property
+    def _job_kJ(self) -> float | None:
+        """Energy of the whole training with the baseline, as first measured; None before."""
+        for record in self.records:
+            if record.request.purpose == "baseline" and record.measurements:
+                return record.measurements[0].energy_per_step_J * self._problem.steps / 1000
+        return None
+
+    @property
+    def _reserve(self) -> tuple[str, ...]:
+        """Purposes that may need what is left: measuring a front again takes more than the
+        baseline, verification something on the front that is not the baseline."""
+        baseline = baseline_of(self.records)
+        measured = {c for r in self.records if r.measurements for c in r.request.configurations()}
+        if not measured - {baseline}:
+            return ()
+        better = any(point.configuration != baseline for point in self._front)
+        return RESERVED if better else ("remeasure",)
 
     def _limit(
         self, cost_kJ: float, reserve: Sequence[str] = (), count: int = 1
     ) -> StopReason | None:
-        """Return the limit that forbids probes of this cost (`Budget.check`), or None."""
+        """Return the limit that forbids probes of this cost (`Budget.check`), or None.
+
+        A user who asked the search to stop (`tuner runs stop`) forbids all of them.
+        """
+        run_dir = self._spec.run_dir
+        if run_dir is not None and RunFolder(run_dir).stop_file.exists():
+            return StopReason("stopped")
         status = SearchStatus(
             records=self.records,
             in_flight=len(self._flying),
@@ -125,6 +156,7 @@ class SearchLoop:
             elapsed_s=self.elapsed_s,
             enough_launches=self._enough_launches,
             estimated=self._executor.meter.estimated,
+            job_kJ=self._job_kJ,
             twin=self._executor.meter.twin,
         )
         return self._budget.check(status, cost_kJ, reserve=reserve, count=count)
@@ -166,11 +198,12 @@ class SearchLoop:
     def _next(self) -> tuple[ProbeRequest, float, str] | None:
         """Return the next probe, its planned kilojoules and why; None to wait or end."""
         flying = any(f.request.purpose == "baseline" for f in self._flying.values())
-        if not flying and baseline_due(self._spec, self.records):
-            baseline = self._problem.baseline
-            assert baseline is not None
-            if not self._limit(self._expected_kJ([baseline])):
-                return self._request([baseline], "baseline"), math.nan, "the baseline"
+        baseline = None if flying else baseline_due(self._problem, self.records)
+        if baseline is not None and not self._limit(self._expected_kJ([baseline])):
+            why = "the baseline"
+            if baseline != self._problem.baseline:
+                why += ", because the default runs out of memory"
+            return self._request([baseline], "baseline"), math.nan, why
         if not self._stopped:
             plan = self._planned()
             if plan is not None:
@@ -179,7 +212,8 @@ class SearchLoop:
         if self._flying or not self._stopped or self._node_failures():
             return None  # what is in flight may change the front
         again = settings_to_remeasure(self._spec, self.records, self._sampler.max_live)
-        if not again or self._limit(self._expected_kJ(again), reserve=("verify",)):
+        keep = tuple(purpose for purpose in self._reserve if purpose != "remeasure")
+        if not again or self._limit(self._expected_kJ(again), reserve=keep):
             return None
         return self._request(again, "remeasure"), math.nan, "the front, measured again"
 
@@ -212,8 +246,7 @@ class SearchLoop:
 
         If not, and no result in flight can change that, `_stopped` is set.
         """
-        measured = any(record.measurements for record in self.records)
-        reserve = RESERVED if measured else ()
+        reserve = self._reserve
         self._stopped = self._node_failures() or self._limit(0.0, reserve)
         if self._stopped:
             return None
@@ -221,12 +254,14 @@ class SearchLoop:
         waits = self._recorder.patiently(lambda: sampler.better_to_wait(study))
         if waits and self._flying:  # not for what another driver of this study has in flight
             return None
-        plan = self._recorder.patiently(lambda: sampler.plan(study))
+        with beside_probes(self._problem, len(self._flying)):
+            plan = self._recorder.patiently(lambda: sampler.plan(study))
         for sentence in sampler.take_notes():
             self.note(sentence)
         if plan is None:
             if not self._flying:
-                self._stopped = StopReason("exhausted")
+                unsafe = sampler.peak_limit is not None
+                self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
         cost_kJ = self._expected_kJ(plan.configurations, plan.cost_J / 1000)
         if reason := not_worth_it(self._spec, self.records, plan, cost_kJ):
@@ -312,6 +347,12 @@ class SearchLoop:
             callback.started(event)
         self._executor.submit(request)
 
+    def _ask(self) -> None:
+        """Tell the sampler what is to be found, as far as it is known by now."""
+        peak = peak_limit_of(self._spec, self.records)
+        self._sampler.peak_limit = peak
+        self._sampler.question = question_of(self._spec, self.records, peak)
+
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
     ) -> tuple[Settings, ...]:
@@ -322,7 +363,8 @@ class SearchLoop:
         so_far = ProbeRecord(request, tuple(measurements), self._executor.meter)
         so_far = in_job_steps(so_far, self._problem.job)
         try:
-            return self._plan_continuation(flight, so_far)
+            with beside_probes(self._problem, len(self._flying)):
+                return self._plan_continuation(flight, so_far)
         except StorageError as error:  # the launch is not kept up until it answers
             self.note(f"{request.probe_id} is not continued: {error}")
             return ()
@@ -361,10 +403,10 @@ class SearchLoop:
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         self._sampler.cost = self._problem.cost.learned(self.records)
-        self._sampler.question = question_of(self._spec, self.records)
+        self._ask()
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
-        self._front = front_of(measured_points(self.records, self._problem.steps))
+        self._front = self._measured_front()
         event = replace(self._event(), kind="finished", record=record, front=self._front)
         for callback in self._callbacks:
             callback.finished(event)
@@ -375,6 +417,9 @@ class SearchLoop:
         for callback in self._callbacks:
             callback.note(event)
 
+    def _measured_front(self) -> tuple[Point, ...]:
+        return tuple(front_of(measured_points(self.records, self._problem.steps)))
+
     def _event(self) -> Progress:
         """Return an event with the state of the search; its kind is the caller's."""
         return Progress(
@@ -384,6 +429,9 @@ class SearchLoop:
             probe_budget_kJ=self._settings.probe_budget_kJ,
             probes=len(self.records),
             max_probes=self._settings.max_probes,
+            search_s=self._settings.search_s,
+            elapsed_s=self.elapsed_s,
+            left_s=most_left_s(self._settings, self.records, self.elapsed_s),
             varying=self._varying,
             places=getattr(self._executor, "places", None),
         )

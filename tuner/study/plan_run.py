@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from tuner.study.callbacks import Callback, Progress
 if TYPE_CHECKING:
     from tuner.search_spaces.cluster import Cluster
 
-__all__ = ["run_plan"]
+__all__ = ["probes_of_plan", "run_plan"]
 
 #: Seconds between two sentences on progress.
 SAY_EVERY_S = 2.0
@@ -99,6 +100,40 @@ def run_plan(
         for callback in show(run):
             result = callback.answered(result, ())
     return result
+
+
+def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
+    """Return the probes of a plan that a problem has, without its baseline, which comes first.
+
+    Args:
+        plan: the result of a plan.
+        problem: what is to be searched.
+
+    Returns:
+        The configurations, and the problem with a note on those that it does not have.
+
+    Raises:
+        InputError: the run is no plan, or none of its probes is a candidate.
+    """
+    if plan.plan is None:
+        raise InputError(
+            f"the run {plan.name!r} is a study, not a plan; tuner plan makes one, and --transfer "
+            "starts from a study"
+        )
+    wanted = [each for each in plan.plan.probes if each != problem.baseline]
+    found = tuple(each for each in wanted if each in problem.candidates)
+    if wanted and not found:
+        raise InputError(
+            f"none of the {len(wanted)} probes of plan {plan.name!r} is a candidate here; plan for "
+            "this job, space and cluster"
+        )
+    if len(found) < len(wanted):
+        note = (
+            f"{len(wanted) - len(found)} of the {len(wanted)} probes of plan {plan.name!r} are "
+            "left out: they are no candidates here"
+        )
+        problem = replace(problem, notes=(*problem.notes, note))
+    return found, problem
 
 
 def _saying(notify: Callable[[Progress], None] | None) -> Callable[[int], None] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,40 +17,27 @@ from tuner.results.result import Point
 from tuner.results.verification import baseline_of
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
+from tuner.search.safety import PeakLimit
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
 __all__ = [
-    "baseline_due",
     "constraints_of",
     "front_to_beat",
     "node_failures",
     "not_repaid",
     "not_worth_it",
+    "peak_limit_of",
     "question_of",
     "settings_to_remeasure",
 ]
 
 #: Windows after which a configuration of the front has been measured often enough.
 ENOUGH_WINDOWS = 3
-#: Number of times that a cancelled baseline is tried.
-BASELINE_TRIES = 2
 #: Consecutive failures of the node that end the search: the next probe would fail, too.
 NODE_TRIES = 3
 #: A search ends when more than the allowed regret is left with a smaller probability than this.
 STOP_PROBABILITY = 0.1
-
-
-def baseline_due(spec: StudySpec, records: Sequence[ProbeRecord]) -> bool:
-    """Return True if the baseline is neither measured nor has failed by its own fault."""
-    if spec.problem.baseline is None:
-        return False
-    tries = [record for record in records if record.request.purpose == "baseline"]
-    settled = any(
-        record.measurements or (record.failure and record.failure.blames_configuration)
-        for record in tries
-    )
-    return not settled and len(tries) < BASELINE_TRIES
 
 
 def node_failures(records: Sequence[ProbeRecord], earlier: int) -> StopReason | None:
@@ -143,17 +131,39 @@ def constraints_of(
     return spec.constraints.relative_to(times_s[0] if times_s else None)
 
 
-def question_of(spec: StudySpec, records: Sequence[ProbeRecord]) -> Question | None:
-    """Return what the search is to answer; None to search the whole front.
-
-    A limit relative to the baseline counts once the baseline was measured.
+def peak_limit_of(spec: StudySpec, records: Sequence[ProbeRecord]) -> PeakLimit | None:
+    """Return the cap on peak power with what the windows so far tell of peaks; None without one.
 
     Args:
         spec: the study.
         records: probes so far.
     """
+    cap_W = spec.constraints.peak_power_W
+    if cap_W is None:
+        return None
+    points = measured_points(records, spec.problem.steps, run_dir=spec.run_dir)
+    pairs = [(p.peak_power_W, p.power_W) for p in points if p.peak_power_W is not None]
+    return PeakLimit.of(cap_W, [peak for peak, _ in pairs], [mean for _, mean in pairs])
+
+
+def question_of(
+    spec: StudySpec, records: Sequence[ProbeRecord], peak: PeakLimit | None
+) -> Question | None:
+    """Return what the search is to answer; None to search the whole front.
+
+    A limit relative to the baseline counts once the baseline was measured. A cap on peak power
+    counts as the cap on mean power at which it is expected.
+
+    Args:
+        spec: the study.
+        records: probes so far.
+        peak: cap on peak power.
+    """
     steps = spec.problem.steps
     constraints = constraints_of(spec, records, measured_points(records, steps))
+    if peak is not None:
+        cap_W = min(constraints.power_cap_W or math.inf, peak.mean_power_W)
+        constraints = replace(constraints, power_cap_W=cap_W)
     return Question.of(constraints, steps)
 
 

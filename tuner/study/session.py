@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,18 @@ from tuner.models.analytic.model import Prior
 from tuner.models.surrogate.surrogate_choice import OURS, check_surrogate, regressor_of, text_of
 from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
+from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import RunFolder, plain
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason
-from tuner.problem.study_file import parse_surrogate
+from tuner.problem.study_file import parse_cluster, parse_surrogate
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
 from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
+from tuner.search.user_prior import user_prior
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.study.callbacks import (
@@ -81,6 +84,7 @@ class Session:
         storage: URL of the study's database; None for the journal in the run folder.
         sampler: plans the probes; None for this project's own.
         transfer: earlier measurements to start from.
+        try_first, prefer: what the user expects (`tuner.search.user_prior.user_prior`).
         surrogate: a name, a text or a scikit-learn regressor
             (`tuner.models.surrogate.surrogate_choice`); None for that of an earlier session, else
             this project's Gaussian process.
@@ -102,11 +106,14 @@ class Session:
         storage: str | None = None,
         sampler: SamplerChoice = None,
         transfer: Sequence[str | Path] = (),
+        try_first: Sequence[str | Configuration] = (),
+        prefer: Sequence[str] = (),
         surrogate: Any = None,
         callbacks: Sequence[Callback] = (),
         notify: Notify | None = None,
     ) -> None:
-        check_sampler(sampler, transfer=bool(transfer))
+        check_sampler(sampler, transfer=bool(transfer), user_prior=bool(try_first or prefer))
+        self._user_prior = user_prior(problem.candidates, try_first=try_first, prefer=prefer)
         check_surrogate(surrogate)
         settings = settings or SearchSettings()
         self._earlier: tuple[Prior, ...] = ()
@@ -152,6 +159,7 @@ class Session:
         storage = open_storage(self._spec.storage, self._run.journal)
         with self._run.locked():
             self._read_last_session()
+            self._run.stop_file.unlink(missing_ok=True)
             writer = TraceWriter(self._run.trace)
             with closing(writer), self._open(writer, storage) as loop:
                 self._search(loop)
@@ -186,6 +194,7 @@ class Session:
             memory_bytes=problem.device_memory_bytes,
             seed=spec.settings.seed,
             surrogate=problem.surrogate,
+            user_prior=self._user_prior,
         )
         recorder = StudyRecorder(
             name=run.name,
@@ -215,7 +224,8 @@ class Session:
             study = OpenStudy(spec, recorder, lambda: (self._result_so_far(loop), loop.records))
             for callback in self._shown:
                 callback.opened(study)
-            for sentence in (_opening(problem, executor, run, records), *notes):
+            cost = () if records else _forecast(spec)
+            for sentence in (_opening(problem, executor, run, records), *notes, *cost):
                 loop.note(sentence)
             yield loop
 
@@ -224,7 +234,9 @@ class Session:
         stop, no_verdict = StopReason("interrupted"), None
         try:
             stop = loop.run()
-            if self._spec.settings.verify and self._spec.unverified is None:
+            if stop.kind == "stopped":
+                no_verdict = NoVerdict("stopped")
+            elif self._spec.settings.verify and self._spec.unverified is None:
                 no_verdict = verify(loop, self._spec, settle_on=self._settle_on)
         except KeyboardInterrupt:
             raise Interrupted(self._run) from None
@@ -291,6 +303,9 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
         return
     if "plan" in before:
         raise InputError(f"the run {run.name!r} is a plan; give the study another name")
+    then = parse_cluster(before)
+    if then is not None:  # with the defaults of fields that its release did not have
+        before = {**before, "cluster": plain(asdict(then))}
     names = ("job", "cluster", "recorded", "space")
     found = _differences(
         {name: problem.identity[name] for name in names if name in problem.identity},
@@ -309,8 +324,9 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
         then, now = record.meter, executor.meter
         if (then.name, then.scope, then.mark) != (now.name, now.scope, now.mark):
             raise InputError(
-                f"the run {run.name!r} was measured by {then.name} ({then.scope} scope) and here "
-                f"the meter is {now.name} ({now.scope} scope); give another name"
+                f"the run {run.name!r} was measured by {then.name} ({then.scope} scope, "
+                f"{then.label}) and here the meter is {now.name} ({now.scope} scope, "
+                f"{now.label}); give another name"
             )
 
 
@@ -326,6 +342,14 @@ def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> t
     names = ", ".join(record.request.probe_id for record in found)
     now = "is" if len(found) == 1 else "are"
     return (f"an earlier session ended before it recorded {names}, which {now} now in the trace",)
+
+
+def _forecast(spec: StudySpec) -> tuple[str, ...]:
+    """Return what the search takes, if it is one of real processes."""
+    problem = spec.problem
+    if problem.simulated or problem.job is None or problem.cluster is None:
+        return ()
+    return (forecast(problem, spec.settings).sentence,)
 
 
 def _opening(

@@ -1,5 +1,21 @@
 "use strict";
-(() => {
+(async () => {
+  // plotly.js is in this file, compressed.
+  try {
+    const packed = atob(document.getElementById("plotly").textContent);
+    const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  } catch (error) {
+    document.querySelectorAll(".plot").forEach((plot) => {
+      plot.textContent =
+        "This browser cannot unpack the plots: they need Chrome 80, Firefox 113 or Safari 16.4. " +
+        "The tables hold the same figures.";
+    });
+    throw error;
+  }
   // Each figure is written in the colours of the light page; the palette says what each becomes
   // on a dark one.
   const palette = JSON.parse(document.getElementById("palette").textContent);

@@ -23,6 +23,7 @@ from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 NVML = MeterInfo("nvml", "gpu", "NVML total-energy counter")
+TWIN = MeterInfo("nvml", "gpu", "NVML total-energy counter of 8 twin GPUs", twin=True)
 ESTIMATED = MeterInfo("estimated", "node", "utilisation x envelope", estimated=True)
 #: A step of `phased`, and the power of its forward and its backward pass.
 STEP_S, LOW_W, HIGH_W = 0.4, 100.0, 300.0

@@ -22,7 +22,7 @@ from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.base import LIVE, Applied, FixedGovernor, Governor, GovernorError
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.clocks.guard import Earlier, GuardError, GuardKeeper, put_back
-from tuner.workload.clocks.ways import ways
+from tuner.workload.clocks.ways import earlier_lock, ways
 from tuner.workload.clocks.zeusd import SOCKET
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, over_devices, visible_gpus
@@ -48,7 +48,8 @@ class NvmlGovernor:
         nvml: what stands in for the pynvml module.
         environ: where CUDA_VISIBLE_DEVICES stands; the process's environment by default.
         earlier_clocks_MHz: the (lowest, highest) lock that an administrator has set. NVML cannot be
-            asked for it; without this, putting back releases the lock.
+            asked for it; without this, or EARLIER_CLOCKS_MHZ=MIN,MAX in the environment (as for
+            clocks.sh), putting back releases the lock.
         guard_nvml: where the guard process finds NVML (`tuner.workload.clocks.guard.Guard`); ""
             starts none. By default the real NVML is guarded and a stand-in is not.
 
@@ -72,8 +73,8 @@ class NvmlGovernor:
     ) -> None:
         self._guard_nvml = ("pynvml" if nvml is None else "") if guard_nvml is None else guard_nvml
         self._closed = False
-        self._earlier_clocks_MHz = earlier_clocks_MHz
         self._environ = os.environ if environ is None else environ
+        self._earlier_clocks_MHz = earlier_clocks_MHz or earlier_lock(self._environ)
         self._nvml = open_nvml(nvml)
         try:
             self.gpus = visible_gpus(self._nvml, devices=devices, environ=environ)
@@ -214,17 +215,13 @@ class NvmlGovernor:
         return tuple(sorted(set.intersection(*lists)))
 
     def _per_gpu(self, name: str, value: Value, ranks: int) -> tuple[Value, ...]:
-        """Return one value per GPU. A tuple holds one per pipeline stage, a block of ranks.
-
-        GPUs that no rank uses take the last stage's.
-        """
+        """Return one value per GPU in use; a tuple holds one per stage, a block of ranks."""
         stages = value if isinstance(value, tuple) else (value,)
         if ranks % len(stages):
             legal = f"one value, or one for each of stages that divide the {ranks} GPUs"
             raise InvalidValue(name, value, legal)
         each = ranks // len(stages)
-        values = [part for part in stages for _ in range(each)]
-        return tuple(values + [stages[-1]] * (len(self.gpus) - ranks))
+        return tuple(part for part in stages for _ in range(each))
 
     def _clocks(self, name: str, value: Value, ranks: int, notes: list[str]) -> tuple[int, ...]:
         """Convert a clock setting to one supported clock per GPU."""
@@ -240,7 +237,7 @@ class NvmlGovernor:
             raise InputError(f"power_limit_W cannot be set: {self.gpus[0].name} takes no limit")
         limits = []
         values = self._per_gpu("power_limit_W", value, ranks)
-        for gpu, watts in zip(self.gpus, values, strict=True):
+        for gpu, watts in zip(self.gpus, values, strict=False):
             if not isinstance(watts, int | float):
                 raise InvalidValue("power_limit_W", value, "a number of watts")
             limit_mW = round(1000 * watts)
@@ -277,7 +274,7 @@ class NvmlGovernor:
             if "power_limit_W" in live:
                 wanted = replace(wanted, limit_mW=self._limits(live["power_limit_W"], ranks))
             notes += self._notes(wanted)
-            self._change(wanted)
+            self._change(wanted, self.gpus[:ranks])
         except (self._nvml.NVMLError, GovernorError) as error:
             sentence = f"the GPUs did not take {live.short}: {error}"
             try:
@@ -306,11 +303,14 @@ class NvmlGovernor:
             "afterwards"
         ]
 
-    def _change(self, wanted: _Wanted) -> None:
-        """Set every GPU; restore a knob that was changed and is no longer wanted."""
+    def _change(self, wanted: _Wanted, used: Sequence[Gpu]) -> None:
+        """Set the GPUs in use; restore knobs, and other GPUs, that were changed before.
+
+        GPUs that no rank uses are left alone, as by clocks.sh: a lock raises their idle power.
+        """
         nvml, by_application = self._nvml, self.means == "application clocks"
         sets_clock, sets_memory = wanted.clock_MHz is not None, wanted.memory_clock_MHz is not None
-        for gpu in self.gpus:
+        for gpu in used:
             earlier = self._touched[gpu.uuid]
             if (sets_clock or sets_memory) and by_application:
                 if earlier.application_clocks_MHz is None:
@@ -328,7 +328,9 @@ class NvmlGovernor:
             self._touched[gpu.uuid] = earlier
         if any(gpu.touched for gpu in self._touched.values()):
             self._guard.expect(list(self._touched.values()))
-        back = [
+        idle = self.gpus[len(used) :]
+        back = [self._touched[gpu.uuid] for gpu in idle]
+        back += [
             replace(
                 earlier,
                 clocks_touched=earlier.clocks_touched and not sets_clock,
@@ -338,11 +340,11 @@ class NvmlGovernor:
                 else earlier.application_clocks_MHz,
                 power_limit_mW=None if wanted.limit_mW is not None else earlier.power_limit_mW,
             )
-            for earlier in self._touched.values()
+            for earlier in (self._touched[gpu.uuid] for gpu in used)
         ]
         if problems := put_back(nvml, [earlier for earlier in back if earlier.touched]):
             raise GovernorError("; ".join(problems))
-        for number, gpu in enumerate(self.gpus):
+        for number, gpu in enumerate(used):
             if by_application and (sets_clock or sets_memory):
                 stood = self._touched[gpu.uuid].application_clocks_MHz or (0, 0)
                 nvml.nvmlDeviceSetApplicationsClocks(

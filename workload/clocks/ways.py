@@ -17,11 +17,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.workload.clocks.elsewhere import COMMAND, GeopmNvml, of_command
 from tuner.workload.clocks.zeusd import SOCKET, ZeusdNvml
 
-__all__ = ["Way", "ways"]
+__all__ = ["Way", "earlier_lock", "ways"]
+
+#: Environment variable with the lock that an administrator has set, MIN,MAX in MHz.
+EARLIER = "EARLIER_CLOCKS_MHZ"
 
 
 @dataclass(frozen=True)
@@ -75,3 +78,18 @@ def ways(nvml: Any, environ: Mapping[str, str]) -> Iterator[Way]:
         yield Way("zeusd", daemon, f"{package}.zeusd:from_environment", f"zeusd at {path}")
     if importlib.util.find_spec("geopmdpy") is not None:
         yield Way("geopm", GeopmNvml(nvml), f"{package}.elsewhere:of_geopm", "GEOPM's service")
+
+
+def earlier_lock(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the lock that the environment names; None if it names none.
+
+    Raises:
+        InvalidValue: it is no pair of clocks.
+    """
+    text = environ.get(EARLIER, "")
+    if not text:
+        return None
+    low, comma, high = text.partition(",")
+    if not (comma and low.strip().isdecimal() and high.strip().isdecimal()):
+        raise InvalidValue(EARLIER, text, "MIN,MAX in MHz")
+    return int(low), int(high)

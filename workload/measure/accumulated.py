@@ -12,7 +12,9 @@ from tuner.workload.measure.accumulation_fit import (
     StepEstimate,
     fit_accumulation,
 )
+from tuner.workload.measure.statistics import Z90
 from tuner.workload.measure.window import Conductor, Window
+from tuner.workload.measure.window_end import FAR, Reached
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.probe import WindowPolicy
 
@@ -103,6 +105,7 @@ def measure_accumulated(
     micro_batch_s: float,
     samples: Callable[[], Sequence[PowerSample]] = tuple,
     beside: Sequence[Meter] = (),
+    known: Sequence[Reached] = (),
 ) -> AccumulatedWindow:
     """Measure steps of the accumulations in turn until the extrapolated step is known well enough.
 
@@ -111,6 +114,7 @@ def measure_accumulated(
     Args:
         conductor: leads the ranks, whose accumulation can be set.
         meter, samples, beside: as for `Conductor.measure`.
+        known: what other configurations reach; a step that they beat is measured once.
         policy: its lengths hold for all windows together, its target for the extrapolated step.
         accumulations: micro-batches of a step, ascending.
         own: micro-batches of the job's own step.
@@ -137,10 +141,27 @@ def measure_accumulated(
             estimate.power_se_W / estimate.power_W,
         )
         length_s = math.fsum(part.length_s for part in parts)
-        if worst <= policy.target_se or length_s >= policy.max_s:
+        beaten_by = _beaten_by(estimate, known) if worst > policy.target_se else None
+        if worst <= policy.target_se or length_s >= policy.max_s or beaten_by:
             break
     conductor.accumulation = accumulations[0]
-    return AccumulatedWindow.of(parts, estimate)
+    return replace(AccumulatedWindow.of(parts, estimate), beaten_by=beaten_by)
+
+
+def _beaten_by(estimate: StepEstimate, known: Sequence[Reached]) -> Reached | None:
+    """Return a known configuration that is faster and takes less energy, or None.
+
+    As `tuner.workload.measure.window_end.beaten_by`, by the lower ends of the estimated step's 90 %
+    intervals, whose errors are Student's already.
+    """
+    time_rse = estimate.step_time_se_s / estimate.step_time_s
+    both = math.hypot(time_rse, estimate.power_se_W / estimate.power_W)
+    low_s = estimate.step_time_s * math.exp(-Z90 * time_rse)
+    low_J = estimate.step_time_s * estimate.power_W * math.exp(-Z90 * both)
+    for step_time_s, energy_J in known:
+        if low_s > (1 + FAR) * step_time_s and low_J > (1 + FAR) * energy_J:
+            return step_time_s, energy_J
+    return None
 
 
 def _there_and_back(accumulations: Sequence[int], done: int) -> list[tuple[float, int]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tuner.workload.measure.window import Window
     from tuner.workload.probe import WindowPolicy
 
-__all__ = ["FIRST_LOOK_S", "Reached", "beaten_by", "missing_s"]
+__all__ = ["FAR", "FIRST_LOOK_S", "Reached", "beaten_by", "missing_s"]
 
 #: A window may end from here on. NVML counters update about every 100 ms, and windows under 2 s
 #: read low (docs/measuring.md).

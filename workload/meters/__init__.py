@@ -116,7 +116,7 @@ def open_beside(meter: Meter, *, hwmon: str | Path = "/sys/class/hwmon") -> tupl
         meter: the one that the study is about.
         hwmon: where the kernel's hardware monitors stand.
     """
-    if meter.info.name != "nvml":
+    if meter.info.name != "nvml" or meter.info.scope == "module":
         return ()
     from tuner.workload.meters.hwmon import HwmonMeter
 

@@ -50,6 +50,10 @@ LOOK_MAX_S = 0.5
 USUAL_PERIOD_S = 0.1
 #: How long a counter is compared with the GPU's and the module's power where NVML offers both.
 TRIAL_S = 0.5
+#: NVML averages power over so long where it does not tell the instant one (Ampere and later).
+AVERAGED_S = 1.0
+#: Powers that only the picture shows are asked so often: each query takes the driver's lock.
+FURTHER_S = 1.0
 
 
 class _Counter:
@@ -110,7 +114,7 @@ class _Edge:
 
 
 class NvmlMeter:
-    """Energy and power of the visible GPUs, scope "gpu".
+    """Energy and power of the visible GPUs, scope "gpu", or "module" if NVML tells no other.
 
     Args:
         devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
@@ -142,6 +146,9 @@ class NvmlMeter:
         self._closed = False
         self._ticker: Ticker | None = None
         self._period_s: float | None = None
+        self._averaged: set[str] = set()  # GPUs that tell a 1 s average only
+        self._further: dict[str, float] = {}
+        self._further_s = -math.inf
         try:
             self.gpus = visible_gpus(self._nvml, devices=devices, environ=environ)
             if not self.gpus:
@@ -153,11 +160,14 @@ class NvmlMeter:
             self._nvml.nvmlShutdown()
             raise
         sampled = sum(isinstance(source, Integral) for source in self._sources)
+        modules = any(self._tells_the_module_only(gpu) for gpu in self.gpus)
         self.info = MeterInfo(
             name="nvml",
-            scope="gpu",
+            scope="module" if modules else "gpu",
             source=self._describe(sampled, sample_period_s),
-            host="none of the host: the GPUs' boards alone, idle ones of the lease included",
+            host="the superchips' modules: this driver does not tell the GPUs from their processors"
+            if modules
+            else "none of the host: the GPUs' boards alone, idle ones of the lease included",
             independent=sampled < len(self.gpus)
             and all(power is not None for power in self._powers.values()),
             twin=nvml is None and on_twin(),
@@ -189,6 +199,8 @@ class NvmlMeter:
 
         for power_W in (instant_W, averaged_W):
             if ask(nvml, 0.0, power_W) > 0:  # a binding may answer 0 for "not supported"
+                if power_W is averaged_W:
+                    self._averaged.add(gpu.uuid)
                 return power_W
         return None
 
@@ -214,6 +226,16 @@ class NvmlMeter:
                     f"GPU {gpu.index} ({gpu.name}) tells neither its energy nor its power: {error}"
                 ) from error
         return Integral(power_W, self._clock())
+
+    def _tells_the_module_only(self, gpu: Gpu) -> bool:
+        """Return True if power and energy are the superchip module's, and none is the GPU's.
+
+        Some Grace Hopper drivers offer no power in scope GPU; what they tell without a scope is
+        then the module's (Zeus, `nvidia.py:_resolve_power_field_scope`).
+        """
+        nvml = self._nvml
+        alone = ask(nvml, 0.0, lambda: field_W(nvml, gpu, "NVML_FI_DEV_POWER_INSTANT"))
+        return alone <= 0 and "module_W" in self._more[gpu.uuid]
 
     def _counts_the_module(self, gpu: Gpu, power_W: Callable[[], float]) -> bool:
         """Return True if the energy counter is the superchip module's, found by watching it.
@@ -293,12 +315,17 @@ class NvmlMeter:
 
     @property
     def resolution_s(self) -> float:
-        """Update period of the counter, measured once; without a counter, the sampling period."""
+        """Update period of the counter, measured once; without a counter, that of the power.
+
+        It is the sampling period, or the time over which the driver averages.
+        """
         if self._period_s is None:
             with self._reading():
-                counters = [s for s in self._sources if isinstance(s, _Counter)]
                 self._period_s = max(
-                    (self._watch(counter) for counter in counters), default=self._sample_period_s
+                    self._watch(source)
+                    if isinstance(source, _Counter)
+                    else (AVERAGED_S if gpu.uuid in self._averaged else self._sample_period_s)
+                    for gpu, source in zip(self.gpus, self._sources, strict=True)
                 )
         return self._period_s
 
@@ -322,8 +349,8 @@ class NvmlMeter:
         """Return the power of all GPUs, with clocks, temperature, utilisation and throttling.
 
         `extra` holds the means over the GPUs of `clock_state` and, where offered, "averaged_W",
-        "memory_W" and "module_W" (sums); of several GPUs also each one's "gpu0_power_W",
-        "gpu0_clock_MHz", ... in the order in which CUDA numbers them.
+        "memory_W" and "module_W" (sums, asked once a second); of several GPUs also each one's
+        "gpu0_power_W", "gpu0_clock_MHz", ... in the order in which CUDA numbers them.
 
         Raises:
             MeterError: a GPU does not answer.
@@ -342,12 +369,19 @@ class NvmlMeter:
         extra = over_devices(states) | each_device(
             [{"power_W": power, **state} for power, state in zip(powers, states, strict=True)]
         )
+        if now_s - self._further_s >= FURTHER_S:
+            self._further, self._further_s = self._further_powers(), now_s
+        return PowerSample(now_s, math.fsum(powers), extra | self._further)
+
+    def _further_powers(self) -> dict[str, float]:
+        """Return averaged, memory and module power, sums over the GPUs, watts."""
+        found = {}
         for name in {name for more in self._more.values() for name in more}:
             offers = [more[name] for more in self._more.values() if name in more]
             told = [ask(self._nvml, math.nan, offer) for offer in offers]
             if len(told) == len(self.gpus) and not math.isnan(sum(told)):
-                extra[name] = sum(told)
-        return PowerSample(now_s, math.fsum(powers), extra)
+                found[name] = sum(told)
+        return found
 
     def close(self) -> None:
         """Stop sampling and release NVML; reading afterwards is an error. May be called twice."""

@@ -11,6 +11,7 @@ left.
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -90,12 +91,20 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
     for name in request.get("imports", ()):
         importlib.import_module(name)
     for name in request.get("optional", ()):
-        # In another release of the framework it may be elsewhere; the rank then imports it itself.
-        with contextlib.suppress(ImportError):
+        # In another release of the framework it may be elsewhere, or fail for want of what a rank
+        # does not need (DeepSpeed 0.15: MissingCUDAException without nvcc); a rank that does need
+        # it imports it itself.
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
+    if request.get("architectures"):
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", request["architectures"])
     for name in request.get("ops", ()):
         _load_op(name, own_folder=request["own_folder"])
     _release_nvml()
+    # A collection in a rank would walk, and so copy, every object of the frameworks that it shares
+    # with this process; ZeRO-3 asks for one at each start.
+    gc.collect()
+    gc.freeze()
     return {
         "prepared_s": time.monotonic() - began,
         "fork_unsafe": _why_fork_is_unsafe(),
@@ -180,14 +189,22 @@ def _load_op(name: str, *, own_folder: bool) -> None:
                     f"{lock} is more than {STALE_LOCK_S / 60:.0f} minutes old, so the build that "
                     "made it was probably killed; remove it if no other program builds there"
                 )
+        _ask_processor_once()
         builder = getattr(op_builder, name)()
         builder.load(verbose=False)
-    # DeepSpeed's CPU Adam asks what processor this is each time it is made, which takes a second of
-    # two processes' time. The answer does not change: forked ranks inherit it.
+
+
+def _ask_processor_once() -> None:
+    """Keep py-cpuinfo's answer, which takes a second of two processes' time, for this process.
+
+    DeepSpeed asks when it builds an op and each time CPU Adam is made. The answer does not change:
+    forked ranks inherit it.
+    """
     with contextlib.suppress(ImportError):
         cpuinfo = importlib.import_module("cpuinfo")
-        known = cpuinfo.get_cpu_info()
-        cpuinfo.get_cpu_info = lambda: dict(known)  # type: ignore[attr-defined]
+        if not hasattr(cpuinfo, "joulefront_known"):
+            known = cpuinfo.joulefront_known = cpuinfo.get_cpu_info()  # type: ignore[attr-defined]
+            cpuinfo.get_cpu_info = lambda: dict(known)  # type: ignore[attr-defined]
 
 
 class ForkServer:

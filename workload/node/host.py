@@ -9,13 +9,20 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["CpuContention", "busy_ticks", "host_memory", "usable_cores"]
+__all__ = [
+    "CpuContention",
+    "busy_ticks",
+    "host_memory",
+    "shared_memory_bytes",
+    "usable_cores",
+]
 
 #: Share of the cores that others may use before a window says so. The agent, Ray and the driver are
 #: among them and take 1 or 2 %.
@@ -154,6 +161,11 @@ def _device_memory(nodes: Path) -> tuple[int, int]:
                 total += int(value) * 1024 if name == "MemTotal:" else 0
                 free += int(value) * 1024 if name == "MemFree:" else 0
     return total, free
+
+
+def shared_memory_bytes(folder: str | Path = "/dev/shm") -> int:
+    """Return the size of the folder through which ranks on one host exchange data; 0: none."""
+    return shutil.disk_usage(folder).total if Path(folder).is_dir() else 0
 
 
 def host_memory(

@@ -28,8 +28,23 @@ from tuner.workload.node.host import host_memory, usable_cores
 __all__ = ["detect_cluster", "gpu_memory_bytes"]
 
 #: Dense 16-bit tensor FLOP a CUDA core and clock: times cores and top clock, about the peaks of the
-#: data sheets (V100 125, A100 312, A40 150, L40S 362, H100 989, B200 2250 TFLOP/s).
-TENSOR_FLOP = {(7, 0): 16, (8, 0): 32, (8, 6): 8, (8, 9): 8, (9, 0): 32, (10, 0): 64}
+#: data sheets (V100 125, T4 65, A100 312, A40 150, L40S 362, H100 989, B200 2250, RTX PRO 6000 504
+#: TFLOP/s). B300, whose sheet says 2250 to 2500, is taken as B200.
+TENSOR_FLOP = {
+    (7, 0): 16,
+    (7, 5): 16,
+    (8, 0): 32,
+    (8, 6): 8,
+    (8, 9): 8,
+    (9, 0): 32,
+    (10, 0): 64,
+    (10, 3): 64,
+    (12, 0): 8,
+}
+#: GeForce cards run at half the rate when they accumulate in fp32, as training does (NVIDIA's
+#: whitepapers of Turing, Ampere, Ada and Blackwell: RTX 2080 Ti 57, 3090 71, 4090 165, 5090 210
+#: TFLOP/s).
+GEFORCE_RATE = 0.5
 #: Bytes per second and lane, each way, by PCIe generation (PCI-SIG).
 PCIE_LANE_BPS = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 #: Bytes per second and NVLink, each way: 25 GB/s for NVLink 2 to 4, 50 GB/s for 5 (NVIDIA).
@@ -65,7 +80,7 @@ def _assumed(nvml: Any, gpu: Gpu, max_clock_MHz: int, max_W: float) -> Device:
     compute = tuple(ask(nvml, (0, 0), lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)))
     memory_MHz = ask(nvml, 0, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))
     bus_bits = ask(nvml, 0, lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle))
-    flop = TENSOR_FLOP.get(compute, 8)
+    flop = TENSOR_FLOP.get(compute, 8) * (GEFORCE_RATE if "GEFORCE" in gpu.name.upper() else 1)
     peak_flops = cores * max_clock_MHz * 1e6 * flop
     bandwidth_Bps = 2 * memory_MHz * 1e6 * bus_bits / 8  # double data rate
     if not peak_flops or not bandwidth_Bps:
@@ -82,7 +97,7 @@ def _assumed(nvml: Any, gpu: Gpu, max_clock_MHz: int, max_W: float) -> Device:
         idle_W=0.15 * max_W,
         max_W=max_W,
         sources=(
-            f"peak_flops: {cores} cores x {max_clock_MHz} MHz x {flop} FLOP, assumed",
+            f"peak_flops: {cores} cores x {max_clock_MHz} MHz x {flop:g} FLOP, assumed",
             f"memory_bandwidth: 2 x {memory_MHz} MHz x {bus_bits} bits, assumed double data rate",
             "idle_W: 15 % of the power limit, assumed",
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -16,17 +17,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from sys import executable
 from typing import Any
 
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.errors import InputError
+from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.meters import METERS, open_meter
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
-from tuner.workload.node.host import host_memory, usable_cores
+from tuner.workload.node.host import host_memory, shared_memory_bytes, usable_cores
 from tuner.workload.node.machine import gpu_memory_bytes
-from tuner.workload.node.rank_server import extensions_dir
+from tuner.workload.node.ops import extensions_dir
+from tuner.workload.node.readiness import Missing, missing_clocks, missing_of_cores, missing_parts
 
 __all__ = ["GpuFacts", "MachineFacts", "MeterFacts", "machine_facts"]
 
@@ -72,6 +76,7 @@ class MachineFacts:
         deepspeed_ops: op to where it stands ready: "installed" or a folder of compiled ones; an op
             that is missing is compiled when first used.
         notes: what may cost time or fail ("a killed build left a lock").
+        missing: what is not permitted or not there, with what an administrator runs.
     """
 
     host: str
@@ -90,17 +95,22 @@ class MachineFacts:
     packages: Mapping[str, str | None]
     deepspeed_ops: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """True if nothing is missing."""
+        return not self.missing
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
-        return asdict(self)
+        return {**asdict(self), "ready": self.ready}
 
     def lines(self) -> list[str]:
-        """Return the facts as text, one a line."""
+        """Return the facts as text, one a line; the last say what is missing, or "ready"."""
         gib = 2**30
         lines = [
-            f"machine     {self.host}, Python {self.python}",
-            f"cores       {self.cores} usable",
+            f"machine     {self.host}, {self.cores} usable cores, Python {self.python}",
             f"memory      {self.memory_bytes / gib:.1f} GiB, {self.free_bytes / gib:.1f} GiB free; "
             f"/dev/shm {self.shm_bytes / gib:.1f} GiB",
         ]
@@ -109,20 +119,21 @@ class MachineFacts:
             for gpu in self.gpus
         ]
         lines.append(f"driver      {self.driver}" if self.gpus else f"GPUs        {self.gpu_note}")
-        for meter in self.meters:
-            lines.append(
-                f"meter       {meter.name}: {'' if meter.available else 'no: '}{meter.note}"
-            )
+        lines += [f"meter       {m.name}: {m.note}" for m in self.meters if m.available]
+        if absent := [meter.name for meter in self.meters if not meter.available]:
+            lines.append(f"            not available: {', '.join(absent)}")
         lines.append(f"clocks      {'may be set' if self.clock_control else self.clock_note}")
-        for name, path in self.compilers.items():
-            lines.append(f"compiler    {name}: {path or 'not on PATH'}")
-        for name, version in self.packages.items():
-            lines.append(f"package     {name} {version or 'not installed'}")
-        for name, where in self.deepspeed_ops.items():
-            lines.append(f"op          {name}: {where}")
-        if self.packages.get("deepspeed") and not self.deepspeed_ops:
-            lines.append("op          none compiled yet; each is compiled when first used")
-        return lines + [f"note        {note}" for note in self.notes]
+        paths = ", ".join(f"{name}: {path or '-'}" for name, path in self.compilers.items())
+        lines.append(f"compilers   {paths}")
+        versions = ", ".join(f"{name} {version or '-'}" for name, version in self.packages.items())
+        lines.append(f"packages    {versions}")
+        if self.packages.get("deepspeed"):
+            ops = ", ".join(self.deepspeed_ops) or "none yet; each is compiled when first used"
+            lines.append(f"ops         compiled: {ops}")
+        lines += [f"note        {note}" for note in self.notes]
+        if self.ready:
+            return [*lines, "ready"]
+        return [*lines, *(line for thing in self.missing for line in thing.text())]
 
 
 def _gpu_facts(nvml: Any) -> tuple[tuple[GpuFacts, ...], str, str]:
@@ -159,13 +170,27 @@ def _meter_facts(
             yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: "))
 
 
-def _clock_facts(nvml: Any) -> tuple[bool, str]:
+def _clock_facts(
+    nvml: Any, environ: Mapping[str, str], sys: Path, rapl: MeterFacts, *, gpus: int, slurm: bool
+) -> tuple[bool, str, list[Missing]]:
+    """Return whether clocks may be set, why not, and what permits them."""
+    if not gpus:
+        cores = CpuGovernor(sys, guarded=False)
+        cores.close()
+        missing = list(missing_of_cores(cores, "" if rapl.available else rapl.note))
+        if cores.can_set and not rapl.available:
+            return False, "set only where energy is metered (RAPL)", missing
+        return cores.can_set, "not permitted" if missing else cores.why_not, missing
     try:
-        governor = NvmlGovernor(nvml=nvml, guard_nvml="")
+        governor = NvmlGovernor(nvml=nvml, environ=environ, guard_nvml="")
     except (MeterError, InputError) as error:
-        return False, f"cannot be set: {error}"
+        return False, f"cannot be set: {error}", []
     governor.close()
-    return governor.can_set, governor.why_not
+    if governor.can_set:
+        return True, "", []
+    if "needs root" not in governor.why_not:
+        return False, governor.why_not, []
+    return False, "not permitted", [missing_clocks(environ, slurm=slurm)]
 
 
 def _package(name: str) -> str | None:
@@ -213,6 +238,8 @@ def machine_facts(
     extensions: str | Path | None = None,
     core: str = "cpu-core",
     which: Callable[[str], str | None] = shutil.which,
+    sys: str | Path = "/sys",
+    environ: Mapping[str, str] | None = None,
 ) -> MachineFacts:
     """Collect the facts without changing anything or importing a framework.
 
@@ -223,15 +250,28 @@ def machine_facts(
             `tuner.workload.node.rank_server`'s folder.
         core: the device file of the estimate's envelope.
         which: finds a command on PATH.
+        sys: folder of sysfs, where clocks and power caps of processors are set.
+        environ: the environment; the process's own by default.
     """
+    environ = os.environ if environ is None else environ
     total_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
     gpus, driver, gpu_note = _gpu_facts(nvml)
-    clock_control, clock_note = _clock_facts(nvml)
+    meters = tuple(_meter_facts(nvml, powercap, hwmon, core))
+    rapl = next(meter for meter in meters if meter.name == "rapl")
+    clock_control, clock_note, missing = _clock_facts(
+        nvml, environ, Path(sys), rapl, gpus=len(gpus), slurm=which("sbatch") is not None
+    )
     ops, notes = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
     compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
-    if compilers["g++"] is None or compilers["ninja"] is None:
-        notes.append("DeepSpeed compiles ops with g++ and ninja: put both on PATH")
-    shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    if gpus and any(meter.name == "hwmon" and meter.available for meter in meters):
+        notes.append(
+            "energy is that of the GPUs; hwmon meters the whole superchips, with the processors to "
+            "which offload moves work, and is shown beside"
+        )
+    if compilers["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
+        compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
+    shm_bytes = shared_memory_bytes()
+    packages = {name: _package(name) for name in PACKAGES}
     return MachineFacts(
         host=platform.node(),
         python=platform.python_version(),
@@ -242,11 +282,15 @@ def machine_facts(
         driver=driver,
         gpus=gpus,
         gpu_note=gpu_note,
-        meters=tuple(_meter_facts(nvml, powercap, hwmon, core)),
+        meters=meters,
         clock_control=clock_control,
         clock_note=clock_note,
         compilers=compilers,
-        packages={name: _package(name) for name in PACKAGES},
+        packages=packages,
         deepspeed_ops=ops,
         notes=tuple(notes),
+        missing=(
+            *missing_parts(packages, compilers, gpus=len(gpus), shm_bytes=shm_bytes, nvml=nvml),
+            *missing,
+        ),
     )

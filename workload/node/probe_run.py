@@ -29,6 +29,7 @@ from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.window import Conductor, ProbeFailed, Window
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.between_launches import memory_of, wait_for_release
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.logs import bounded_logs
 from tuner.workload.node.rank_group import Ranks, ServerError
@@ -90,7 +91,8 @@ class Probe:
         try:
             opened = closed = self.meter.read()
             timeline = self.open_timeline()
-            self._measure_idle()
+            idle_s, wait = self.request.window.idle_s, self.node.cancelled.wait
+            self._idle_W = self.node.idle.measure(self.meter, idle_s, wait)
             with bounded_logs(self.launch.folder, self.environment):
                 self._launch_and_measure(timeline)
         except ProbeFailed as failed:
@@ -157,16 +159,6 @@ class Probe:
             self.environment["power_samples"] = f"not written: {error}"
         self.environment["power_samples_lost"] = timeline.lost
 
-    def _measure_idle(self) -> None:
-        """Measure the power before the ranks start."""
-        if self.request.window.idle_s <= 0:
-            return
-        opened = self.meter.boundary(opens=True)
-        self.node.cancelled.wait(self.request.window.idle_s)
-        closed = self.meter.boundary(opens=False)
-        if closed.time_s > opened.time_s:
-            self._idle_W = (closed.energy_J - opened.energy_J) / (closed.time_s - opened.time_s)
-
     def _launch_and_measure(self, timeline: Timeline) -> None:
         request, server = self.request, self.node.server
         if not server.alive:
@@ -174,6 +166,7 @@ class Probe:
         server.load_ops(ops_needed(request.launch))
         listener, address, remove = control_socket(server.account)
         group = None
+        on_gpus = self.node.cluster.device.type == "cuda"
         try:
             oom_before = oom_kills()
             group = self._group = self.spawn(listener, address)
@@ -188,12 +181,16 @@ class Probe:
             conductor.first_step()
             self.ports.close()
             self.lead(conductor, timeline)
+            held = memory_of(group.pids) if on_gpus else None
             conductor.finish()
-            self._peak_bytes = _peak(conductor.peaks)
+            self._peak_bytes = _peak(conductor.peaks, held)
         finally:
             self.ports.close()
             if group is not None:
                 group.kill()
+                if on_gpus:
+                    wait_for_release(group.pids)
+                self.node.idle.was_busy()
             remove()
 
     def open_timeline(self) -> Timeline:
@@ -235,6 +232,7 @@ class Probe:
         if not plan.measured:
             return plan
         if conductor.micro_batches != plan.measured[0]:
+            conductor.accumulation = plan.own  # where it was set after all
             return AccumulationPlan(
                 plan.own,
                 why_whole="whole steps are measured: the program decides on its accumulation",
@@ -345,8 +343,8 @@ class Probe:
         """Measure whole steps, or steps of fewer micro-batches; `step_time_s` is of the current."""
         samples, beside = (lambda: timeline.samples), self.node.beside
         policy, accumulations = self.request.window, self._accumulations
+        known = self._known()
         if not accumulations:
-            known = self._known()
             return conductor.measure(
                 self.meter, policy, step_time_s, samples=samples, beside=beside, known=known
             )
@@ -359,6 +357,7 @@ class Probe:
             micro_batch_s=step_time_s / accumulations[0],
             samples=samples,
             beside=beside,
+            known=known,
         )
 
     def _known(self) -> tuple[tuple[float, float], ...]:
@@ -386,9 +385,14 @@ class Probe:
         return self.launch.log_tail()
 
 
-def _peak(peaks: Sequence[Mapping[str, int]]) -> int | None:
-    """Return the fullest rank's peak, of its device if that has memory of its own, in bytes."""
+def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> int | None:
+    """Return the fullest rank's peak, of its device if that has memory of its own, in bytes.
+
+    A device's peak is at least what NVML has seen a rank hold, its CUDA context included.
+    """
     values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
+    if held_bytes and any("device_bytes" in peak for peak in peaks):
+        values.append(held_bytes)
     return max(values) if values else None
 
 

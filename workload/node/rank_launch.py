@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tuner.workload.clocks.base import Governor
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
 from tuner.workload.meters.gpus import cuda_numbering, on_twin
+from tuner.workload.node.between_launches import IdlePower
 from tuner.workload.node.host import usable_cores
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
@@ -51,6 +52,7 @@ class ProbeNode:
         cancelled: set when the probe is to end.
         prepare: opens the run folder and starts the server.
         check: raises InvalidConfiguration if a request cannot run on some number of nodes.
+        idle: its idle power.
     """
 
     job: TrainingJob
@@ -67,6 +69,7 @@ class ProbeNode:
     cancelled: threading.Event
     prepare: Callable[[], object]
     check: Callable[[ProbeRequest, int], None]
+    idle: IdlePower = field(default_factory=IdlePower)
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,10 @@ class RankLaunch:
             return self.node.job.start(self.configuration, self.folder)
         job_file, config_file = self.folder / "job.json", self.folder / "ds_config.json"
         config = render_deepspeed_config(
-            self.configuration, self.node.job, nvme_path=self.node.cluster.nvme_path
+            self.configuration,
+            self.node.job,
+            nvme_path=self.node.cluster.nvme_path,
+            on_cuda=self.node.cluster.device.type == "cuda",
         )
         job = self.node.job.at(self.configuration)
         write_text(job_file, json.dumps(job.to_json(), indent=1))

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.node.ops import architectures, extensions_dir
 from tuner.workload.node.rank_group import RankGroup, ServerError
 from tuner.workload.node.rights import RunAs, run_as
 from tuner.workload.node.torch_build import TorchBuild
@@ -33,9 +34,7 @@ __all__ = [
     "PRELOAD",
     "RankServer",
     "RankSpec",
-    "cannot_build",
     "control_socket",
-    "extensions_dir",
 ]
 
 #: The imports of every DeepSpeed program, made once, in the fork server.
@@ -54,42 +53,15 @@ PRELOAD_OPTIONAL = (
     "deepspeed.runtime.pipe.engine",
     "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.comm.mori",
+    "torch._subclasses.schema_check_mode",
+    "torch.profiler._cupti_monitor",
 )
 
 
 #: The fork server has this long to end its ranks, seconds; it gives up a second earlier itself.
 KILL_LIMIT_S = 5.0
-
-
-def extensions_dir() -> str:
-    """Return the folder of DeepSpeed's compiled ops.
-
-    It is the user's TORCH_EXTENSIONS_DIR if set; otherwise a folder of our own, so that a lock
-    found in it under our own file lock is surely a relic of a killed build.
-    """
-    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if chosen:
-        return chosen
-    if account := run_as():
-        cache = str(Path(account.home) / ".cache")
-    else:
-        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return str(Path(cache) / "joulefront" / "torch_extensions")
-
-
-def cannot_build(op: str) -> str:
-    """Return the reason why a DeepSpeed op ("cpu_adam") cannot be built here; empty if it can.
-
-    It can if it was compiled before, or if there is a C++ compiler; reading and writing a drive
-    beside the computation ("async_io") needs libaio, too.
-    """
-    if any(Path(extensions_dir(), op).glob(f"{op}*.so")):
-        return ""
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) or shutil.which("g++"):
-        lacks = op == "async_io" and not Path("/usr/include/libaio.h").exists()
-        return "DeepSpeed's async_io needs libaio and its headers (libaio-dev)" if lacks else ""
-    return f"DeepSpeed's {op} must be compiled, and there is no C++ compiler ({compiler} or g++)"
 
 
 @dataclass(frozen=True)
@@ -245,7 +217,8 @@ class RankServer:
         if not missing:
             return 0.0
         own = not os.environ.get("TORCH_EXTENSIONS_DIR")
-        answer = self._ask({"op": "prepare", "ops": missing, "own_folder": own}, timeout_s=900)
+        request = {"ops": missing, "own_folder": own, "architectures": architectures(self._env)}
+        answer = self._ask({"op": "prepare", **request}, timeout_s=900)
         self._ops.update(missing)
         self.fork_unsafe = answer["fork_unsafe"]
         return float(answer["prepared_s"])

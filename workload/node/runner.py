@@ -23,9 +23,11 @@ from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.clocks.governor import open_governor
 from tuner.workload.meters import Meter, MeterError, open_beside, open_meter
 from tuner.workload.meters.gpus import on_twin
+from tuner.workload.node.host import shared_memory_bytes
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import PRELOAD, RankServer
+from tuner.workload.node.readiness import why_shm_is_small
 from tuner.workload.node.rights import private_folder
 from tuner.workload.node.torch_build import why_torch_cannot_use_gpus
 from tuner.workload.probe import (
@@ -160,6 +162,9 @@ class LocalRunner:
         if why := why_torch_cannot_use_gpus(build):
             self.node.server.close()
             raise InputError(f"nothing can be trained on the GPUs of this machine: {why}")
+        # No refusal: GPUs that are linked need less of it.
+        if why := why_shm_is_small(shared_memory_bytes(), self.node.cluster.devices_per_node):
+            self._say(why)
 
     def open_folder(self) -> None:
         """Make the run folder, closed to other users, and let the account that trains read it.

@@ -35,6 +35,7 @@ from causal_lm import (
     blocks_of,
     check_attention,
     encoder_blocks_of,
+    fuse_cross_entropy,
     planned_model,
     reads_video,
 )
@@ -69,7 +70,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argparse.Namespace) -> Any:
     """Return the model under DeepSpeed, split by the arguments; import only what they need."""
     model = planned_model(job, arguments.activation_checkpointing)
-    fill = Filler(model, job["seed"])
+    fill = Filler(model, job["seed"], *made_as(job, arguments, settings, model))
     if arguments.pipeline_parallel == 1 or arguments.expert_parallel > 1:
         stage = settings.get("zero_optimization", {}).get("stage")
         # Experts are taken out of whole layers, which DeepSpeed then refuses to shard.
@@ -80,6 +81,8 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
         import multimodal
 
         multimodal.prepare(model, phase)
+    if may_fuse_loss(arguments, settings) and fuse_cross_entropy(model):
+        print("cross-entropy is fused with the output projection", flush=True)
     mpu = None
     if arguments.sequence_parallel > 1 or arguments.pipeline_parallel > 1:
         check_attention(model, job["sequence_length"])
@@ -108,16 +111,49 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
     return engine
 
 
-def give_weights(model: Any, fill: Filler, shard: dict[str, Any] | None) -> None:
-    """Fill the whole model; under ZeRO-3 (`shard`: the settings) one block at a time.
+def may_fuse_loss(arguments: argparse.Namespace, settings: dict[str, Any]) -> bool:
+    """Return True if the loss may read the output projection's weights outside of its forward.
 
-    Each rank then keeps its share of the block, so that no rank ever holds all weights.
+    Not where they are split (ZeRO 3, tensor parallelism) or another loss is used, and on GPUs only.
+    """
+    whole = settings.get("zero_optimization", {}).get("stage", 0) < 3
+    alone = arguments.pipeline_parallel == 1 and arguments.sequence_parallel == 1
+    on_gpu = deepspeed.accelerator.get_accelerator().device_name() == "cuda"
+    return on_gpu and whole and alone and "tensor_parallel" not in settings
+
+
+def made_as(
+    job: dict[str, Any], arguments: argparse.Namespace, settings: dict[str, Any], model: Any
+) -> tuple[str, torch.dtype | None]:
+    """Return the device on which weights are made, and the precision in which they stay.
+
+    It is this rank's GPU. Tensor and expert parallelism split a model that is whole before: one
+    that would not leave the GPU half of its memory is made on the host.
+    """
+    accelerator = deepspeed.accelerator.get_accelerator()
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job["precision"])
+    if accelerator.device_name() == "cpu":
+        return "cpu", None
+    if "tensor_parallel" in settings or arguments.expert_parallel > 1:
+        size = 2 if dtype else 4
+        whole = size * sum(parameter.numel() for parameter in model.parameters())
+        if whole > accelerator.total_memory() / 2:
+            return "cpu", None
+    return accelerator.device_name(arguments.local_rank), dtype
+
+
+def give_weights(model: Any, fill: Filler, shard: dict[str, Any] | None) -> None:
+    """Fill the whole model, one block at a time, so that at most one block is held in fp32.
+
+    Under ZeRO-3 (`shard`: the settings) each rank keeps its share of each block, so that no rank
+    ever holds all weights.
     """
     if shard is not None:
         # Which ranks share a sequence is not known here, so the batch would not add up.
         shard = {name: value for name, value in shard.items() if name != "train_batch_size"}
-        for block in (*blocks_of(model), *encoder_blocks_of(model)):
-            fill(block)
+    for block in (*blocks_of(model), *encoder_blocks_of(model)):
+        fill(block)
+        if shard is not None:
             deepspeed.zero.Init(module=block, config_dict_or_path=shard)
     fill(model)
     model.tie_weights()
@@ -199,6 +235,8 @@ def main() -> None:
         # Building DeepSpeed's shared-memory collective needs a compiler and half a minute at the
         # first start; gloo serves two ranks on one machine as well.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    else:
+        deepspeed.accelerator.get_accelerator().set_device(arguments.local_rank)
     deepspeed.init_distributed()
     engine = initialize(job, settings, arguments)
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -96,6 +96,17 @@ class TestNvmlGovernor:
         governor.close()
         assert locks(fake) == [(600, 1110)] * 2
 
+    def test_finding_20_a_lock_of_the_administrator_is_named_as_for_clocks_sh(
+        self, fake: FakeNVML
+    ) -> None:
+        """finding_20: NVML cannot be asked for a lock, so an administrator's was lost."""
+        governor = NvmlGovernor(nvml=fake, environ={"EARLIER_CLOCKS_MHZ": "600,1110"})
+        assert governor.apply(Settings(clock_MHz=1200)).notes == ()
+        governor.close()
+        assert locks(fake) == [(600, 1110)] * 2
+        with pytest.raises(InvalidValue, match="MIN,MAX in MHz"):
+            NvmlGovernor(nvml=fake, environ={"EARLIER_CLOCKS_MHZ": "600"})
+
     def test_an_unknown_earlier_lock_is_said_once(self, governor: NvmlGovernor) -> None:
         assert "released" in governor.apply(Settings(clock_MHz=1200)).notes[0]
         assert governor.apply(Settings(clock_MHz=1215)).notes == ()
@@ -251,17 +262,18 @@ class TestStages:
         governor.apply(Settings(power_limit_W=(200, 300)))
         assert [fake.limit_W(gpu) for gpu in range(4)] == [200.0, 200.0, 300.0, 300.0]
 
-    def test_stages_share_the_gpus_that_the_job_uses(
+    def test_finding_20_gpus_that_no_rank_uses_are_left_alone(
         self, fake: FakeNVML, governor: NvmlGovernor
     ) -> None:
+        """finding_20: clocks.sh locks the job's GPUs only, and a lock raises the idle power."""
         applied = governor.apply(Settings(clock_MHz=(900, 1200)), ranks=2)
         assert applied.settings == Settings(clock_MHz=(900, 1200))
-        assert [fake.locked_MHz(gpu) for gpu in range(4)] == [
-            (900, 900),
-            (1200, 1200),
-            (1200, 1200),
-            (1200, 1200),
-        ]
+        assert [fake.locked_MHz(gpu) for gpu in range(4)] == [(900, 900), (1200, 1200), None, None]
+        governor.apply(Settings(clock_MHz=600, power_limit_W=300))
+        assert [fake.locked_MHz(gpu) for gpu in range(4)] == [(600, 600)] * 4
+        governor.apply(Settings(clock_MHz=1200), ranks=1)
+        assert [fake.locked_MHz(gpu) for gpu in range(4)] == [(1200, 1200), None, None, None]
+        assert fake.limit_W(3) == 400.0
 
 
 class TestApplicationClocks:
@@ -317,14 +329,14 @@ class TestOpenGovernor:
         assert governor.delivered() == {}
         governor.restore()
         governor.close()
-        with pytest.raises(InputError, match="cannot set clock_MHz=900 here"):
+        with pytest.raises(InputError, match="cannot set 900MHz here"):
             governor.apply(Settings(clock_MHz=900))
 
     def test_a_fixed_governor_refuses_and_says_why(self) -> None:
         governor = FixedGovernor("no reason")
         assert isinstance(governor, Governor)
         assert governor.delivered() == {}
-        with pytest.raises(InputError, match="cannot set clock_MHz=900 here: no reason"):
+        with pytest.raises(InputError, match="cannot set 900MHz here: no reason"):
             governor.apply(Settings(clock_MHz=900))
 
     @pytest.mark.parametrize("missing", ["package", "library"])

@@ -377,7 +377,7 @@ class TestDrift:
         assert (drift.apart_s, drift.temperature_C) == (30.0, 8)
         assert drift.notable
         assert drift.sentence == (
-            "clock_MHz=1200 visited again after 30 s and +8 C: step time +3.0 %, power +0.0 %"
+            "1200MHz visited again after 30 s and +8 C: step time +3.0 %, power +0.0 %"
         )
 
     def test_a_difference_within_its_error_is_none(self) -> None:

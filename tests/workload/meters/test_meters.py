@@ -437,6 +437,29 @@ class TestNvml:
         assert meter.sample().extra["module_W"] == 530.0
         meter.close()
 
+    def test_finding_20_power_that_is_averaged_is_as_coarse_as_its_average(self) -> None:
+        """finding_20: a 1 s average smears the edges, so short windows are flagged."""
+        for instant, period_s in ((True, 0.05), (False, 1.0)):
+            clock = FakeClock()
+            fake = FakeNVML([FakeGpu(has_counter=False, instant_power=instant)], clock=clock)
+            meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
+            assert meter.resolution_s == period_s
+            meter.close()
+
+    def test_finding_20_what_only_the_picture_shows_is_asked_once_a_second(self) -> None:
+        """finding_20: every query takes the driver's lock, ten times a second for each GPU."""
+        clock = FakeClock()
+        fake = FakeNVML([FakeGpu(name="NVIDIA GH200 480GB", module_W=150.0)], clock=clock)
+        meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
+        asked = []
+        plain = meter._further_powers
+        meter._further_powers = lambda: asked.append(clock.now_s) or plain()  # type: ignore
+        for _ in range(30):
+            assert meter.sample().extra["module_W"] == 530.0
+            clock.advance(0.1)
+        assert len(asked) == 3
+        meter.close()
+
     def test_one_call_that_fails_costs_one_reading(self) -> None:
         clock = FakeClock()
         fake = FakeNVML(clock=clock)

@@ -134,3 +134,19 @@ class TestSettling:
         assert (settling.settled, settling.energy_J(1.0)) == (False, None)
         settling.add(0.0, 5.0)
         assert (settling.settled, settling.energy_J(1.0)) == (False, None)
+
+
+@pytest.mark.parametrize("only_module", [False, True])
+def test_finding_15_a_superchip_that_tells_its_modules_power_only_is_no_gpu_meter(
+    only_module: bool, twin_node: Callable[..., TwinNode]
+) -> None:
+    """finding_15: where NVML offers no power in scope GPU, power and counter are the module's."""
+    options = {"gpu_scope": 0, "counter_is_module": True, "usage_is_module": True}
+    gpu = TwinGpu(
+        name="NVIDIA GH200 480GB", c2c=True, module_W=120.0, **(options if only_module else {})
+    )
+    node = twin_node(gpu)
+    meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
+    assert meter.info.scope == ("module" if only_module else "gpu")
+    assert ("processors" in meter.info.host) == only_module
+    meter.close()

@@ -189,6 +189,32 @@ class TestGpuCluster:
         assert device.memory_bandwidth_Bps == pytest.approx(2.04e12, rel=0.01)
         assert sum("assumed" in source for source in device.sources) == 3
 
+    @pytest.mark.parametrize(
+        ("name", "compute", "cores", "max_MHz", "sheet"),
+        [
+            ("NVIDIA GeForce RTX 4090", (8, 9), 16384, 2520, 165.2e12),
+            ("NVIDIA GeForce RTX 3090", (8, 6), 10496, 1695, 71e12),
+            ("NVIDIA GeForce RTX 5090", (12, 0), 21760, 2407, 209.5e12),
+            ("NVIDIA GeForce RTX 2080 Ti", (7, 5), 4352, 1635, 56.9e12),
+            ("NVIDIA RTX PRO 6000 Blackwell", (12, 0), 24064, 2617, 503.8e12),
+            ("NVIDIA B300", (10, 3), 20480, 1920, 2500e12),
+        ],
+    )
+    def test_finding_16_assumed_peaks_are_those_of_the_data_sheets(
+        self,
+        host: Host,
+        name: str,
+        compute: tuple[int, int],
+        cores: int,
+        max_MHz: int,
+        sheet: float,
+    ) -> None:
+        """finding_16: GeForce was taken for 2.5 times, B300 for a seventh of its peak."""
+        fake = FakeNVML([FakeGpu(name=name, compute=compute, memory_bytes=31 * GIB)])
+        fake.nvmlDeviceGetNumGpuCores = lambda handle: cores  # type: ignore[method-assign]
+        fake.nvmlDeviceGetMaxClockInfo = lambda handle, kind: max_MHz  # type: ignore[method-assign]
+        assert self.detect(fake, host).device.peak_flops == pytest.approx(sheet, rel=0.03)
+
     def test_without_permission_the_clock_is_fixed(self, host: Host) -> None:
         cluster = self.detect(FakeNVML(root=False), host)
         assert cluster.device.clocks_MHz
@@ -229,8 +255,8 @@ class TestFacts:
         ]
         text = "\n".join(facts.lines())
         assert "NVML Shared Library Not Found" in text
-        assert "g++: not on PATH" in text
-        assert "put both on PATH" in text
+        assert "missing     g++ and ninja" in text
+        assert not facts.ready
         assert "3.5 W idle + 7.5 W x utilisation" in text
         assert json.loads(json.dumps(facts.to_json()))["memory_bytes"] == 64 * GIB
 

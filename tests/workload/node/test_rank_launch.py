@@ -14,6 +14,7 @@ import pytest
 
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.node.host import usable_cores
@@ -26,7 +27,10 @@ UUIDS = ("GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333")
 
 def rank_env(env: dict[str, str], place: Place, ranks: int = 2) -> dict[str, str]:
     node = SimpleNamespace(
-        server=SimpleNamespace(env=env), cluster=load_cluster("h100-32"), run_dir=Path("run")
+        server=SimpleNamespace(env=env),
+        cluster=load_cluster("h100-32"),
+        run_dir=Path("run"),
+        job=load_job(),
     )
     request = ProbeRequest("p", Configuration.of(data_parallel=ranks).launch)
     launch = RankLaunch(cast(ProbeNode, node), request)

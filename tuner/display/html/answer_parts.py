@@ -17,6 +17,7 @@ from tuner.display.html.pieces import (
     section,
     tile,
 )
+from tuner.display.program_note import program_note
 from tuner.display.text import comparison, energy_mark, prediction, role
 from tuner.formatting import Units, number, percent, varying_knobs
 from tuner.results.result import Point, Result
@@ -36,6 +37,8 @@ def top_part(result: Result, units: Units) -> str:
     head = f"<h1>joulefront · {escape(result.name)}</h1>"
     if said := prediction(result):
         head += f'<p class="warning">{escape(said)}</p>'
+    if note := program_note(result):
+        head += f"<p>{escape(note)}</p>"
     if advice is None:
         return (
             f'{head}\n<p class="lead">{escape(result.choice.sentence)}</p>\n'
@@ -251,7 +254,7 @@ def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -
         band = " The true front lies in the shaded band in eight draws of ten."
     called = f" The baseline is {escape(result.baseline_name)}." if result.baseline_name else ""
     note = (
-        f"{count} of the {len(result.points)} measured "
+        f"{count} of the {len(result.points)} {result.points[0].source} "
         f"{'is' if len(front) == 1 else 'are'} not beaten in both energy and time by any other. "
         "Down is less energy, left is less time; bars are 90 % intervals."
         f"{' Framed knobs differ from the baseline.' if result.baseline else ''}"

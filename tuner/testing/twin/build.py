@@ -19,7 +19,7 @@ __all__ = ["Libraries", "build", "compiler"]
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
-NVML = ("physics.c", "nvml_core.c", "nvml_read.c", "nvml_clocks.c")
+NVML = ("physics.c", "replay.c", "nvml_core.c", "nvml_read.c", "nvml_clocks.c")
 
 
 @dataclass(frozen=True)

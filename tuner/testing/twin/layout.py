@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = ["MAX_LOG", "Node"]
+__all__ = ["COLUMNS", "MAX_LOG", "MAX_ROWS", "Node"]
 
 MAGIC = 0x4E495754
 MAX_GPUS, MAX_CLOCKS, MAX_MEMORY_CLOCKS, MAX_PROCESSES, MAX_RANKS = 16, 256, 8, 16, 16
-MAX_FAULTS, MAX_LOG, RING = 32, 1024, 4096
+MAX_FAULTS, MAX_LOG, RING, MAX_ROWS, COLUMNS = 128, 1024, 4096, 6000, 10
 
 _TEXT = {"uuid": 80, "name": 96, "driver_version": 80}
 
@@ -42,7 +42,7 @@ class Process(ctypes.Structure):
 class Rank(ctypes.Structure):
     """A training process on a GPU."""
 
-    _fields_ = _i("pid counted_ns")
+    _fields_ = _i("pid told_ns counted_ns")
 
 
 class Fault(ctypes.Structure):
@@ -92,6 +92,9 @@ class Gpu(ctypes.Structure):
         *_i("reasons asked head filled"),
         ("ring_s", ctypes.c_double * RING),
         ("ring_J", ctypes.c_double * RING),
+        *_i("row_count"),
+        ("row_error", ctypes.c_int64 * COLUMNS),
+        ("row", (ctypes.c_double * (1 + COLUMNS)) * MAX_ROWS),
     ]
 
 

@@ -315,6 +315,26 @@ class TwinNode:
             fault.first, fault.times, fault.calls = first, times, 0
             state.fault_count += 1
 
+    def play(self, gpu: int, rows: Sequence[Sequence[float]], errors: Sequence[int] = ()) -> None:
+        """Answer with recorded readings from now on (`tuner.testing.twin.replay`).
+
+        Args:
+            gpu: whose.
+            rows: seconds, and readings in the order of `nvml_recording.COLUMNS`; NaN if it failed.
+            errors: the error of each column.
+
+        Raises:
+            ValueError: there is no row, or too many.
+        """
+        if not 0 < len(rows) <= layout.MAX_ROWS:
+            raise ValueError(f"{len(rows)} rows; from 1 to {layout.MAX_ROWS} can be replayed")
+        with self._updated() as state:
+            device = state.gpu[gpu]
+            for entry, row in zip(device.row, rows, strict=False):
+                entry[:] = row
+            device.row_error[: len(errors)] = errors
+            device.row_count = len(rows)
+
     def permit(self, root: bool) -> None:
         """Permit or forbid setters."""
         with self._locked() as state:

@@ -7,7 +7,7 @@ from tuner.testing.twin.node import TwinGpu
 __all__ = ["CORE_GPU"]
 
 #: A GPU as fast as a part of a core. Sensors and counter are those of an A100 by published
-#: measurements (arXiv 2312.02741: 25 ms of every 100 ms). `pace` leaves five sixths of a core to
+#: measurements (arXiv 2312.02741: 25 ms of every 100 ms). `pace` leaves seven eighths of a core to
 #: other processes; `cores` and clocks give the peak that joulefront assumes of an unknown GPU
 #: (cores x clock x 8 FLOP): about what a share of a core does in fp32.
 CORE_GPU = TwinGpu(
@@ -27,7 +27,7 @@ CORE_GPU = TwinGpu(
     sensor_period_s=0.1,
     sensor_window_s=0.025,
     counter_delay_s=0.02,
-    pace=6.0,
+    pace=8.0,
     host_s=0.2,
     clock_free_share=0.2,
 )

@@ -59,6 +59,19 @@ int enter(const char *name, const void *device, gpu_t **gpu);
 int leave(int result);
 void log_setter(const char *name, const gpu_t *gpu, int64_t a, int64_t b);
 
+/* Columns of a recording. */
+enum { ENERGY, INSTANT, AVERAGED, MODULE, SM, MEMORY, TEMPERATURE, UTILISATION, REASONS, LIMIT };
+/* Answer from the recording, where there is one. */
+#define REPLAY(COLUMN, TYPE)                                             \
+    if (gpu->row_count) {                                                \
+        double value_;                                                   \
+        int code_ = twin_replayed(node, gpu, COLUMN, &value_);           \
+        if (!code_) *out = (TYPE)value_;                                 \
+        return leave(code_);                                             \
+    }                                                                    \
+    do {                                                                 \
+    } while (0)
+
 #define GET(NAME, ...)                                    \
     EXPORT int NAME(void *device, ##__VA_ARGS__)
 #define BEGIN(NAME)                                       \

@@ -3,6 +3,7 @@
 
 GET(nvmlDeviceGetClockInfo, int kind, unsigned int *out) {
     BEGIN("nvmlDeviceGetClockInfo");
+    REPLAY(kind == CLOCK_MEM ? MEMORY : SM, unsigned int);
     *out = (unsigned int)(kind == CLOCK_MEM ? twin_memory_MHz(gpu) : (int64_t)gpu->clock);
     return leave(SUCCESS);
 }

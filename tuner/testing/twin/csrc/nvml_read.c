@@ -108,11 +108,20 @@ PLAIN(nvmlDeviceGetArchitecture, unsigned int, 1, gpu->architecture)
 PLAIN(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, gpu->pcie_generation, gpu->pcie_generation)
 PLAIN(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, gpu->pcie_width, gpu->pcie_width)
 PLAIN(nvmlDeviceGetPersistenceMode, unsigned int, 1, gpu->persistence)
-PLAIN(nvmlDeviceGetPowerManagementLimit, unsigned int, 1, gpu->limit_W * 1000 + 0.5)
+/* A getter of one number that a recording holds. */
+#define RECORDED(NAME, TYPE, COLUMN, OFFERED, VALUE) \
+    EXPORT int NAME(void *device, TYPE *out) {       \
+        BEGIN(#NAME);                                \
+        REPLAY(COLUMN, TYPE);                        \
+        REQUIRE(OFFERED);                            \
+        *out = (TYPE)(VALUE);                        \
+        return leave(SUCCESS);                       \
+    }
+RECORDED(nvmlDeviceGetPowerManagementLimit, unsigned int, LIMIT, 1, gpu->limit_W * 1000 + 0.5)
 PLAIN(nvmlDeviceGetEnforcedPowerLimit, unsigned int, 1, gpu->limit_W * 1000 + 0.5)
 PLAIN(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, 1, gpu->default_limit_W * 1000 + 0.5)
-PLAIN(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, 1, gpu->reasons)
-PLAIN(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, 1, gpu->reasons)
+RECORDED(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, REASONS, 1, gpu->reasons)
+RECORDED(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, REASONS, 1, gpu->reasons)
 PLAIN(nvmlDeviceGetC2cModeInfoV, unsigned int, gpu->c2c, 1)
 
 static unsigned long long counter_mJ(const gpu_t *gpu) {
@@ -124,12 +133,22 @@ static double watts(const gpu_t *gpu, int averaged, int module) {
     double sensed = twin_sensed_W(gpu, node->epoch_s, twin_now(node), averaged);
     return 1000 * (sensed + (module ? gpu->module_W : 0)) + 0.5;
 }
-PLAIN(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, gpu->has_counter, counter_mJ(gpu))
-PLAIN(nvmlDeviceGetPowerUsage, unsigned int, gpu->has_usage, watts(gpu, 1, (int)gpu->usage_is_module))
+RECORDED(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, ENERGY, gpu->has_counter,
+         counter_mJ(gpu))
+RECORDED(nvmlDeviceGetPowerUsage, unsigned int, AVERAGED, gpu->has_usage,
+         watts(gpu, 1, (int)gpu->usage_is_module))
 
 static int field_power(const gpu_t *gpu, field_t *field) {
     int averaged = field->field == POWER_AVERAGE;
     double value;
+    if (gpu->row_count) {
+        int column = field->scope == SCOPE_MODULE ? MODULE : averaged ? AVERAGED : INSTANT;
+        if (field->scope == SCOPE_MEMORY) return NOT_SUPPORTED;
+        field->type = 1;
+        int code = twin_replayed(node, gpu, column, &value);
+        if (!code) field->value.u = (unsigned int)value;
+        return code;
+    }
     if (field->scope == SCOPE_GPU && gpu->gpu_scope)
         value = watts(gpu, averaged, gpu->gpu_scope == 2);
     else if (field->scope == SCOPE_MODULE && gpu->module_W > 0)
@@ -218,7 +237,7 @@ GET(nvmlDeviceGetComputeRunningProcesses_v3, unsigned int *count, process_info_t
     int64_t held = gpu->compute_count;
     memcpy(all, gpu->compute, (size_t)held * sizeof *all);
     for (int64_t i = 0; i < gpu->rank_count; i++)
-        if (twin_cpu_ns(gpu->rank[i].pid) >= 0)
+        if (twin_lives(gpu->rank[i].pid))
             all[held++] = (process_t){gpu->rank[i].pid, resident_bytes(gpu->rank[i].pid)};
     return processes(held, all, count, out);
 }
@@ -241,11 +260,18 @@ GET(nvmlDeviceGetNvLinkState, unsigned int link, unsigned int *out) {
 GET(nvmlDeviceGetTemperature, int sensor, unsigned int *out) {
     BEGIN("nvmlDeviceGetTemperature");
     REQUIRE(sensor == 0);
+    REPLAY(TEMPERATURE, unsigned int);
     *out = (unsigned int)(gpu->temperature_C + 0.5);
     return leave(SUCCESS);
 }
 GET(nvmlDeviceGetUtilizationRates, utilization_t *out) {
     BEGIN("nvmlDeviceGetUtilizationRates");
+    if (gpu->row_count) {
+        double value;
+        int code = twin_replayed(node, gpu, UTILISATION, &value);
+        out->gpu = out->memory = code ? 0 : (unsigned int)value;
+        return leave(code);
+    }
     out->gpu = (unsigned int)(100 * (gpu->pace > 0 ? gpu->utilisation : gpu->load) + 0.5);
     out->memory = out->gpu / 2;
     return leave(SUCCESS);

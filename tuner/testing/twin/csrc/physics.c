@@ -55,26 +55,23 @@ static double power_W(const gpu_t *gpu, double clock) {
     return twin_power_W(gpu, clock, gpu->load);
 }
 
-/* CPU time of a process; -1 if it is gone. The number of its clock is clock_getcpuclockid's. */
-int64_t twin_cpu_ns(int64_t pid) {
+/* A process that is gone, or a zombie, has no CPU clock (its number is clock_getcpuclockid's). */
+int twin_lives(int64_t pid) {
     struct timespec used;
-    clockid_t clock = (clockid_t)(~(unsigned int)pid << 3 | 2);
-    if (clock_gettime(clock, &used)) return -1;
-    return (int64_t)used.tv_sec * 1000000000 + used.tv_nsec;
+    return !clock_gettime((clockid_t)(~(unsigned int)pid << 3 | 2), &used);
 }
 
 /* Take in what the ranks have computed since the last call, and forget those that are gone. */
 static void submit(gpu_t *gpu) {
     for (int64_t i = 0; i < gpu->rank_count; i++) {
         rank_t *rank = &gpu->rank[i];
-        int64_t now_ns = twin_cpu_ns(rank->pid);
-        if (now_ns < rank->counted_ns) {
+        int64_t told_ns = __atomic_load_n(&rank->told_ns, __ATOMIC_RELAXED);
+        gpu->pending_s += 1e-9 * (double)(told_ns - rank->counted_ns);
+        rank->counted_ns = told_ns;
+        if (!twin_lives(rank->pid)) {
             *rank = gpu->rank[--gpu->rank_count];
             i--;
-            continue;
         }
-        gpu->pending_s += 1e-9 * (double)(now_ns - rank->counted_ns);
-        rank->counted_ns = now_ns;
     }
 }
 

@@ -2,10 +2,12 @@
  * held back so that its work takes as long as the law of speed (physics.c) says.
  *
  * A process becomes a rank when LOCAL_RANK is set: in its environment at the start, or later by
- * setenv, as a fork server's child does. From then on a timer of its CPU time interrupts it every
- * few milliseconds, and the handler sleeps for what the device would still compute. Time that the
- * process waited for a core is taken off that sleep: neighbours on the machine do not slow the
- * device, as long as they leave the rank the share of a core that the law asks for. */
+ * setenv, as a fork server's child does. From then on a timer of its main thread's CPU time
+ * interrupts it every few milliseconds, and the handler sleeps for what the device would still
+ * compute. Other threads are not counted: one that spins while the main thread sleeps would add to
+ * the sleep without end. Time that the main thread waited for a core is taken off that sleep:
+ * neighbours on the machine do not slow the device, as long as they leave the rank the share of a
+ * core that the law asks for. */
 #define _GNU_SOURCE
 #include "state.h"
 
@@ -40,6 +42,20 @@ static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* CPU time of the calling thread: the main one, which alone is interrupted. */
+static int64_t spent_ns(void) {
+    struct timespec used;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return (int64_t)used.tv_sec * 1000000000 + used.tv_nsec;
+}
+
+/* Tell the device what was computed. Entries move up when an earlier rank ends. */
+static void tell(int64_t now_ns) {
+    for (int64_t at = 0; at < gpu->rank_count; at++)
+        if (gpu->rank[at].pid == getpid())
+            __atomic_store_n(&gpu->rank[at].told_ns, now_ns, __ATOMIC_RELAXED);
 }
 
 /* Time that the main thread was ready and had no core (Documentation/scheduler/sched-stats). */
@@ -93,21 +109,21 @@ static int join(void) {
             if (of_a_rank()) {
                 timer_delete(timer);
                 owner = 0;
-            } else if (own && own->pace > 0 && 1e-9 * (double)twin_cpu_ns(getpid()) >= own->host_s) {
+            } else if (own && own->pace > 0 && 1e-9 * (double)spent_ns() >= own->host_s) {
                 while (at < own->rank_count && own->rank[at].pid != getpid()) at++;
                 if (at < own->rank_count)
                     joined = 1; /* a rank that has replaced its program */
                 else if (at < MAX_RANKS) {
                     twin_advance(own, twin_now(node));
                     own->rank[at].pid = getpid();
-                    own->rank[at].counted_ns = twin_cpu_ns(getpid());
+                    own->rank[at].told_ns = own->rank[at].counted_ns = spent_ns();
                     own->rank_count++;
                     joined = 1;
                 }
             }
             if (joined) {
                 gpu = own;
-                counted_ns = twin_cpu_ns(getpid());
+                counted_ns = spent_ns();
                 waited_ns = run_delay_ns();
             } else {
                 munmap(mapped, sizeof(node_t));
@@ -124,12 +140,13 @@ static void hold_back(int number) {
     int before = errno;
     (void)number;
     if (owner == getpid() && (gpu || join())) {
-        int64_t now_ns = twin_cpu_ns(getpid()), delay_ns = run_delay_ns();
+        int64_t now_ns = spent_ns(), delay_ns = run_delay_ns();
         double factor = twin_device_s(gpu, gpu->clock);
         owed_s += 1e-9 * ((double)(now_ns - counted_ns) * (factor - 1) -
                           (double)(delay_ns - waited_ns));
         if (owed_s < -LATE_S) owed_s = -LATE_S;
         counted_ns = now_ns;
+        tell(now_ns);
         if (owed_s > 0) {
             double began_s = seconds();
             struct timespec rest = {(time_t)owed_s, (long)(1e9 * (owed_s - (double)(time_t)owed_s))};
@@ -153,7 +170,7 @@ static void become_rank(void) {
     event.sigev_signo = SIGRTMAX - 3;
     event.sigev_notify_thread_id = getpid(); /* the main thread, which computes */
     if (sigaction(event.sigev_signo, &action, NULL)) return;
-    if (timer_create(CLOCK_PROCESS_CPUTIME_ID, &event, &timer)) return;
+    if (timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer)) return;
     owner = getpid();
     gpu = NULL;
     owed_s = 0.0;

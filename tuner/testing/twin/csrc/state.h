@@ -15,18 +15,20 @@ enum {
     MAX_MEMORY_CLOCKS = 8,
     MAX_PROCESSES = 16,
     MAX_RANKS = 16,
-    MAX_FAULTS = 32,
+    MAX_FAULTS = 128,
     MAX_LOG = 1024,
-    RING = 4096
+    RING = 4096,
+    MAX_ROWS = 6000,
+    COLUMNS = 10
 };
 
 typedef struct {
     int64_t pid, bytes;
 } process_t;
 
-/* A training process, and the part of its CPU time that is counted already. */
+/* A training process: CPU time of its main thread as it tells it, and what is counted already. */
 typedef struct {
-    int64_t pid, counted_ns;
+    int64_t pid, told_ns, counted_ns;
 } rank_t;
 
 typedef struct {
@@ -80,6 +82,11 @@ typedef struct {
     double filtered_W, filtered_J, counter_base_J, stalled_J;
     int64_t reasons, asked, head, filled; /* asked: something may have changed since `target` */
     double ring_s[RING], ring_J[RING];
+
+    /* A recording that is replayed in place of the physics: seconds and readings of each row, NaN
+     * for one that failed, and the error of each column (../replay.py). */
+    int64_t row_count, row_error[COLUMNS];
+    double row[MAX_ROWS][1 + COLUMNS];
 } gpu_t;
 
 typedef struct {
@@ -95,11 +102,12 @@ typedef struct {
 double twin_now(const node_t *node);
 double twin_device_s(const gpu_t *gpu, double clock);
 double twin_power_W(const gpu_t *gpu, double clock, double load);
-int64_t twin_cpu_ns(int64_t pid);
+int twin_lives(int64_t pid);
 void twin_begin(gpu_t *gpu, double now_s);
 void twin_advance(gpu_t *gpu, double now_s);
 double twin_counter_J(const gpu_t *gpu, double epoch_s, double now_s);
 double twin_sensed_W(const gpu_t *gpu, double epoch_s, double now_s, int averaged);
 int64_t twin_memory_MHz(const gpu_t *gpu);
+int twin_replayed(const node_t *node, const gpu_t *gpu, int column, double *out);
 
 #endif

@@ -1,0 +1,164 @@
+"""The first minutes of a new user: `make run` in a terminal, from an installed environment.
+
+The command runs at a pseudo-terminal, as a person would start it, and its screen is read with time
+stamps. All times count from the end of the install.
+
+- `install_s`: `make .venv/.runnable` into a new environment; with `--install` alone (the package
+  cache decides much of it: the first install of a machine downloads).
+- `first_picture_s`: until the live view is drawn.
+- `first_point_s`: until it shows the first measured point.
+- `answer_s`: until the answer and the report are there.
+- `probes`, `answer_lines`: of that search.
+- `others_share`: share of the cores that other processes used meanwhile; a figure of a busy machine
+  says little.
+
+Aims on two quiet cores: 120, 5, 15 and 180 s, at least 16 probes, at most 12 lines.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tuner
+from benchmarks.figures import ROOT, Figure, arguments, publish
+from tuner.display.answer import answer_lines
+
+__all__ = ["Screen", "watch"]
+
+#: What the screen shows first at each moment.
+MOMENTS = {
+    "first_picture_s": re.compile(rb"preparing|probes  "),
+    "first_point_s": re.compile(rb"front so far"),
+    "answer_s": re.compile(rb"Report: "),
+}
+
+
+@dataclass
+class Screen:
+    """Output of a command with the moments at which something appeared first.
+
+    Attributes:
+        text: everything so far.
+        moments: seconds from the start, by name.
+        code: the exit code.
+    """
+
+    text: bytes = b""
+    moments: dict[str, float] = field(default_factory=dict)
+    code: int = -1
+
+    def add(self, chunk: bytes, now_s: float) -> None:
+        """Append output that appeared at this time."""
+        self.text += chunk
+        for name, pattern in MOMENTS.items():
+            if name not in self.moments and pattern.search(self.text):
+                self.moments[name] = now_s
+
+
+def watch(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    cwd: Path = ROOT,
+    clock: Callable[[], float] = time.monotonic,
+) -> Screen:
+    """Run a command at a pseudo-terminal of 120 columns and read its screen."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    began_s = clock()
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**environment, "TERM": "xterm-256color"},
+        cwd=cwd,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    screen = Screen()
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # the last process has closed the terminal
+            break
+        if not chunk:
+            break
+        screen.add(chunk, clock() - began_s)
+    os.close(ours)
+    screen.code = process.wait()
+    return screen
+
+
+def install(venv: Path) -> float:
+    """Install what `make run` needs into a new environment; return its seconds."""
+    began_s = time.monotonic()
+    subprocess.run(["make", "-s", f"VENV={venv}", f"{venv}/.runnable"], cwd=ROOT, check=True)
+    return time.monotonic() - began_s
+
+
+def _cpu_s() -> tuple[float, float]:
+    """Return the busy seconds of all cores, and those of this process's ended children."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system = (int(word) for word in words[:3])
+    times = os.times()
+    return (user + nice + system) / ticks, times.children_user + times.children_system
+
+
+def run(venv: Path, options: Sequence[str]) -> list[Figure]:
+    """Run `make run` and return its figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        before, began_s = _cpu_s(), time.monotonic()
+        screen = watch(
+            # -o: the environment is taken as it is.
+            ["make", "-s", "-o", f"{venv}/.runnable", "run", f"VENV={venv}", *options],
+            {**os.environ, "JOULEFRONT_RUNS": folder},
+        )
+        after, seconds = _cpu_s(), time.monotonic() - began_s
+        if screen.code:
+            print(screen.text.decode(errors="replace")[-3000:], file=sys.stderr)
+            raise SystemExit(f"make run ended with {screen.code}")
+        result = tuner.load_result(runs_dir=folder)
+        lines = answer_lines(result)
+    print("\n".join(lines))
+    busy_s, own_s = (b - a for a, b in zip(before, after, strict=True))
+    others = max(0.0, busy_s - own_s) / (seconds * (os.cpu_count() or 1))
+    return [
+        *(Figure(name, screen.moments[name], "s") for name in MOMENTS),
+        Figure("probes", result.spent.probes, "count"),
+        Figure("answer_lines", len(lines), "count"),
+        Figure("others_share", others, "ratio"),
+    ]
+
+
+def main() -> None:
+    parser = arguments("the first minutes of a new user")
+    parser.add_argument("--install", action="store_true", help="install into a new environment")
+    parser.add_argument("--search", help="limits of the search, instead of the Makefile's")
+    options = parser.parse_args()
+    given = [f"SEARCH={options.search}"] if options.search else []
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        venv = Path(sys.prefix)
+        if options.install:
+            venv = Path(folder) / "venv"
+            figures.append(Figure("install_s", install(venv), "s"))
+        figures += run(venv, given)
+    publish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The benchmark of the first minute: what it reads from a terminal, and what `make run` tunes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from benchmarks.figures import ROOT
+from benchmarks.first_minute import MOMENTS, watch
+from tuner.problem.from_job import problem_of_job
+from tuner.search_spaces.cluster import load_cluster
+
+EXAMPLE = ROOT / "examples" / "laptop"
+TODAY = [EXAMPLE / "ds_config.json", "activation_checkpointing=full"]
+
+
+def test_a_screen_has_the_moments_at_which_something_appeared() -> None:
+    words = "test -t 1 && printf prepa; sleep 0.1; echo ring; sleep 0.2; echo front so far; exit 3"
+    screen = watch(["sh", "-c", words], dict(os.environ))
+    assert screen.code == 3
+    assert set(screen.moments) == set(MOMENTS) - {"answer_s"}
+    assert 0.1 <= screen.moments["first_picture_s"] < screen.moments["first_point_s"]
+
+
+def test_the_example_has_room_for_the_probes_of_make_run() -> None:
+    problem = problem_of_job(
+        EXAMPLE / "job.toml", "cpu-2", EXAMPLE / "space.toml", baseline=TODAY, max_gpus=None
+    )
+    assert len(problem.candidates.launches) >= 16
+    assert problem.baseline is not None
+    today = dict(problem.baseline.launch)
+    assert (today["zero_stage"], today["micro_batch"], today["data_parallel"]) == (3, 1, 2)
+    assert today["activation_checkpointing"] == "full"
+    # CPU Adam, which takes a minute to compile, is not in the space.
+    assert {c.launch.get("optimizer_offload", "none") for c in problem.candidates} == {"none"}
+
+
+def test_the_example_fits_a_machine_of_more_cores_than_its_batch() -> None:
+    many = replace(load_cluster("cpu-2"), devices_per_node=64)
+    problem = problem_of_job(
+        EXAMPLE / "job.toml", many, EXAMPLE / "space.toml", baseline=TODAY, max_gpus=None
+    )
+    assert problem.baseline is not None
+    assert problem.baseline.data_parallel == 8

@@ -1,0 +1,48 @@
+"""Commands and a whole study on a twin node: found, set, measured, marked, and near the truth."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.twin.front import run_study
+
+pytestmark = pytest.mark.twin
+
+
+def test_a_command_runs_on_a_twin_node_and_its_exit_code_is_returned() -> None:
+    code = (
+        "import pynvml, sys; pynvml.nvmlInit();"
+        "handle = pynvml.nvmlDeviceGetHandleByIndex(2);"
+        "print(pynvml.nvmlDeviceGetCount(), pynvml.nvmlDeviceGetName(handle)); sys.exit(5)"
+    )
+    command = [sys.executable, "-m", "tuner.testing.twin", "--gpus", "3", "--"]
+    done = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (5, "3 joulefront twin\n")
+    assert subprocess.run(command, capture_output=True).returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.ray
+@pytest.mark.timeout(1200)
+def test_a_study_under_ray_finds_the_twins_front() -> None:
+    found = run_study(max_probes=16, limit_s=1100)
+    told = found.told
+    assert told["devices"] == 2  # by Ray's own NVML calls
+    assert told["locked_after"] == [None, None]
+    assert told["clocks_set"] > 5
+    assert told["marks"] == ["twin"]
+    assert told["meters"] == ["NVML total-energy counter of 2 twin GPUs"]
+    assert "(twin)" in told["answer"]
+    assert told["report"].count(">twin</span>") > 5
+    assert all(point["meter"]["twin"] for point in told["json"]["points"])
+    assert told["verification"] in ("confirmed", "refuted", "unfinished", "baseline")
+    # Other processes on the cores slow ranks that the law cannot know of.
+    assert found.hypervolume > 0.8
+    assert np.median(abs(found.errors)) < 0.1
+    assert json.dumps(told["json"])

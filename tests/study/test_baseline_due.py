@@ -1,0 +1,71 @@
+"""The default baseline is one that fits; the user's own is never replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tuner
+from tuner.display.answer import answer_lines
+from tuner.problem.from_job import problem_of_job
+from tuner.problem.settings import SearchSettings
+from tuner.study.baseline_due import BASELINE_TRIES, baseline_due
+from tuner.testing.studies import record, request
+from tuner.workload.probe import Failure
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return problem_of_job("qwen2.5-7b", "h100-32", plan=True)
+
+
+def tried(configuration, kind: str, number: int = 0):
+    asked = replace(
+        request(f"p{number:04d}"),
+        launch=configuration.launch,
+        live=(configuration.live,),
+        purpose="baseline",
+    )
+    return record(asked.probe_id, request=asked, measurements=(), failure=Failure(kind, "98 GB"))
+
+
+def test_a_default_that_runs_out_of_memory_gives_way_to_the_next(problem) -> None:
+    records, names = [], []
+    while (baseline := baseline_due(problem, records)) is not None:
+        names.append(baseline.short)
+        records.append(tried(baseline, "out_of_memory", len(records)))
+        assert len(names) < 30
+    assert names[:4] == [
+        "dp32 mb2 zero1",
+        "dp32 mb1 zero1",
+        "dp32 mb1 zero2",
+        "dp32 mb1 zero3",
+    ]
+    assert len(set(names)) == len(names)
+
+
+def test_other_failures_and_the_users_own_are_not_replaced(problem) -> None:
+    first = baseline_due(problem, [])
+    assert baseline_due(problem, [tried(first, "error")]) is None
+    cancelled = [tried(first, "cancelled", n) for n in range(BASELINE_TRIES)]
+    assert baseline_due(problem, cancelled[:1]) == first
+    assert baseline_due(problem, cancelled) is None
+    own = problem_of_job("qwen2.5-7b", "h100-32", baseline="dp32 mb2 zero1", plan=True)
+    assert baseline_due(own, [tried(own.baseline, "out_of_memory")]) is None
+
+
+def test_the_answer_names_the_baseline_that_was_taken(tmp_path) -> None:
+    result = tuner.optimize(
+        "qwen2.5-7b",
+        cluster="h100-32",
+        search=SearchSettings(max_probes=3),
+        runs_dir=tmp_path,
+        report=False,
+    )
+    assert result.baseline.configuration.short == "dp32 mb1 zero1"
+    text = "\n".join(answer_lines(result))
+    assert (
+        "Today: dp32 mb1 zero1, the next that fits; the default, dp32 mb2 zero1, runs out of memory"
+    ) in text
+    assert "Failed: " not in text

@@ -1,0 +1,81 @@
+"""Idle power is measured on cool devices, and memory of ended ranks is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tuner.testing.fake_nvml import FakeClock
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.meters.base import Reading
+from tuner.workload.node.between_launches import IdlePower, memory_of, wait_for_release
+from tuner.workload.node.probe_run import _peak
+
+GIB = 2**30
+
+
+class Meter:
+    """Draws 120 W when cool; what is read soon after work is 180 W."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock, self.energy_J, self.readings, self.power_W = clock, 0.0, 0, 120.0
+
+    def boundary(self, *, opens: bool) -> Reading:
+        self.readings += 1
+        return Reading(self.clock.now_s, self.energy_J)
+
+    def wait(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.energy_J += seconds * self.power_W
+
+
+def test_finding_20_idle_power_is_measured_on_cool_devices() -> None:
+    """finding_20: right after the ranks of a probe, devices are hot and at their highest clock."""
+    clock = FakeClock(0.0)
+    idle, meter = IdlePower(clock), Meter(clock)
+    assert idle.measure(meter, 0.0, meter.wait) is None  # type: ignore[arg-type]
+    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(120.0)  # type: ignore[arg-type]
+    idle.was_busy()
+    meter.power_W = 180.0
+    clock.now_s += 3.0
+    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(120.0)  # type: ignore[arg-type]
+    assert meter.readings == 2
+    meter.power_W = 115.0
+    clock.now_s += 8.0
+    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(115.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.twin
+class TestMemory:
+    def test_finding_17_what_ranks_hold_outside_torchs_allocator_counts(
+        self, twin_node: Callable[..., TwinNode]
+    ) -> None:
+        """finding_17: the CUDA context, NCCL's and cuBLAS's buffers are part of the peak."""
+        node = twin_node(TwinGpu(), TwinGpu())
+        node.processes(0, compute=[(41, 30 * GIB), (900, GIB)])
+        node.processes(1, compute=[(42, 31 * GIB)])
+        assert memory_of([41, 42], environ={}) == 31 * GIB
+        assert memory_of([7], environ={}) is None
+        assert _peak([{"device_bytes": 28 * GIB}], 31 * GIB) == 31 * GIB
+        assert _peak([{"host_bytes": 28 * GIB}], 31 * GIB) == 28 * GIB
+        assert _peak([{"device_bytes": 32 * GIB}], 31 * GIB) == 32 * GIB
+
+    def test_finding_17_the_next_launch_waits_for_the_memory_of_the_last(
+        self, twin_node: Callable[..., TwinNode]
+    ) -> None:
+        """finding_17: unpinning takes longer than the kill, and the next ranks would not fit."""
+        node = twin_node(TwinGpu())
+        node.processes(0, compute=[(41, 30 * GIB), (900, GIB)])
+        clock = FakeClock(0.0)
+
+        def sleep(seconds: float) -> None:
+            clock.now_s += seconds
+            if clock.now_s > 7.0:
+                node.processes(0, compute=[(900, GIB)])
+
+        waited_s = wait_for_release([41], environ={}, clock=clock, sleep=sleep)
+        assert waited_s == pytest.approx(7.1, abs=0.2)
+        assert wait_for_release([41], environ={}, clock=clock, sleep=sleep) == 0.0
+        waited_s = wait_for_release([900], environ={}, limit_s=5.0, clock=clock, sleep=sleep)
+        assert waited_s == pytest.approx(5.1, abs=0.2)

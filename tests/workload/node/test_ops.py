@@ -1,0 +1,88 @@
+"""Where DeepSpeed's ops are compiled, and that compiling them starts no CUDA."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.ops import architectures, build_kind, cannot_build, extensions_dir
+
+#: What DeepSpeed's builders for CUDA ask before they compile (`builder.py`, jit_mode).
+ASKS = """
+import torch
+touched = []
+torch.cuda.device_count = lambda: touched.append("count") or 2
+torch.cuda.get_device_capability = lambda index: touched.append(index) or (9, 0)
+from deepspeed.ops.op_builder import AsyncIOBuilder
+builder = AsyncIOBuilder()
+builder.jit_mode = True
+builder.compute_capability_args()
+print(touched)
+"""
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_finding_5_a_builder_for_cuda_asks_torch_only_if_it_is_not_told(told: bool) -> None:
+    """finding_5: asking torch for the GPUs' capability starts CUDA in the fork server."""
+    variable = {"TORCH_CUDA_ARCH_LIST": "9.0"} if told else {}
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS],
+        env={"PATH": "/usr/bin", "DS_ACCELERATOR": "cuda", **variable},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip().splitlines()[-1] == ("[]" if told else "['count', 0, 1]")
+
+
+@pytest.mark.twin
+def test_finding_5_the_architectures_are_those_of_the_visible_gpus(
+    twin_node: Callable[..., TwinNode],
+) -> None:
+    """finding_5: NVML tells what a builder must not ask torch for."""
+    twin_node(TwinGpu(), TwinGpu())
+    assert architectures({"DS_ACCELERATOR": "cuda"}) == architectures({}) == "8.0"
+    assert architectures({"DS_ACCELERATOR": "cpu"}) == ""
+
+
+def test_finding_5_nvme_offload_on_gpus_needs_cudas_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """finding_5: without nvcc the study would end at its first probe."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "nvcc" else f"/usr/bin/{name}")
+    assert cannot_build("async_io") == ""
+    assert "nvcc is not on PATH" in cannot_build("async_io", gpus=True)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.19.8+local")
+    assert cannot_build("cpu_adam", gpus=True) == ""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.15.4")
+    assert "cpu_adam is compiled by CUDA's compiler" in cannot_build("cpu_adam", gpus=True)
+    assert cannot_build("cpu_adam") == ""
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
+    assert cannot_build("async_io", gpus=True) == ""
+
+
+def test_finding_18_nodes_of_a_shared_home_compile_in_folders_of_their_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """finding_18: ops are compiled with -march=native, for one kind of processor and one torch."""
+    kinds = []
+    for number, flags in enumerate(("avx2", "avx2 avx512f")):
+        file = tmp_path / f"cpuinfo{number}"
+        file.write_text(f"model name\t: EPYC\nflags\t\t: {flags}\n")
+        kinds.append(build_kind(str(file)))
+    assert len(set(kinds)) == 2
+    again = tmp_path / "again"
+    again.write_text("model name\t: EPYC\nflags\t\t: avx2\nmodel name\t: EPYC\nflags\t\t: avx2\n")
+    assert build_kind(str(again)) == kinds[0]
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    assert Path(extensions_dir()).name == build_kind()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/mine")
+    assert extensions_dir() == "/mine"

@@ -1,0 +1,148 @@
+"""What `tuner doctor` finds missing, and the exact lines that an administrator is given."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.testing.fake_nvml import FakeGpu, FakeNVML
+from tuner.testing.sysfs import make_sysfs
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.clocks.cpu import CpuGovernor
+from tuner.workload.clocks.elsewhere import GEOPM_CONTROLS, SmiNvml
+from tuner.workload.node.readiness import (
+    installed_torch,
+    missing_clocks,
+    missing_of_cores,
+    missing_parts,
+    why_shm_is_small,
+)
+
+PACKAGES = dict.fromkeys(("torch", "deepspeed", "transformers"), "1.0")
+COMPILERS = {"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja"}
+GIB = 2**30
+
+
+class TestClocks:
+    def test_the_sudoers_line_permits_what_is_called_and_nothing_else(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fake = FakeNVML([FakeGpu(uuid="GPU-8a1c0d2e-0000-4000-8000-00000000000f")])
+        fake.nvmlInit()
+        calls: list[list[str]] = []
+        monkeypatch.setattr(SmiNvml, "_run", lambda self, words: calls.append(list(words)))
+        smi = SmiNvml(fake, ["sudo", "-n", "nvidia-smi"])
+        handle = fake.nvmlDeviceGetHandleByIndex(0)
+        smi.nvmlDeviceSetPowerManagementLimit(handle, 250_500)
+        smi.nvmlDeviceSetPersistenceMode(handle, 1)
+        smi.nvmlDeviceSetGpuLockedClocks(handle, 900, 1200)
+        smi.nvmlDeviceResetGpuLockedClocks(handle)
+        smi.nvmlDeviceSetMemoryLockedClocks(handle, 405, 405)
+        smi.nvmlDeviceResetMemoryLockedClocks(handle)
+        line = next(line for line in missing_clocks({}).lines if line.startswith("sudo:"))
+        found = re.search(r"nvidia-smi (\^.*\$)'", line)
+        assert found is not None
+        rule = re.compile(found.group(1))
+        arguments = [" ".join(words[3:]) for words in calls]
+        assert all(rule.match(words) for words in arguments), arguments
+        for words in ("-q -f /etc/passwd", "--gpu-reset", "-i GPU-0 -rgc -f /etc/passwd"):
+            assert not rule.match(words)
+
+    def test_each_way_has_its_line_where_it_exists(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain = "\n".join(missing_clocks({}).lines)
+        assert "systemctl enable --now zeusd" in plain
+        assert "ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock" in plain
+        assert "nvidia-smi -acp 0" in plain
+        assert "geopm" not in plain
+        assert "slurm" not in plain
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+        here = "\n".join(missing_clocks({"SLURM_JOB_ID": "7"}).lines)
+        assert all(control in here for control in GEOPM_CONTROLS)
+        assert "geopmaccess -c -w" in here
+        assert "Prolog" in here
+        assert "srun --gpu-freq=MHZ" in here
+
+    def test_cores_name_the_files_to_open(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        root = make_sysfs(tmp_path / "sys")
+        assert list(missing_of_cores(CpuGovernor(root, cpus=range(4), guarded=False), "")) == []
+
+        def refuse(path: Path, text: str) -> int:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "write_text", refuse)
+        governor = CpuGovernor(root, cpus=range(4), guarded=False)
+        note = "only root may read F; an administrator can grant it: chgrp energy F; chmod g+r F"
+        found = list(missing_of_cores(governor, note + " (not to everyone: PLATYPUS)"))
+        assert found[0].lines == ("chgrp energy F; chmod g+r F",)
+        assert "policy*/scaling_max_freq" in found[1].lines[0]
+        assert "intel-rapl:*/constraint_1_power_limit_uw" in found[2].lines[0]
+
+    def test_a_virtual_machine_lacks_nothing(self, tmp_path: Path) -> None:
+        governor = CpuGovernor(tmp_path, guarded=False)
+        assert list(missing_of_cores(governor, "this machine has no RAPL")) == []
+
+
+class TestParts:
+    def test_a_machine_with_all_of_them_lacks_nothing(self) -> None:
+        assert list(missing_parts(PACKAGES, COMPILERS, gpus=0, shm_bytes=0)) == []
+
+    def test_packages_and_compilers(self) -> None:
+        found = list(
+            missing_parts({**PACKAGES, "torch": None}, {"g++": None}, gpus=0, shm_bytes=GIB)
+        )
+        assert [thing.what.partition(",")[0] for thing in found] == ["torch", "g++ and ninja"]
+        assert found[0].lines == ("pip install 'joulefront[train]'",)
+
+    def test_finding_13_a_torch_that_cannot_use_the_gpus(self) -> None:
+        """finding_13: the installed torch is one for CPUs, and there are GPUs."""
+        torch = installed_torch()
+        assert torch is not None
+        if torch.cuda:
+            pytest.skip("torch is built with CUDA here")
+        found = list(missing_parts(PACKAGES, COMPILERS, gpus=2, shm_bytes=GIB, nvml=FakeNVML()))
+        assert len(found) == 1
+        assert "is built without CUDA" in found[0].what
+
+    def test_finding_13_shared_memory_of_a_container(self) -> None:
+        """finding_13: Docker's 64 MiB are too small for two ranks, and one needs none."""
+        said = why_shm_is_small(64 * 2**20, 8)
+        assert said.startswith("/dev/shm has 64 MiB, and 8 ranks need 2048 MiB")
+        assert "--shm-size=2048m" in said
+        assert "/dev/shm is missing" in why_shm_is_small(0, 2)
+        assert why_shm_is_small(64 * 2**20, 1) == ""
+        assert why_shm_is_small(2 * GIB, 8) == ""
+
+
+@pytest.mark.twin
+@pytest.mark.parametrize("root", [True, False])
+def test_doctor_ends_with_what_is_missing_and_exit_code_1(
+    root: bool,
+    twin_node: Callable[..., TwinNode],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "tuner.workload.node.readiness.why_torch_cannot_use_gpus", lambda *a, **k: ""
+    )
+    twin_node(TwinGpu(), root=root)
+    code = main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == (0 if root else 1)
+    if root:
+        assert lines[-1] == "ready"
+    else:
+        (at,) = (n for n, line in enumerate(lines) if line.startswith("missing"))
+        assert "permission to set the clocks" in lines[at]
+        assert any("visudo" in line or "sudoers" in line for line in lines[at:])
+        assert "clocks      not permitted" in lines
+    assert len(lines) < 20
+    main(["doctor", "--json"])
+    assert json.loads(capsys.readouterr().out)["ready"] == root

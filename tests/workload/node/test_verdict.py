@@ -1,0 +1,54 @@
+"""The facts about a machine in five lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.workload.node.machine_facts import GpuFacts, MachineFacts, MeterFacts, machine_facts
+from tuner.workload.node.verdict import verdict_lines
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> MachineFacts:
+    found = machine_facts(powercap=tmp_path, hwmon=tmp_path, extensions=tmp_path)
+    versions = {"torch": "2.13.0", "deepspeed": "0.19.8", "transformers": "5.23.0", "ray": None}
+    return replace(found, packages=versions)
+
+
+def test_five_lines_say_what_trains_what_meters_and_that_it_can(facts: MachineFacts) -> None:
+    lines = verdict_lines(facts)
+    assert [line.split()[0] for line in lines] == [
+        "machine",
+        "energy",
+        "clocks",
+        "software",
+        "verdict",
+    ]
+    assert "estimated, not metered: " in lines[1]
+    assert "ray" not in lines[3]
+    assert lines[4].startswith("verdict   ready")
+
+
+def test_a_gpu_node_is_named_by_its_gpus(facts: MachineFacts) -> None:
+    gpus = tuple(GpuFacts(i, f"GPU-{i}", "NVIDIA H100", 80 * 2**30) for i in range(8))
+    meters = (MeterFacts("nvml", True, "NVML total-energy counter"), *facts.meters)
+    lines = verdict_lines(replace(facts, gpus=gpus, meters=meters, clock_control=True))
+    assert "8 x NVIDIA H100" in lines[0]
+    assert lines[1] == "energy    metered by nvml: NVML total-energy counter"
+    assert lines[2] == "clocks    searched, and put back"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"packages": {"torch": "2.13.0"}}, "cannot train: deepspeed, transformers missing"),
+        ({"meters": ()}, "cannot measure: there is no meter"),
+    ],
+)
+def test_what_keeps_a_probe_from_running_is_the_verdict(
+    facts: MachineFacts, changes: dict[str, object], said: str
+) -> None:
+    assert said in verdict_lines(replace(facts, **changes))[4]  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""What the training program does on GPUs, without one: where weights are made, fused kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import load_job
+from tuner.workload.deepspeed_config import render_deepspeed_config
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+PROGRAM = Path(__file__).parents[3] / "workload" / "program"
+JOB = load_job("qwen2.5-7b")
+
+
+def rendered(**knobs: object) -> dict[str, Any]:
+    return render_deepspeed_config(Configuration.of(knobs), JOB)
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The program's modules find each other by its folder, as when it is run."""
+    monkeypatch.syspath_prepend(str(PROGRAM))
+    yield
+    for name in ("causal_lm", "host_activations", "train"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-olmoe"])
+def test_finding_2_weights_made_in_the_jobs_precision_are_those_deepspeed_would_cast(
+    name: str,
+) -> None:
+    import causal_lm
+
+    job = load_job(name).to_json()
+    whole, planned = causal_lm.build_model(job, "none"), causal_lm.planned_model(job, "none")
+    fill = causal_lm.Filler(planned, job["seed"], "cpu", torch.bfloat16)
+    for block in causal_lm.blocks_of(planned):
+        fill(block)  # one block at a time is held in fp32
+        assert {p.dtype for p in block.parameters()} == {torch.bfloat16}
+    fill(planned)
+    planned.tie_weights()
+    for (where, mine), theirs in zip(planned.named_parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine, theirs.bfloat16()), where
+    for mine, theirs in zip(planned.buffers(), whole.buffers(), strict=True):
+        assert mine.dtype == theirs.dtype
+
+
+class Accelerator:
+    """A GPU of 80 GB as DeepSpeed shows it."""
+
+    name = "cuda"
+
+    def device_name(self, index: int | None = None) -> str:
+        return self.name if index is None else f"{self.name}:{index}"
+
+    def total_memory(self) -> int:
+        return 80 * 10**9
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("knobs", "expert_parallel", "where"),
+    [
+        ({"zero_stage": 3}, 1, ("cuda:3", torch.bfloat16)),
+        ({"zero_stage": 0}, 1, ("cuda:3", torch.bfloat16)),
+        ({"tensor_parallel": 2}, 1, ("cuda:3", torch.bfloat16)),
+    ],
+)
+def test_finding_2_weights_are_made_on_the_ranks_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    knobs: dict[str, Any],
+    expert_parallel: int,
+    where: tuple[str, torch.dtype | None],
+) -> None:
+    import causal_lm
+    import train
+
+    device = Accelerator()
+    monkeypatch.setattr(train.deepspeed.accelerator, "get_accelerator", lambda: device)
+    model = causal_lm.planned_model(JOB.to_json(), "none")  # 7.6 billion, without memory
+    given = SimpleNamespace(local_rank=3, expert_parallel=expert_parallel)
+    settings = rendered(data_parallel=4, **knobs)
+    assert train.made_as(JOB.to_json(), given, settings, model) == where
+    # A model that is split only after it is whole is made on the host if it does not fit well.
+    monkeypatch.setattr(device, "total_memory", lambda: 24 * 10**9)
+    fits = ("cpu", None) if "tensor_parallel" in settings else where
+    assert train.made_as(JOB.to_json(), given, settings, model) == fits
+    device.name = "cpu"
+    assert train.made_as(JOB.to_json(), given, settings, model) == ("cpu", None)
+
+
+def test_finding_19_cross_entropy_is_fused_where_transformers_offers_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import causal_lm
+    import transformers.integrations.liger
+    import transformers.utils
+
+    model = causal_lm.planned_model(load_job("tiny-qwen2.5").to_json(), "none")
+    assert causal_lm.fuse_cross_entropy(model) is False  # the kernels are not installed here
+    asked: dict[str, bool] = {}
+
+    def apply(model: Any, kernels: dict[str, bool]) -> None:
+        asked.update(kernels)
+        model.forward = lambda **_: None
+
+    monkeypatch.setattr(transformers.utils, "is_liger_kernel_available", lambda: True)
+    monkeypatch.setattr(transformers.integrations.liger, "apply_liger_kernel", apply)
+    assert causal_lm.fuse_cross_entropy(model) is True
+    assert [name for name, on in asked.items() if on] == ["fused_linear_cross_entropy"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "knobs", "may"),
+    [
+        ("cuda", {"zero_stage": 2}, True),
+        ("cuda", {"zero_stage": 3}, False),
+        ("cuda", {"tensor_parallel": 2}, False),
+        ("cpu", {"zero_stage": 2}, False),
+    ],
+)
+def test_finding_19_the_loss_is_fused_on_gpus_with_whole_weights(
+    monkeypatch: pytest.MonkeyPatch, name: str, knobs: dict[str, Any], may: bool
+) -> None:
+    import train
+
+    device = Accelerator()
+    device.name = name
+    monkeypatch.setattr(train.deepspeed.accelerator, "get_accelerator", lambda: device)
+    given = SimpleNamespace(pipeline_parallel=1, sequence_parallel=1)
+    assert train.may_fuse_loss(given, rendered(data_parallel=4, **knobs)) is may
+    given.pipeline_parallel = 2
+    assert train.may_fuse_loss(given, rendered(data_parallel=4, **knobs)) is False
+
+
+def test_finding_19_adamw_is_fused_on_cuda_alone() -> None:
+    one = Configuration.of(data_parallel=4)
+    on_gpu = render_deepspeed_config(one, JOB, on_cuda=True)["optimizer"]["params"]
+    assert (on_gpu["torch_adam"], on_gpu["fused"]) == (True, True)
+    assert "fused" not in rendered(data_parallel=4)["optimizer"]["params"]
+    hosted = Configuration.of(data_parallel=4, zero_stage=2, optimizer_offload="cpu")
+    params = render_deepspeed_config(hosted, JOB, on_cuda=True)["optimizer"]["params"]
+    assert "fused" not in params  # DeepSpeed's CPU Adam

@@ -1,0 +1,65 @@
+"""Configurations by name: the knobs that tell one of a list from the others, in any spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tuner.formatting import ordered_knobs, varying_knobs
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.short_names import in_order, parse_words, short_name
+
+__all__ = ["named_configurations", "same_value"]
+
+
+def named_configurations(
+    configurations: Sequence[Configuration], text: str, what: str
+) -> list[Configuration]:
+    """Return the configuration that a text of knobs names, alone; empty if there is none.
+
+    A knob that the text leaves out has its default, or else is the same in all.
+
+    Args:
+        configurations: to choose among.
+        text: short words or KNOB=VALUE, in any order.
+        what: name of these configurations in an error, in the plural.
+
+    Raises:
+        InputError: the text leaves out a knob that would be needed to tell them apart.
+    """
+    try:
+        words = parse_words(text, standard=False)
+    except InputError:
+        return []
+    if not words:
+        return []
+    varying = set(varying_knobs(configurations))
+    named = {*ordered_knobs(configurations), *KNOBS}
+    if any(knob not in named for knob in words):
+        return []
+    agree = [c for c in configurations if all(same_value(c.get(n), v) for n, v in words.items())]
+    left_out = [knob for knob in varying if knob not in words]
+    plain = [c for c in agree if all(_is_default(c, n) for n in left_out)]
+    if plain or not agree:
+        return plain
+    rest = [short_name({n: c.get(n) for n in left_out}) for c in agree]
+    shown = "; ".join(list(dict.fromkeys(rest))[:4])
+    raise InputError(
+        f"{text!r} leaves open {' and '.join(in_order(left_out))}, in which the {what} "
+        f"differ; add one of: {shown}"
+    )
+
+
+def _is_default(configuration: Configuration, knob: str) -> bool:
+    value = configuration.get(knob)
+    return value is None or (knob in KNOBS and value == KNOBS[knob].default)
+
+
+def same_value(value: Any, told: Any) -> bool:
+    """Compare a knob's value with what was typed, which is text for a recorded table's own knob."""
+    if isinstance(told, str) and not isinstance(value, str):
+        parts = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        return parts == told
+    return bool(value == told)

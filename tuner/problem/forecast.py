@@ -1,0 +1,128 @@
+"""Forecast of what a search takes, before its first probe: launches, time and energy.
+
+Time and energy are those of launches like the baseline's, by the analytic models. The number of
+launches is what the limits allow, what the training can repay, and what a search usually makes
+until nothing is left to find, whichever is least.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.formatting import duration, energy_and_kWh, label
+from tuner.models.simulated import Conditions
+from tuner.problem.problem import Problem
+from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
+
+__all__ = ["SearchForecast", "forecast"]
+
+#: Launches of a search on a space of the shipped ones until nothing is left that repays a probe,
+#: and pairs of launches that verify its choice (`python -m benchmarks.search`, own stop).
+USUAL_LAUNCHES, USUAL_PAIRS = 12, 3
+#: Live settings that a launch visits where there are any.
+USUAL_VISITS = 3
+#: Share of a training's energy that tuning may save: a search cannot repay more than that.
+USUAL_SAVING = 0.2
+
+
+@dataclass(frozen=True)
+class SearchForecast:
+    """Forecast of a search.
+
+    Attributes:
+        probes: expected number of launches, verification included.
+        time_s: of all of them; None if no model knows the job.
+        energy_kJ: of all of them, in the scope of the models; None likewise.
+        job_kJ: predicted energy of the whole training with the baseline; None likewise.
+        devices: devices that are busy meanwhile.
+        device: their name.
+        sets_clocks: clocks or power limits are changed, and put back.
+    """
+
+    probes: int
+    time_s: float | None
+    energy_kJ: float | None
+    job_kJ: float | None
+    devices: int
+    device: str
+    sets_clocks: bool
+
+    @property
+    def sentence(self) -> str:
+        """The forecast in one line."""
+        parts = [f"about {self.probes} probes"]
+        if self.time_s is not None and self.energy_kJ is not None:
+            parts += [duration(self.time_s), energy_and_kWh(self.energy_kJ) + label("estimated")]
+        text = f"This search: {', '.join(parts)} on {self.devices} x {self.device}"
+        text += "; clocks will be changed and put back" if self.sets_clocks else ""
+        return f"{text}; Ctrl-C loses nothing."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the forecast as JSON values."""
+        return {**vars(self), "sentence": self.sentence}
+
+
+def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
+    """Return what a search on real devices takes.
+
+    Args:
+        problem: what is searched; it has a cluster.
+        settings: its limits.
+    """
+    cluster = problem.cluster
+    assert cluster is not None
+    live = any(configuration.live for configuration in problem.candidates)
+    visits = USUAL_VISITS if live else 1
+    launches = min(USUAL_LAUNCHES, len(problem.candidates.launches))
+    each_s = each_kJ = job_kJ = None
+    if problem.prior is not None and problem.baseline is not None:
+        each_s, each_kJ, job_kJ = _launch(problem, settings, visits)
+        repaid = USUAL_SAVING * job_kJ / each_kJ
+        launches = min(launches, max(LEAST_LAUNCHES // 2, math.floor(repaid)))
+        if settings.search_share is not None:  # it limits the launches of the search alone
+            allowed = math.floor(settings.search_share * job_kJ / each_kJ)
+            launches = min(launches, max(LEAST_LAUNCHES, allowed))
+    probes = launches + (2 * USUAL_PAIRS if settings.verify else 0)
+    limits = [float(probes), settings.max_probes or math.inf]
+    if each_s is not None and each_kJ is not None:
+        if settings.probe_budget_kJ is not None:
+            limits.append(settings.probe_budget_kJ / each_kJ)
+        if settings.search_s is not None:
+            limits.append(settings.search_s / each_s)
+    probes = max(1, math.floor(min(limits)))
+    ranks = problem.baseline.world_size if problem.baseline else cluster.devices
+    return SearchForecast(
+        probes,
+        None if each_s is None else probes * each_s,
+        None if each_kJ is None else probes * each_kJ,
+        job_kJ,
+        ranks,
+        cluster.device.name,
+        live,
+    )
+
+
+def _launch(problem: Problem, settings: SearchSettings, visits: int) -> tuple[float, float, float]:
+    """Return seconds and kilojoules of one probe, and kilojoules of the whole training.
+
+    A launch on GPUs takes what the simulated cluster charges (`tuner.models.simulated.Conditions`),
+    one on a CPU what `REAL_COST` says of the built-in program.
+    """
+    assert problem.prior is not None
+    assert problem.baseline is not None
+    assert problem.cluster is not None
+    figures = problem.prior.predict([problem.baseline])
+    step_s, power_W = float(figures.step_time_s[0]), float(figures.power_W[0])
+    cost = problem.cost
+    launch_s = cost.launch_s
+    if problem.cluster.device.type != "cpu":
+        c = Conditions()
+        ranks = problem.baseline.world_size
+        launch_s = c.launch_s + c.launch_each_s * math.log2(ranks) + c.warm_up_steps * step_s
+        launch_s += float(figures.memory_bytes[0]) / c.load_Bps
+    window_s = max(cost.window_s, settings.window.min_steps * step_s)
+    visit_s = cost.settle_s + window_s
+    joules = power_W * (launch_s * cost.launch_power + visits * visit_s)
+    return launch_s + visits * visit_s, joules / 1000, power_W * step_s * problem.steps / 1000

@@ -1,0 +1,167 @@
+"""Description of a search before anything is started: cost, commands, files and clocks."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.formatting import duration, energy_and_kWh
+from tuner.problem.constraints import Constraints
+from tuner.problem.forecast import SearchForecast, forecast
+from tuner.problem.problem import Problem
+from tuner.problem.run_folder import RunFolder
+from tuner.problem.settings import SearchSettings
+from tuner.search_spaces.knobs import KNOBS
+from tuner.workload.scripts.script_job import Script, ScriptJob
+
+__all__ = ["DryRun", "describe", "describe_script"]
+
+#: What a run folder holds at the end (docs/develop/architecture.md, "Files of a study").
+FILES = (
+    "study.toml",
+    "study.journal",
+    "trace/probes.jsonl",
+    "trace/power/",
+    "probes/",
+    "artifacts/",
+    "report.html",
+    "best/",
+)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What `tuner optimize` would do.
+
+    Attributes:
+        forecast: what the search takes; None for a script, which has to be started to be known.
+        configurations, launches: how many are searched; 0 for a script.
+        baseline: short name of what is measured first; "" for a script.
+        commands: what is started, a phrase each.
+        files: what is written.
+        clocks: what is set on the devices, a phrase each; empty if nothing is.
+        limits: of the search, a phrase each.
+        notes: what was assumed or left out.
+    """
+
+    forecast: SearchForecast | None
+    configurations: int
+    launches: int
+    baseline: str
+    commands: tuple[str, ...]
+    files: tuple[str, ...]
+    clocks: tuple[str, ...]
+    limits: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as JSON values."""
+        cost = self.forecast.to_json() if self.forecast else None
+        return {**vars(self), "forecast": cost}
+
+    def lines(self) -> list[str]:
+        """Return the description for people."""
+        first = (
+            self.forecast.sentence if self.forecast else "The cost is known once the script ran."
+        )
+        lines = [first]
+        if self.configurations:
+            lines.append(
+                f"Search: {self.configurations:,} configurations, {self.launches:,} launch "
+                f"settings; first the baseline, {self.baseline}"
+            )
+        lines.append(f"Limits: {'; '.join(self.limits) or 'none'}")
+        lines += ["Starts:", *(f"  {line}" for line in self.commands)]
+        folder = self.files[0].rpartition("/")[0]
+        names = ", ".join(file.removeprefix(f"{folder}/") for file in self.files)
+        lines += ["Writes:", f"  {folder}/: {names}"]
+        lines += ["Sets:", *(f"  {line}" for line in self.clocks or ("no clock, no power limit",))]
+        lines += [f"Note: {note}" for note in self.notes]
+        return [*lines, "Nothing was started or written (--dry-run)."]
+
+
+def describe(
+    problem: Problem, settings: SearchSettings, constraints: Constraints, run: RunFolder, ray: str
+) -> DryRun:
+    """Return what a search of this problem would do.
+
+    Args:
+        problem: what is searched; it has a job and a cluster.
+        settings: limits of the search.
+        constraints: limits on the training job.
+        run: the run folder.
+        ray: how the executor starts probes, as a phrase.
+    """
+    assert problem.cluster is not None
+    baseline, device = problem.baseline, problem.cluster.device.name
+    lives = {live for lives in set(problem.candidates.lives) for live in lives}
+    clocks = []
+    for name in sorted({name for live in lives for name in live}, key=list(KNOBS).index):
+        values = sorted({live[name] for live in lives if name in live}, key=str)
+        numbers = [value for value in values if isinstance(value, int)]
+        span = f"{min(numbers)} to {max(numbers)}" if numbers else "one value a stage"
+        clocks.append(f"{name} of each {device}: {span} ({len(values)} values)")
+    if clocks:
+        clocks.append(
+            "what was set before is read first, and put back after each probe, on Ctrl-C, and by a "
+            "guard process if this one is killed"
+        )
+    return DryRun(
+        forecast=None if problem.simulated else forecast(problem, settings),
+        configurations=len(problem.candidates),
+        launches=len(problem.candidates.launches),
+        baseline=baseline.short if baseline else "",
+        commands=(ray, _command(problem)),
+        files=tuple(f"{run.path}/{name}" for name in FILES),
+        clocks=tuple(clocks),
+        limits=limits_of(settings),
+        notes=(*_asked(constraints), *problem.notes),
+    )
+
+
+def describe_script(
+    script: Script, settings: SearchSettings, constraints: Constraints, run: RunFolder, ray: str
+) -> DryRun:
+    """Return what a search of a script would do before it is known which knobs it has."""
+    started = f"once, to see which knobs can be turned on it: {script.command}"
+    return DryRun(
+        forecast=None,
+        configurations=0,
+        launches=0,
+        baseline="",
+        commands=(started, ray, f"each probe: {script.command}"),
+        files=tuple(f"{run.path}/{name}" for name in FILES),
+        clocks=("clocks and power limits where they can be set; --no-clocks leaves them alone",),
+        limits=limits_of(settings),
+        notes=tuple(_asked(constraints)),
+    )
+
+
+def limits_of(settings: SearchSettings) -> tuple[str, ...]:
+    """Return the limits of a search, a phrase each."""
+    found = ["until what is left would not repay a probe"]
+    if settings.max_probes is not None:
+        found.append(f"at most {settings.max_probes} probes")
+    if settings.probe_budget_kJ is not None:
+        found.append(f"at most {energy_and_kWh(settings.probe_budget_kJ)}")
+    if settings.search_s is not None:
+        found.append(f"at most {duration(settings.search_s)}")
+    if settings.search_share is not None:
+        found.append(f"at most {100 * settings.search_share:g} % of the training's energy")
+    return tuple(found)
+
+
+def _asked(constraints: Constraints) -> list[str]:
+    given = ", ".join(f"{name}={value}" for name, value in constraints.given.items())
+    return [f"the choice is made under {given}"] if given else []
+
+
+def _command(problem: Problem) -> str:
+    from tuner.workload.node.runner import training_program
+
+    ranks = problem.baseline.world_size if problem.baseline else 1
+    if isinstance(problem.job, ScriptJob):
+        return f"each probe: {ranks} ranks of {shlex.join(problem.job.words)}"
+    program = shlex.quote(str(training_program()))
+    return f"each probe: {ranks} ranks of python {program} (synthetic data, no checkpoints)"

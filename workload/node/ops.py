@@ -1,0 +1,116 @@
+"""DeepSpeed's compiled ops: the folder that keeps them, and what can be compiled on this node."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
+from tuner.workload.node.rights import run_as
+
+__all__ = ["architectures", "build_kind", "cannot_build", "extensions_dir"]
+
+#: From this release of DeepSpeed on `CPUAdamBuilder` is no builder for CUDA, which asks for CUDA's
+#: compiler on a machine with GPUs. (`AsyncIOBuilder` still is one.)
+CPU_ADAM_WITHOUT_CUDA = (0, 19, 8)
+
+
+def extensions_dir() -> str:
+    """Return the folder of DeepSpeed's compiled ops.
+
+    It is the user's TORCH_EXTENSIONS_DIR if set; otherwise a folder of our own, so that a lock
+    found in it under our own file lock is surely a relic of a killed build.
+    """
+    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        return chosen
+    if account := run_as():
+        cache = str(Path(account.home) / ".cache")
+    else:
+        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return str(Path(cache) / "joulefront" / "torch_extensions" / build_kind())
+
+
+def _release(package: str) -> tuple[int, ...]:
+    """Return the release of an installed package; empty if it is not installed."""
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    found = re.match(r"[0-9.]*[0-9]", version)
+    return tuple(int(part) for part in found.group(0).split(".")) if found else ()
+
+
+@functools.cache
+def build_kind(cpuinfo: str = "/proc/cpuinfo") -> str:
+    """Return a name of what a compiled op runs on: this kind of processor, and this torch.
+
+    Ops are compiled for the processor that compiles them (-march=native), and nodes may share a
+    home folder.
+    """
+    said = []
+    with contextlib.suppress(OSError):
+        text = Path(cpuinfo).read_text()
+        for name in ("model name", "flags", "Features", "CPU part"):
+            found = re.search(rf"^{name}\s*: (.*)$", text, flags=re.MULTILINE)
+            said.append(found.group(1) if found else "")
+    digest = hashlib.sha256("|".join(said).encode()).hexdigest()[:8]
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = "unknown"
+    return f"{platform.machine()}-{digest}-torch-{torch}"
+
+
+def cannot_build(op: str, *, gpus: bool = False) -> str:
+    """Return the reason why a DeepSpeed op ("cpu_adam") cannot be built here; empty if it can.
+
+    It can if it was compiled before, or if there is a C++ compiler; reading and writing a drive
+    beside the computation ("async_io") needs libaio, too, and on GPUs CUDA's compiler.
+
+    Args:
+        op: its name.
+        gpus: ranks run on GPUs.
+    """
+    if any(Path(extensions_dir(), op).glob(f"{op}*.so")):
+        return ""
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) or shutil.which("g++"):
+        if op == "async_io" and not Path("/usr/include/libaio.h").exists():
+            return "DeepSpeed's async_io needs libaio and its headers (libaio-dev)"
+        by_cuda = op == "async_io" or _release("deepspeed") < CPU_ADAM_WITHOUT_CUDA
+        if gpus and by_cuda and not (os.environ.get("CUDA_HOME") or shutil.which("nvcc")):
+            return f"DeepSpeed's {op} is compiled by CUDA's compiler, and nvcc is not on PATH"
+        return ""
+    return f"DeepSpeed's {op} must be compiled, and there is no C++ compiler ({compiler} or g++)"
+
+
+def architectures(env: Mapping[str, str]) -> str:
+    """Return the compute capabilities of the visible GPUs, as TORCH_CUDA_ARCH_LIST has them.
+
+    Without that variable a builder asks torch for them, which starts CUDA.
+    """
+    if env.get("DS_ACCELERATOR") == "cpu":
+        return ""
+    try:
+        nvml = open_nvml()
+    except MeterError:
+        return ""
+    try:
+        told = [
+            ask(nvml, None, partial(nvml.nvmlDeviceGetCudaComputeCapability, gpu.handle))
+            for gpu in visible_gpus(nvml, environ=env)
+        ]
+    finally:
+        ask(nvml, None, nvml.nvmlShutdown)
+    return ";".join(sorted({f"{major}.{minor}" for major, minor in filter(None, told)}))
