@@ -357,11 +357,13 @@ class CandidateSampler(ProbePlanner):
     ) -> RegretEstimate | None:
         """Return what the measured configurations and those in flight miss of the front.
 
-        None with too few measurements to fit the hyperparameters, or with fewer than the folds of
-        the cross-validation of a regressor that has no posterior of its own.
+        None with too few measurements to fit the hyperparameters, with fewer than the folds of the
+        cross-validation of a regressor that has no posterior of its own, and until two live
+        settings of a launch are measured: launches begin at like settings, which tell nothing of
+        the others.
         """
         least = LEAST_MEASUREMENTS if self.surrogates.sharpens else FOLDS + 1
-        if len(observations.measured) < least:
+        if len(observations.measured) < least or not self._live_varied(observations):
             return None
         return self._regret.estimate(
             front,
@@ -369,6 +371,12 @@ class CandidateSampler(ProbePlanner):
             candidates,
             self.question,
         )
+
+    def _live_varied(self, observations: Observations) -> bool:
+        """Return True if a launch was measured at two settings, or none has two."""
+        launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]
+        several = len(set(launches)) < len(launches)
+        return several or all(len(rows) == 1 for rows in self._members)
 
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:
         """Return True if the launch of these candidates has other settings to propose."""
