@@ -29,6 +29,7 @@ from tuner.search_spaces.rules import RULES, Rule, broken_rules
 from tuner.search_spaces.typed import names_a_file
 
 __all__ = [
+    "ALIASES",
     "Auto",
     "Candidates",
     "SearchSpace",
@@ -36,6 +37,9 @@ __all__ = [
     "load_space",
     "space_names",
 ]
+
+#: Further names of shipped spaces, by what is varied.
+ALIASES = {"dp-zero": "default", "3d": "parallelism", "everything": "full"}
 
 _DEGREES = (
     "data_parallel",
@@ -334,10 +338,11 @@ def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
         InputError: no such space, or its file is not one.
     """
     text = str(name_or_path or "default")
+    text = ALIASES.get(text, text)
     shipped = resources.files("tuner.search_spaces") / "data" / "spaces" / f"{text}.toml"
     path = None if text in space_names() else Path(text)
     if path is not None and not names_a_file(path):
-        raise UnknownName("space", text, [*space_names(), "or the path of a toml file"])
+        raise UnknownName("space", text, [*space_names(), *ALIASES, "or the path of a toml file"])
     try:
         data = tomllib.loads(
             shipped.read_text(encoding="utf-8") if path is None else path.read_text("utf-8")

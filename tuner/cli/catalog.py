@@ -49,13 +49,21 @@ def _clusters(args: argparse.Namespace) -> int:
 
 
 def _spaces(args: argparse.Namespace) -> int:
-    from tuner.search_spaces.space import load_space, space_names
+    from tuner.search_spaces.space import ALIASES, load_space, space_names
 
     spaces = [load_space(name) for name in space_names()]
     answer(
         args,
         [{"name": s.name, "what": s.what, "knobs": sorted(s.choices)} for s in spaces],
-        columns([(space.name, space.what) for space in spaces]),
+        columns(
+            [
+                (
+                    ", ".join([s.name, *(a for a, name in ALIASES.items() if name == s.name)]),
+                    s.what,
+                )
+                for s in spaces
+            ]
+        ),
     )
     return OK
 
