@@ -100,7 +100,7 @@ def test_finding_14_threads_count_the_cores_that_were_granted(
     shown = tmp_path / "show"
     shown.write_text('#!/bin/sh\nprintf %s "$OMP_NUM_THREADS"\n')
     shown.chmod(0o755)
-    env = {**os.environ, "PYTHON": str(shown)}
+    env = {**os.environ, "PYTHON": str(shown), "SYNTHETIC": "1"}
     env |= {"PROC": str(tmp_path / "proc"), "CGROUP": str(tmp_path / "cgroup")}
     env.pop("OMP_NUM_THREADS", None)
     done = subprocess.run(
