@@ -27,7 +27,7 @@ def slack() -> SlackLimits:
     return SlackLimits(CONFIGURATIONS, MEMBERS, np.repeat([0, 1], 5))
 
 
-def observed(candidate: int, power_W: float, rse: float = math.nan) -> Observation:
+def observed(candidate: int, power_W: float, rse: float = 0.0) -> Observation:
     return Observation(candidate, CONFIGURATIONS[candidate], 1.0, power_W, math.nan, rse)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tuner.models.surrogate.surrogates import POWER_NOISE
 from tuner.search.observations import Observation
 from tuner.search_spaces.configuration import Configuration, Settings
 
@@ -74,7 +75,8 @@ class SlackLimits:
         here = observation.candidate
         configuration = self._configurations[here]
         # Power of the whole job, perhaps with its hosts: what a device draws is this at most.
-        error = 0.0 if math.isnan(observation.power_rse) else ERRORS * observation.power_rse
+        stated = observation.power_rse
+        error = ERRORS * (POWER_NOISE if math.isnan(stated) else stated)
         least_W = SLACK * (1 + error) * observation.power_W / configuration.world_size
         if observation.power_capped or not self._limits_W[here] > least_W:
             return
