@@ -64,3 +64,11 @@ def test_what_is_below_the_noise_does_not_count() -> None:
     )
     assert estimate.probability_above(0.02) == pytest.approx(0.5)
     assert estimate.probability_above(0.0) == pytest.approx(0.75)
+
+
+def test_a_noise_beyond_the_front_itself_hides_no_regret() -> None:
+    whole = RegretEstimate(
+        missing=np.array([0.9, 0.2, 0.05, 0.0]), noise=np.full(4, 1.5), saving=np.zeros(4)
+    )
+    assert whole.probability_above(0.02) == pytest.approx(0.5)
+    assert whole.probability_above(0.3) == pytest.approx(0.25)

@@ -34,6 +34,10 @@ LEAST_MEASUREMENTS = LEAST_ROWS
 #: nearest to the front, and those with the most to gain. More of them would not fit in a proposal's
 #: time; the rest is dominated in nearly every draw.
 DRAWS, MOST_CANDIDATES = 128, 128
+#: Noise beyond this share of a drawn front's hypervolume counts as this much. A front that is drawn
+#: small has a noise of more than itself, and no regret can exceed that: searches of noisy tables
+#: ended after a few windows with the whole front missing. Half and double of it were not tried.
+MOST_NOISE = 0.1
 #: Open candidates are ranked by the improvement at this many standard deviations below the mean.
 OPTIMISM_SD = 2.0
 
@@ -59,8 +63,12 @@ class RegretEstimate:
     of_answer: bool = False
 
     def probability_above(self, share: float) -> float:
-        """Return the probability that more is missing than this share and the noise."""
-        return float(np.mean(self.missing > np.maximum(share, self.noise)))
+        """Return the probability that more is missing than this share and the noise.
+
+        The noise counts up to `MOST_NOISE`, or up to the share if that is larger.
+        """
+        least = np.clip(self.noise, share, max(MOST_NOISE, share))
+        return float(np.mean(self.missing > least))
 
 
 class RegretModel:
