@@ -9,6 +9,9 @@ may use them. Figures and quirks of DeepSpeed are those of release 0.19.8.
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
@@ -103,11 +106,24 @@ def _global_batch(c: Configuration, job: TrainingJob, cluster: Cluster) -> str |
     share, chosen = c.micro_batch * c.data_parallel, c.get("global_batch")
     whole = chosen if isinstance(chosen, int) else job.global_batch
     if whole % share:
-        return (
+        phrase = (
             f"micro_batch {c.micro_batch} x data_parallel {c.data_parallel} = {share} "
             f"does not divide the global batch {whole}"
         )
+        if whole % c.data_parallel:
+            return f"{phrase}, and data_parallel {c.data_parallel} alone does not either"
+        near = _nearest_divisors(whole // c.data_parallel, c.micro_batch)
+        return f"{phrase}; near it, micro_batch can be {' or '.join(map(str, near))}"
     return None
+
+
+@lru_cache(maxsize=4096)  # asked for each combination of knobs of a space
+def _nearest_divisors(number: int, value: int) -> tuple[int, ...]:
+    """Return the greatest divisor of `number` below `value` and the least one above it."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    divisors = {*small, *(number // n for n in small)}
+    below, above = [n for n in divisors if n < value], [n for n in divisors if n > value]
+    return (*([max(below)] if below else []), *([min(above)] if above else []))
 
 
 @_rule(

@@ -1,4 +1,9 @@
-"""Mistakes that a new user made, and the sentence that answers each: what is wrong, what to do."""
+"""Mistakes that a new user made, and the sentence that answers each: what is wrong, what to do.
+
+The numbers are those of the 35 mistakes that a review of the command line provoked. Number 35, a
+script that raises, has its sentence in tests/workload/scripts/test_script_real.py
+(`test_a_script_that_fails_says_why_and_where`), because it has to be started.
+"""
 
 from __future__ import annotations
 
@@ -39,53 +44,95 @@ def run(capsys, *words):
 PLAN = ["optimize", "opt-350m", "--cluster", "a100-8"]
 
 
+#: Of the review: number, command, parts of the sentence that answers it.
+REVIEWED = [
+    (1, ["optimise"], ["unknown command 'optimise'; did you mean 'optimize'?", "and 1"]),
+    (2, ["optimize", "tinygpt"], ["unknown job 'tinygpt'; did you mean 'tiny-gpt'?"]),
+    (
+        3,
+        ["optimize", "--cluster", "h100-64"],
+        ["unknown cluster 'h100-64'; did you mean 'h100-32'?", "or the path of a toml file"],
+    ),
+    (4, [*PLAN, "--deadline-s", "2x"], ["--deadline-s: '2x' must be a number with a unit (s, "]),
+    (5, [*PLAN, "--deadline", "7200"], ["--deadline: '7200' must be", "such as 2h, 90m or 7200s"]),
+    (6, [*PLAN, "--budget", "-5kJ"], ["budget_kJ is -5.0; it must be a number greater than 0"]),
+    (6, [*PLAN, "--budget-kJ", "-5"], ["budget_kJ is -5.0; it must be a number greater than 0"]),
+    (10, [*PLAN, "--choose", "cheapest"], ["unknown objective 'cheapest'", "knee", "least-cost"]),
+    (11, [*PLAN, "--choose", "least-cost"], ["needs price_per_kWh", "no price is assumed"]),
+    (
+        16,
+        ["predict", "opt-350m", "microbatch=4"],
+        ["unknown knob 'microbatch'; did you mean 'micro_batch'?"],
+    ),
+    (
+        17,
+        ["predict", "tiny-gpt", "--cluster", "cpu-2", "micro_batch=3"],
+        ["3 does not divide the global batch 8; near it, micro_batch can be 2 or 4"],
+    ),
+    (
+        17,
+        ["predict", "opt-350m", "--cluster", "a100-8", "data_parallel=3", "micro_batch=2"],
+        ["6 does not divide the global batch 1024, and data_parallel 3 alone does not either"],
+    ),
+    (
+        18,
+        ["probe", "--cluster", "cpu-2", "zero_stage=5"],
+        ["zero_stage is 5; it must be one of 0, 1, 2, 3"],
+    ),
+    (
+        19,
+        ["optimize", "--script", "torchrun train.py", "--cluster", "cpu-2"],
+        ["torchrun starts ranks itself", "give the script and its own arguments alone"],
+    ),
+    (
+        20,
+        ["optimize", "--script", "nowhere.py", "--cluster", "cpu-2"],
+        ["there is no script 'nowhere.py' in /"],
+    ),
+    (25, [*PLAN, "--max-probes", "0"], ["max_probes is 0; it must be an integer of at least 1"]),
+    (
+        26,
+        [*PLAN, "--space", "nosuch"],
+        ["unknown space 'nosuch'; known: 3d, ", "or the path of a toml file"],
+    ),
+    (
+        27,
+        ["optimize", "lmm-72b", "--cluster", "a100-8"],
+        [
+            "lmm-72b does not fit on a100-8: the smallest of 2,556 configurations of space "
+            "'default' needs 89.9 GB of a GPU's 85.9 GB (4.0 GB too many); try ",
+            "--space cpu-all or 16 GPUs or --cluster ",
+        ],
+    ),
+    (28, ["runs", "rm", "nosuch"], ["unknown run 'nosuch' in /"]),
+    (29, [*PLAN, "--sampler", "tp"], ["unknown sampler 'tp'; did you mean 'tpe'?"]),
+    (32, [*PLAN, "--baseline", "mine.json"], ["cannot read the baseline mine.json: No such file"]),
+    (
+        34,
+        [*PLAN, "--max-probe", "3"],
+        ["unknown arguments: --max-probe 3; did you mean '--max-probes'"],
+    ),
+]
+#: Others: command, parts of the sentence.
+OTHERS = [
+    ([*PLAN, "--budget", "40"], ["--budget: '40' must be", "such as 11kWh or 40MJ"]),
+    ([*PLAN, "--budget", "40mJ"], ["'40mJ' must be a number with a unit (J, kJ, MJ, "]),
+    ([*PLAN, "--budget", "1.2.3kJ"], ["'1.2.3kJ' must be a number with a unit"]),
+    ([*PLAN, "--deadline-s", "nan"], ["deadline_s is nan; it must be a number greater"]),
+    ([*PLAN, "--dead", "2h"], ["unknown arguments: --dead"]),
+    ([*PLAN, "--deadlin-s=2"], ["unknown arguments: --deadlin-s=2; did you mean '--deadline-s"]),
+    ([*PLAN, "--space", "fulll"], ["unknown space 'fulll'; did you mean 'full'?"]),
+    (["probe", "nosuch", "a=1"], ["unknown job 'nosuch'"]),
+    (["probe", "--time-limit", "5"], ["--time-limit: '5' must be a number with a unit"]),
+    (["completion", "bsh"], ["unknown shell 'bsh'; did you mean 'bash'?"]),
+]
+
+
 @pytest.mark.parametrize(
     ("words", "sentences"),
     [
-        (["optimise"], ["unknown command 'optimise'; did you mean 'optimize'?", "and 1"]),
-        (["optimize", "tinygpt"], ["unknown job 'tinygpt'; did you mean 'tiny-gpt'?"]),
-        (["optimize", "--cluster", "h100-64"], ["unknown cluster 'h100-64'; did you mean 'h100-"]),
-        ([*PLAN, "--deadline-s", "2x"], ["--deadline-s: '2x' must be a number with a unit (s, "]),
-        ([*PLAN, "--deadline", "7200"], ["--deadline: '7200' must be", "such as 2h, 90m or 7200s"]),
-        ([*PLAN, "--budget", "40"], ["--budget: '40' must be", "such as 11kWh or 40MJ"]),
-        ([*PLAN, "--budget", "40mJ"], ["'40mJ' must be a number with a unit (J, kJ, MJ, "]),
-        ([*PLAN, "--budget", "1.2.3kJ"], ["'1.2.3kJ' must be a number with a unit"]),
-        ([*PLAN, "--budget-kJ", "-5"], ["budget_kJ is -5.0; it must be a number greater than 0"]),
-        ([*PLAN, "--deadline-s", "nan"], ["deadline_s is nan; it must be a number greater"]),
-        ([*PLAN, "--dead", "2h"], ["unknown arguments: --dead"]),
-        (
-            [*PLAN, "--deadlin-s=2"],
-            ["unknown arguments: --deadlin-s=2; did you mean '--deadline-s"],
-        ),
-        ([*PLAN, "--max-probe", "3"], ["did you mean '--max-probes'"]),
-        ([*PLAN, "--max-probes", "0"], ["max_probes is 0; it must be an integer of at least 1"]),
-        ([*PLAN, "--choose", "cheapest"], ["unknown objective 'cheapest'", "least-cost"]),
-        ([*PLAN, "--choose", "least-cost"], ["no price is assumed"]),
-        ([*PLAN, "--space", "fulll"], ["unknown space 'fulll'; did you mean 'full'?"]),
-        ([*PLAN, "--sampler", "tp"], ["unknown sampler 'tp'; did you mean 'tpe'?"]),
-        ([*PLAN, "--baseline", "mine.json"], ["mine.json"]),
-        (["optimize", "--script", "nowhere.py", "--cluster", "cpu-2"], ["nowhere.py"]),
-        (
-            ["optimize", "--script", "torchrun train.py", "--cluster", "cpu-2"],
-            ["torchrun starts ranks itself", "give the script and its own arguments alone"],
-        ),
-        (
-            ["predict", "opt-350m", "microbatch=4"],
-            ["unknown knob 'microbatch'; did you mean 'micro_"],
-        ),
-        (
-            ["optimize", "lmm-72b", "--cluster", "a100-8"],
-            [
-                "lmm-72b does not fit on a100-8: the smallest of 2,556 configurations of space "
-                "'default' needs 89.9 GB of a GPU's 85.9 GB (4.0 GB too many); try ",
-                "--space cpu-all or 16 GPUs or --cluster ",
-            ],
-        ),
-        (["probe", "nosuch", "a=1"], ["unknown job 'nosuch'"]),
-        (["probe", "--cluster", "cpu-2", "micro_batch=3"], ["divide"]),
-        (["probe", "--cluster", "cpu-2", "zero_stage=5"], ["0, 1, 2, 3"]),
-        (["probe", "--time-limit", "5"], ["--time-limit: '5' must be a number with a unit"]),
-        (["completion", "bsh"], ["unknown shell 'bsh'; did you mean 'bash'?"]),
+        *(pytest.param(*mistake, id=f"{n}-{mistake[0][-1]}") for n, *mistake in REVIEWED),
+        *OTHERS,
     ],
 )
 def test_a_mistake_is_answered_in_one_sentence(capsys, tmp_path, words, sentences):
@@ -98,33 +145,76 @@ def test_a_mistake_is_answered_in_one_sentence(capsys, tmp_path, words, sentence
     assert not list(tmp_path.rglob("probes.jsonl"))
 
 
-def test_a_job_that_is_a_models_config_is_told_what_a_job_is(capsys, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt"}))
-    code, _, err = run(capsys, "optimize", "config.json", "--cluster", "cpu-2")
-    assert code == 2
-    assert "job" in err
-    assert "Traceback" not in err
-
-
-def test_a_misspelt_key_of_a_job_is_answered_by_the_nearest(capsys, tmp_path):
-    text = "sequence_length = 64\nglobal_batch = 8\nsteps = 10\nprecison = 'fp32'\n"
-    (tmp_path / "job.toml").write_text(text + "[model]\nconfig = 'tiny-gpt'\n")
-    code, _, err = run(capsys, "optimize", "job.toml", "--cluster", "cpu-2")
-    assert code == 2
-    assert "unknown key in job.toml 'precison'; did you mean 'precision'?" in err
+JOB = "sequence_length = 64\nglobal_batch = 8\nsteps = 10\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "sentences"),
+    ("file", "text", "sentence"),
     [
-        (["front", "opts"], ["unknown run 'opts' in /", "did you mean 'opt'?"]),
-        (["explain", "opt", "--point", "99"], ["unknown measured point '99'; known: 1 to "]),
-        (["compare", "opt", "--from", "bets"], ["did you mean 'best'?"]),
-        (["export", "opt", "--to", "xlsx"], ["unknown format 'xlsx'; known: csv, "]),
-        (["export", "opt", "--to", "cvs"], ["did you mean 'csv'?"]),
+        pytest.param(
+            "job.toml",
+            JOB + "[model]\nconfig = 'nowhere.json'\n",
+            "model config 'nowhere.json' is neither a file nor one of lmm-32b, ",
+            id="7",
+        ),
+        pytest.param(
+            "job.toml",
+            JOB + "precison = 'fp32'\n[model]\nconfig = 'tiny-gpt'\n",
+            "unknown key in job.toml 'precison'; did you mean 'precision'?",
+            id="8",
+        ),
+        pytest.param(
+            "config.json",
+            json.dumps({"model_type": "opt"}),
+            "config.json is no job: a job is a TOML file that gives the batch and the steps, and "
+            'names the model by [model] config = "config.json"',
+            id="9",
+        ),
     ],
 )
-def test_a_mistake_about_a_run_is_answered_shortly(capsys, runs, words, sentences):
+def test_a_file_that_is_no_job_is_answered_by_what_one_holds(
+    capsys, tmp_path, file, text, sentence
+):
+    (tmp_path / file).write_text(text)
+    code, out, err = run(capsys, "optimize", file, "--cluster", "cpu-2")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"tuner: {sentence}")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_script_is_not_searched_on_predictions(capsys, tmp_path):  # 21
+    (tmp_path / "train.py").write_text("print('trains')\n")
+    code, _, err = run(capsys, "optimize", "--script", "train.py", "--cluster", "h100-32")
+    assert code == 2
+    assert "h100-32 is only simulated here; tune it on a machine with its devices" in err
+    assert "or predict a job: tuner plan JOB --cluster h100-32" in err
+
+
+def test_fewer_gpus_than_the_default_needs_are_taken(capsys):  # 33
+    code, out, _ = run(capsys, *PLAN, "--max-gpus", "3", "--dry-run")
+    assert code == 0
+    assert "left out: they need more GPUs than max_gpus=3 allows; the baseline needs 8" in out
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "sentences"),
+    [
+        (13, ["front", "opts"], ["unknown run 'opts' in /", "did you mean 'opt'?"]),
+        (15, ["apply", "opt", "--point", "99"], ["unknown measured point '99'; known: 1 to "]),
+        (15, ["compare", "opt", "--from", "bets"], ["did you mean 'best'?"]),
+        (22, ["export", "opt", "--to", "xlsx"], ["unknown format 'xlsx'; known: csv, "]),
+        (22, ["export", "opt", "--to", "cvs"], ["did you mean 'csv'?"]),
+        (
+            24,
+            ["compare", "opt", "other"],
+            [
+                "unknown arguments: other; its points are those of one run (--from, --to); ",
+                "; for two runs: tuner diff RUN OTHER; see",
+            ],
+        ),
+    ],
+)
+def test_a_mistake_about_a_run_is_answered_shortly(capsys, runs, number, words, sentences):
     code, out, err = run(capsys, *words, "--runs-dir", runs)
     assert (code, out) == (2, "")
     (line,) = err.strip().splitlines()
@@ -133,11 +223,87 @@ def test_a_mistake_about_a_run_is_answered_shortly(capsys, runs, words, sentence
     assert len(line.replace(str(runs), "")) < 260
 
 
-def test_the_name_of_another_study_is_refused(capsys, runs):
-    words = [*PLAN, "--name", "opt", "--runs-dir", runs]
-    code, _, err = run(capsys, *words)
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """Folder of one run, "sim", whose limits no configuration meets."""
+    folder = tmp_path_factory.mktemp("simulated")
+    limits = ["--max-probes", "2", "--deadline", "1s"]
+    assert main([*PLAN, *limits, "--name", "sim", "--quiet", "--runs-dir", str(folder)]) == 3
+    return folder
+
+
+def test_the_name_of_another_study_is_refused(capsys, simulated):  # 12
+    files = sorted(path.stat().st_mtime_ns for path in simulated.rglob("*"))
+    words = ["optimize", "tiny-gpt", "--cluster", "a100-8", "--name", "sim"]
+    code, _, err = run(capsys, *words, "--runs-dir", simulated)
     assert code == 2
-    assert "opt" in err
+    assert "'sim' is about another question (job.name was opt-350m and is tiny-gpt); give" in err
+    assert sorted(path.stat().st_mtime_ns for path in simulated.rglob("*")) == files
+
+
+def test_a_study_of_other_devices_is_not_trained_here(capsys, simulated):  # 31
+    code, _, err = run(capsys, "run", "sim", "--runs-dir", simulated)
+    assert code == 2
+    assert "the study was of A100-SXM-80GB and this machine has " in err
+    assert "`tuner apply` writes the files to start it elsewhere" in err
+
+
+def test_files_under_unmet_limits_are_written_and_said_to_be_unmet(capsys, simulated):
+    words = ["apply", "sim", "--runs-dir", simulated]
+    code, out, _ = run(capsys, *words)
+    assert code == 3
+    assert "The deadline cannot be met: the least found is " in out
+    assert "No predicted configuration meets the limits; these files start the nearest:\n" in out
+    assert (simulated / "sim" / "best" / "launch.sh").is_file()
+    code, out, _ = run(capsys, *words, "--json")
+    assert (code, json.loads(out)["met"]) == (3, False)
+    assert run(capsys, *words, "--point", "1")[0] == 0  # the user chose it
+
+
+def test_the_run_that_is_meant_is_named_where_none_is(capsys, runs, tmp_path):  # 14, 28
+    code, out, err = run(capsys, "front", "--json", "--runs-dir", runs)
+    assert code == 0
+    assert json.loads(out)["name"] == "opt"
+    assert err == f"tuner: no run is named; the latest in {runs} is 'opt'\n"
+    assert run(capsys, "front", "opt", "--runs-dir", runs)[2] == ""
+    code, _, err = run(capsys, "front", "--runs-dir", tmp_path)
+    assert (code, err) == (2, f"tuner: there is no run in {tmp_path}; `tuner optimize` makes one\n")
+    code, out, _ = run(capsys, "runs", "--runs-dir", runs)
+    assert code == 0
+    assert out.splitlines()[1].startswith("opt ")
+
+
+def test_an_export_says_what_to_do_with_it(capsys, runs, monkeypatch):  # 23
+    from tuner.results.result import Result
+
+    def offline(result, to, out=None):
+        (folder := result.run_dir / to).mkdir(exist_ok=True)
+        (folder / "offline-run-1").mkdir(exist_ok=True)
+        return folder
+
+    monkeypatch.setattr(Result, "export", offline)  # wandb takes 2 s (tests/display/test_export.py)
+    words = ["export", "opt", "--runs-dir", runs, "--to"]
+    out = run(capsys, *words, "wandb")[1]
+    assert out.endswith(f"\nSend it with: wandb sync {runs}/opt/wandb/offline-run-1\n")
+    assert "mlflow ui --backend-store-uri " in run(capsys, *words, "mlflow")[1]
+
+
+def test_a_search_on_predictions_says_so_first(capsys):
+    _, _, err = run(capsys, *PLAN, "--max-probes", "1", "--plain")
+    first, *others = err.splitlines()
+    assert re.fullmatch(
+        r"[\d:]{8} nothing is measured: this search tries its probes on predictions of the models; "
+        r"`tuner plan` predicts all [\d,]+ configurations at once",
+        first,
+    )
+    (absent,) = [line for line in others if "not in space 'default'" in line]
+    assert "tensor_parallel" in absent
+    assert absent.endswith(" (--space everything searches them)")
+    assert len(absent) < 190
+    out = run(capsys, *PLAN, "--dry-run")[1]
+    assert out.startswith("Nothing is measured: every probe is a prediction")
+    assert "no clock, no power limit" in out
+    assert "ranks of python" not in out
 
 
 def test_a_measured_configuration_is_taken_in_any_order(capsys, runs):
@@ -190,7 +356,7 @@ def test_a_dry_run_starts_and_writes_nothing(capsys, tmp_path):
 
 
 def test_too_little_is_no_finding(capsys, tmp_path):
-    code, out, _ = run(capsys, *PLAN, "--probe-budget", "300kJ", "--name", "few", "--quiet")
+    code, out, _ = run(capsys, *PLAN, "--probe-budget", "150kJ", "--name", "few", "--quiet")
     assert code == 0
     first, second = [line for line in out.splitlines() if line][:2]
     assert re.fullmatch(
@@ -203,7 +369,7 @@ def test_too_little_is_no_finding(capsys, tmp_path):
     )
 
 
-def test_the_version_is_printed(capsys):
+def test_the_version_is_printed(capsys):  # 30
     code, out, _ = run(capsys, "--version")
     assert code == 0
     assert out.startswith("joulefront ")

@@ -72,7 +72,7 @@ def test_the_view_shows_limits_flights_front_and_failures() -> None:
     text = shown(view)
     assert "2 of 14" in text
     assert "1.20 of 5 kJ (estimated)" in text
-    assert re.search(r"p0002 +12 s +2 +node-a +mb4", text)
+    assert re.search(r"p0002 +12 s +2 settings +node-a +mb4", text)
     assert "node-b, node-c" in text
     assert "p0000" not in text  # it ended
     assert "p0001 out of memory: a rank ran out of memory" in text
@@ -96,7 +96,25 @@ def test_at_80_columns_only_the_launch_setting_is_shortened() -> None:
     console.print(view.picture())
     text = console.file.getvalue()  # type: ignore[attr-defined]
     (row,) = [line for line in text.splitlines() if line.startswith("p0003")]
-    assert re.match(r"p0003 +0 s +2 +node-b, node-c +a_long_name_of_a_knob_0=none.*…", row)
+    assert re.match(r"p0003 +0 s +2 settings +node-b, node-c +a_long_name_of_a_knob_0=none.*…", row)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_phase_of_a_running_probe_is_shown_at_80_columns() -> None:
+    from rich.console import Console
+
+    phases = {"p0002": "measuring 2 of 4 at 1050MHz", "p0003": "launching"}
+    view = LiveView(Console(file=io.StringIO(), width=80), clock=lambda: 0.0, lines=False)
+    for event in events():
+        view(replace(event, phase=lambda name: phases.get(name, ""), places=None))
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    for _ in range(2):
+        console.print(view.picture())
+        phases["p0003"] = "warming up"
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert len(re.findall(r"p0002 +0 s +measuring 2 of 4 at 1050MHz +this node +mb4", text)) == 2
+    assert re.search(r"p0003 +0 s +launching +this node", text)
+    assert re.search(r"p0003 +0 s +warming up +this node", text)
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -23,16 +23,25 @@ def said(space: SearchSpace, job=JOB, cluster=CPU) -> tuple[str, ...]:
 
 
 def test_the_default_space_on_a_cpu_says_what_it_leaves_out() -> None:
-    turned, left = said(load_space("default"))
+    turned, absent, left = said(load_space("default"))
     assert turned.startswith("in play: data_parallel, micro_batch, zero_stage")
     assert "tensor_parallel" not in turned
-    assert "tensor_parallel, pipeline_parallel" in left
-    assert "not in space 'default' (--space cpu-all or full" in left
-    assert "global_batch: the job says its steps at one size only" in left
+    assert absent == (
+        "not in space 'default': tensor_parallel, pipeline_parallel, sequence_parallel, "
+        "expert_parallel, parameter_offload, activation_offload (--space everything searches them)"
+    )
+    assert left == "not in play: global_batch: the job says its steps at one size only"
+
+
+def test_the_smallest_space_with_all_that_is_left_out_is_named() -> None:
+    knobs = dict(load_space("full").choices)
+    del knobs["tensor_parallel"], knobs["pipeline_parallel"]
+    absent = said(SearchSpace("mine", knobs))[1]
+    assert absent.endswith(": tensor_parallel, pipeline_parallel (--space 3d searches them)")
 
 
 def test_a_knob_that_a_rule_refuses_gives_the_rules_reason() -> None:
-    _, left = said(load_space("full"))
+    *_, left = said(load_space("full"))
     assert "activation_offload: activation_offload sync needs a CUDA device" in left
     assert "expert_parallel: expert_parallel 2 needs a mixture-of-experts model" in left
 

@@ -12,6 +12,7 @@ from tuner.cli.options import (
     INTERRUPTED,
     OK,
     POINT,
+    UNMET,
     Commands,
     add_clock_command,
     add_quiet,
@@ -24,7 +25,7 @@ from tuner.terminal import raw_stream
 def _apply(args: argparse.Namespace) -> int:
     from tuner.api import load_result
     from tuner.deploy.launch_files import synthetic_notice, write_launch_files
-    from tuner.display.text import recommendation_lines, verification_lines
+    from tuner.display.text import found_word, recommendation_lines, verification_lines
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import make_folder, require_own
 
@@ -43,6 +44,12 @@ def _apply(args: argparse.Namespace) -> int:
         lines = [f"Point {args.point}: {point.configuration.short}"]
     notice = synthetic_notice(result.job) if result.job is not None else ""
     start = "./clocks.sh ./launch.sh" if point.configuration.live else "./launch.sh"
+    unmet = args.point in ("recommended", "best") and not result.choice.met
+    if unmet and result.choice.sentence not in lines:
+        lines.append(result.choice.sentence)
+    if unmet:
+        found = found_word(result)
+        lines.append(f"No {found} configuration meets the limits; these files start the nearest:")
     best = result.best.to_json() if result.best else None
     recommendation = result.recommendation.to_json() if result.recommendation else None
     answer(
@@ -53,6 +60,7 @@ def _apply(args: argparse.Namespace) -> int:
             "point": point.to_json(),
             "recommendation": recommendation,
             "synthetic": bool(notice),
+            "met": not unmet,
         },
         [
             *lines,
@@ -61,7 +69,7 @@ def _apply(args: argparse.Namespace) -> int:
             f"Start it with: cd {shlex.quote(str(out))} && {start}",
         ],
     )
-    return OK
+    return UNMET if unmet else OK
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -119,6 +119,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
             os.environ[COMMAND] = args.clock_command
         apply_defaults(args, _given(args))
+        _name_latest(args)
         code: int = args.run_command(args)
         sys.stdout.flush()
         return code
@@ -149,6 +150,18 @@ def _main(argv: Sequence[str] | None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _name_latest(args: argparse.Namespace) -> None:
+    """Print which run is meant where none is named: another folder has another latest one."""
+    unnamed = getattr(args, "of_run", False) and args.run is None
+    elsewhere = args.command == "dashboard" or getattr(args, "from_csv", None)
+    if not unnamed or elsewhere or getattr(args, "quiet", False):
+        return
+    from tuner.problem.run_folder import find_run
+
+    path = find_run(None, args.runs_dir).path.resolve()
+    print(f"tuner: no run is named; the latest in {path.parent} is {path.name!r}", file=sys.stderr)
 
 
 def _given(args: argparse.Namespace) -> set[str]:

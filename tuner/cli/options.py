@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -350,11 +351,17 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence, and whose arguments come in any order.
 
     An abbreviated option would drop the unit from its name, so none is taken.
+
+    Args:
+        hint: what to say of one word too many.
     """
 
-    def __init__(self, **more: Any) -> None:
+    def __init__(self, *, hint: str = "", **more: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **more})
+        self._hint = hint
         self._mixing = False  # inside argparse's own two passes over mixed arguments
+        # "-5kJ" is a value too, so that the error names what is wrong with it.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -373,7 +380,9 @@ class Parser(argparse.ArgumentParser):
                 self._mixing = False
         if unknown:
             options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-            hint = did_you_mean(options[0], self._option_string_actions) if options else ""
+            hint = f"; {self._hint}" if self._hint else ""
+            if options:
+                hint = did_you_mean(options[0], self._option_string_actions)
             self.error(f"unknown arguments: {' '.join(unknown)}{hint.rstrip('?')}")
         return found, unknown
 
@@ -398,21 +407,24 @@ class Commands:
         )
 
     def command(
-        self, name: str, run: Callable[[argparse.Namespace], int], what: str
+        self, name: str, run: Callable[[argparse.Namespace], int], what: str, *, hint: str = ""
     ) -> argparse.ArgumentParser:
         """Add a command; `run` takes its arguments and returns the exit code."""
-        added: argparse.ArgumentParser = self._parsers.add_parser(name, help=what, description=what)
+        added: argparse.ArgumentParser = self._parsers.add_parser(
+            name, help=what, description=what, hint=hint
+        )
         added.add_argument("--json", action="store_true", help="print the answer as JSON")
         added.set_defaults(run_command=run)
         return added
 
     def of_run(
-        self, name: str, run: Callable[[argparse.Namespace], int], what: str
+        self, name: str, run: Callable[[argparse.Namespace], int], what: str, *, hint: str = ""
     ) -> argparse.ArgumentParser:
         """Add a command about an existing run."""
-        added = self.command(name, run, what)
+        added = self.command(name, run, what, hint=hint)
         added.add_argument(
             "run", nargs="?", metavar="RUN", help="name or folder of the run (default: the latest)"
         )
         add_runs_dir(added)
+        added.set_defaults(of_run=True)
         return added

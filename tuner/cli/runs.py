@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,19 @@ def _export(args: argparse.Namespace) -> int:
         return _export_redacted(args)
     result = load_result(args.run, runs_dir=args.runs_dir)
     path = result.export(args.to, args.out)
-    answer(args, {"to": args.to, "out": str(path)}, [f"{args.to}: {path}"])
+    answer(args, {"to": args.to, "out": str(path)}, [f"{args.to}: {path}", *_after(args.to, path)])
     return OK
+
+
+def _after(format: str, path: Path) -> list[str]:
+    """Return the command that shows or sends an export, for the formats that need one."""
+    if format == "mlflow":
+        return [f"See it with: mlflow ui --backend-store-uri {shlex.quote(str(path))}"]
+    if format == "wandb":
+        folder = path if path.name == "wandb" else path / "wandb"
+        offline = sorted(folder.glob("offline-run-*"), key=lambda run: run.stat().st_mtime)
+        return [f"Send it with: wandb sync {shlex.quote(str(run))}" for run in offline[-1:]]
+    return []
 
 
 def _export_redacted(args: argparse.Namespace) -> int:
@@ -207,7 +219,12 @@ def add(commands: Commands) -> None:
         "choose", _choose, "choose again on a run's front, under other limits; nothing is measured"
     )
     add_options(choose.add_argument_group("limits and objective of the training job"), Constraints)
-    compare = commands.of_run("compare", _compare, "show by how much two measured points differ")
+    compare = commands.of_run(
+        "compare",
+        _compare,
+        "show by how much two measured points differ",
+        hint="its points are those of one run (--from, --to); for two runs: tuner diff RUN OTHER",
+    )
     for name, default in (("a", "baseline"), ("b", "best")):
         what = f'"best", "baseline" or a configuration (default: {default})'
         flag = "--from" if name == "a" else "--to"

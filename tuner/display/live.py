@@ -1,9 +1,9 @@
 """View of a running study that stays in place, for a person at a terminal.
 
 Drawn with Rich on standard error: the used share of the limits, the probes in flight with their
-place and duration, the front so far as a small plot, and the last failures. Events scroll above it
-in the same plain lines as in a log file (`tuner.display.progress`), so nothing is only in the view,
-and the view is erased at its end.
+phase, place and duration, the front so far as a small plot, and the last failures. Events scroll
+above it in the same plain lines as in a log file (`tuner.display.progress`), so only the phases are
+in the view alone, and the view is erased at its end.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _FAILURES = 3
 #: Points from which on a plot of them shows more than their number does.
 _PLOTTED = 3
 _PLOT_WIDTH, _PLOT_HEIGHT = 46, 9
+#: Characters of columns whose text can be long.
+_WIDEST = {"node": 24, "phase": 32}
 
 
 def can_be_live(stream: TextIO) -> bool:
@@ -180,19 +182,21 @@ class LiveView:
             return "no probe in flight"
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         # Rich narrows columns that may wrap, and only then the others.
-        for name in ("in flight", "for", "visits", "node", "launch setting"):
+        for name in ("in flight", "for", "phase", "node", "launch setting"):
             fixed = name != "launch setting"
-            table.add_column(name, no_wrap=fixed, max_width=24 if name == "node" else None)
+            table.add_column(name, no_wrap=fixed, max_width=_WIDEST.get(name))
         for probe_id, (event, since_s) in flying.items():
             request = event.request
             assert request is not None
             names = [name for name in event.varying if name in request.launch]
             launch = short(Configuration(request.launch), names)
             places = event.places() if event.places is not None else {}
+            phase = event.phase(probe_id) if event.phase is not None else ""
+            visits = f"{len(request.live)} setting{'s' * (len(request.live) != 1)}"
             table.add_row(
                 probe_id,
                 f"{self._clock() - since_s:.0f} s",
-                str(len(request.live)),
+                Text(visible(phase or visits)),
                 Text(visible(places.get(probe_id, "") or "this node")),
                 Text(visible(launch), no_wrap=True, overflow="ellipsis"),
             )

@@ -13,7 +13,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import broken_rules, unrunnable
-from tuner.search_spaces.space import SearchSpace, load_space, space_names
+from tuner.search_spaces.space import ALIASES, SearchSpace, load_space, space_names
 
 __all__ = ["knobs_in_play"]
 
@@ -21,8 +21,12 @@ __all__ = ["knobs_in_play"]
 def knobs_in_play(
     candidates: Candidates, space: SearchSpace, job: TrainingJob, cluster: Cluster
 ) -> tuple[str, ...]:
-    """Two sentences at most: what is in play, and why the rest is not."""
+    """Return what is in play, what the space leaves out, and what a rule leaves at one value.
+
+    Three short sentences at most.
+    """
     turned: list[str] = []
+    absent: list[str] = []
     reasons: dict[str, list[str]] = {}
     for name, knob in KNOBS.items():
         values = {Configuration(launch).get(name) for launch in candidates.launches}
@@ -30,6 +34,10 @@ def knobs_in_play(
             values = {live.get(name) for lives in set(candidates.lives) for live in lives}
         if len(values) > 1:
             turned.append(name)
+        elif knob.kind == "launch" and name == "global_batch" and len(job.global_batches) == 1:
+            reasons["the job says its steps at one size only"] = [name]
+        elif knob.kind == "launch" and name not in space.choices:
+            absent.append(name)
         elif knob.kind == "launch":
             why = _why_not(name, space, candidates, job, cluster)
             reasons.setdefault(why, []).append(name)
@@ -37,21 +45,30 @@ def knobs_in_play(
         sizes = sorted({launch["global_batch"] for launch in candidates.launches})
         steps = ", ".join(f"{job.steps_with(int(str(size)))} at {size}" for size in sizes)
         turned[turned.index("global_batch")] += f" (the solution takes {steps} steps)"
-    played = f"in play: {', '.join(turned) or 'no knob'}"
-    left = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
-    return (played, f"not in play: {left}") if left else (played,)
+    said = [f"in play: {', '.join(turned) or 'no knob'}"]
+    if absent:
+        said.append(f"not in space {space.name!r}: {', '.join(absent)}{_wider(absent)}")
+    if reasons:
+        left = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+        said.append(f"not in play: {left}")
+    return tuple(said)
+
+
+def _wider(absent: list[str]) -> str:
+    """Return which space searches these knobs; "" if no shipped one has all of them."""
+    sizes = {name: load_space(name).choices for name in space_names()}
+    wider = [name for name, choices in sizes.items() if set(absent) <= set(choices)]
+    if not wider:
+        return ""
+    smallest = min(wider, key=lambda name: len(sizes[name]))
+    intent = next((alias for alias, name in ALIASES.items() if name == smallest), smallest)
+    return f" (--space {intent} searches them)"
 
 
 def _why_not(
     name: str, space: SearchSpace, candidates: Candidates, job: TrainingJob, cluster: Cluster
 ) -> str:
     """Return why a launch knob has a single value, as a phrase."""
-    if name == "global_batch" and len(job.global_batches) == 1:
-        return "the job says its steps at one size only"
-    if name not in space.choices:
-        others = [other for other in space_names() if name in load_space(other).choices]
-        named = f" (--space {' or '.join(others)} has it)" if others else ""
-        return f"not in space {space.name!r}{named}"
     knob, today = KNOBS[name], Configuration(candidates.launches[0])
     for value in space.values(job, cluster)[name]:
         if value == today.get(name):

@@ -50,6 +50,7 @@ class Progress:
         left_s: seconds after which a limit ends the search at the latest; None if unknown.
         varying: the knobs that the search varies.
         places: returns the nodes of the probes in flight, by probe; None if there is one node.
+        phase: returns what the probe of this name does now, such as "warming up"; "" if unknown.
     """
 
     kind: Literal["note", "started", "finished"]
@@ -67,6 +68,7 @@ class Progress:
     left_s: float | None = None
     varying: tuple[str, ...] = field(default=())
     places: Callable[[], Mapping[str, str]] | None = None
+    phase: Callable[[str], str] | None = None
 
 
 @dataclass(frozen=True)

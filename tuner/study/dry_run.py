@@ -60,12 +60,17 @@ class DryRun:
         cost = self.forecast.to_json() if self.forecast else None
         return {**vars(self), "forecast": cost}
 
+    @property
+    def _cost(self) -> str:
+        if self.forecast is not None:
+            return self.forecast.sentence
+        if self.configurations:  # a job without a forecast: a search on predictions
+            return "Nothing is measured: every probe is a prediction (all at once: tuner plan)."
+        return "The cost is known once the script ran."
+
     def lines(self) -> list[str]:
         """Return the description for people."""
-        first = (
-            self.forecast.sentence if self.forecast else "The cost is known once the script ran."
-        )
-        lines = [first]
+        lines = [self._cost]
         if self.configurations:
             lines.append(
                 f"Search: {self.configurations:,} configurations, {self.launches:,} launch "
@@ -102,6 +107,8 @@ def describe(
         numbers = [value for value in values if isinstance(value, int)]
         span = f"{min(numbers)} to {max(numbers)}" if numbers else "one value a stage"
         clocks.append(f"{name} of each {device}: {span} ({len(values)} values)")
+    if problem.simulated:
+        clocks = []
     if clocks:
         clocks.append(
             "what was set before is read first, and put back after each probe, on Ctrl-C, and by a "
@@ -112,7 +119,7 @@ def describe(
         configurations=len(problem.candidates),
         launches=len(problem.candidates.launches),
         baseline=baseline.short if baseline else "",
-        commands=(ray, _command(problem)),
+        commands=(ray,) if problem.simulated else (ray, _command(problem)),
         files=tuple(f"{run.path}/{name}" for name in FILES),
         clocks=tuple(clocks),
         limits=limits_of(settings),

@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
@@ -45,6 +46,7 @@ from tuner.study.rules import (
 )
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.probe_phase import read_phase
 from tuner.workload.trace import compact
 
 __all__ = ["SearchLoop"]
@@ -434,6 +436,7 @@ class SearchLoop:
             left_s=most_left_s(self._settings, self.records, self.elapsed_s),
             varying=self._varying,
             places=getattr(self._executor, "places", None),
+            phase=partial(read_phase, run_dir) if (run_dir := self._spec.run_dir) else None,
         )
 
 

@@ -121,7 +121,13 @@ def _inspected(
     from tuner.workload.node.machine import detect_cluster
 
     if simulated:
-        raise InputError("a script is really run, so it cannot be tuned on a simulated cluster")
+        name = cluster if isinstance(cluster, str) else cluster.name
+        if name == "auto":
+            raise InputError("a script is really run, not simulated; choose another executor")
+        raise InputError(
+            f"a script is really run, and {name} is only simulated here; tune it on a machine with "
+            f"its devices, or predict a job: tuner plan JOB --cluster {name}"
+        )
     if not isinstance(cluster, Cluster):
         cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
     notify = notify or (lambda event: None)
@@ -194,5 +200,4 @@ def _as_prediction(problem: Problem) -> Problem:
 
     assert problem.cluster is not None
     known = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]
-    note = "every figure is the analytic models' prediction: nothing is measured"
-    return replace(problem, notes=(note, *known, *problem.notes), simulated=True)
+    return replace(problem, notes=(*known, *problem.notes), simulated=True)

@@ -225,7 +225,8 @@ class Session:
             for callback in self._shown:
                 callback.opened(study)
             cost = () if records else _forecast(spec)
-            for sentence in (_opening(problem, executor, run, records), *notes, *cost):
+            opening = _opening(problem, executor, run, records)
+            for sentence in (*_simulated(problem), opening, *notes, *cost):
                 loop.note(sentence)
             yield loop
 
@@ -350,6 +351,16 @@ def _forecast(spec: StudySpec) -> tuple[str, ...]:
     if problem.simulated or problem.job is None or problem.cluster is None:
         return ()
     return (forecast(problem, spec.settings).sentence,)
+
+
+def _simulated(problem: Problem) -> tuple[str, ...]:
+    """Return what a search on predictions is not, and the command that predicts everything."""
+    if not problem.simulated or problem.job is None or problem.cluster is None:
+        return ()
+    return (
+        "nothing is measured: this search tries its probes on predictions of the models; `tuner "
+        f"plan` predicts all {len(problem.candidates):,} configurations at once",
+    )
 
 
 def _opening(

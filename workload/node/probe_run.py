@@ -38,6 +38,7 @@ from tuner.workload.node.rank_server import control_socket
 from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, ProbeRequest
+from tuner.workload.probe_phase import write_phase
 from tuner.workload.runners import Continuation
 
 __all__ = ["Probe", "explain_exit", "oom_kills"]
@@ -85,6 +86,7 @@ class Probe:
         """Run the probe; whatever goes wrong becomes the record's failure."""
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._began_s = time.monotonic()
+        self._enter("")  # an earlier session may have been killed in this probe
         opened = closed = Reading(self._began_s, 0.0)
         failure: Failure | None = None
         timeline: Timeline | None = None
@@ -121,6 +123,7 @@ class Probe:
             closed = self.meter.read()
         except MeterError as error:
             failure = failure or Failure("node", f"after the measurement: {error}")
+        self._enter("")
         if timeline is not None:
             self._keep_timeline(timeline)
         if failure is None and self._missed and not self.measurements:
@@ -170,6 +173,7 @@ class Probe:
         try:
             oom_before = oom_kills()
             group = self._group = self.spawn(listener, address)
+            self._enter("launching")
             conductor = Conductor(
                 group,
                 deadline_s=self._began_s + request.time_limit_s,
@@ -180,7 +184,9 @@ class Probe:
             self._phases = conductor.phases
             conductor.first_step()
             self.ports.close()
+            self._enter("warming up")
             self.lead(conductor, timeline)
+            self._enter("ending")
             held = memory_of(group.pids) if on_gpus else None
             conductor.finish()
             self._peak_bytes = _peak(conductor.peaks, held)
@@ -192,6 +198,10 @@ class Probe:
                     wait_for_release(group.pids)
                 self.node.idle.was_busy()
             remove()
+
+    def _enter(self, phase: str) -> None:
+        """Tell the driver's live view which phase begins; "" for none."""
+        write_phase(self.node.run_dir, self.request.probe_id, phase)
 
     def open_timeline(self) -> Timeline:
         """Start to sample power."""
@@ -309,6 +319,9 @@ class Probe:
     ) -> float:
         """Measure one live setting and return its step time, seconds."""
         policy = self.request.window
+        number = len(self.measurements) + len(self._missed) + 1
+        at = f" at {live.short}" if live else ""
+        self._enter(f"measuring {number} of {max(number, len(self.request.live))}{at}")
         applied = self.governor.apply(live, ranks=self.launch.configuration.world_size)
         if live:
             conductor.settle(policy.settle_s, step_time_s)

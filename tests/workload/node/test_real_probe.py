@@ -22,6 +22,7 @@ from tuner.search_spaces.job import load_job
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.probe_phase import PHASE_NAME, read_phase
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
 
@@ -86,6 +87,26 @@ def test_a_probe_visits_every_live_setting_it_is_asked_for(runner: LocalRunner) 
     )
     assert [m.live for m in record.measurements] == list(asked)
     assert record.measurements[1].started_s > record.measurements[0].started_s
+
+
+def test_a_running_probe_tells_its_phases(runner: LocalRunner) -> None:
+    folder, ended, seen = runner.node.run_dir, threading.Event(), [""]
+
+    def watch() -> None:
+        while not ended.wait(0.01):
+            if (phase := read_phase(folder, "phases")) != seen[-1]:
+                seen.append(phase)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    launch = Settings(data_parallel=1, micro_batch=4)
+    record = runner.run(ProbeRequest("phases", launch, live=(Settings(),) * 2, window=QUICK))
+    ended.set()
+    watching.join()
+    assert record.ok
+    steps = ["launching", "warming up", "measuring 1 of 2", "measuring 2 of 2", "ending"]
+    assert [phase for phase in seen if phase] == steps
+    assert not (folder / "probes" / "phases" / PHASE_NAME).exists()
 
 
 def test_power_samples_are_written_on_the_probes_own_clock(runner: LocalRunner) -> None:
