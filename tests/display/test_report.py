@@ -431,8 +431,11 @@ def test_number(value: float, text: str) -> None:
     [
         (25.0, 600.0, "25.0 kJ", "600 s"),
         (0.05, 5.0, "50.0 J", "5.00 s"),
-        (3e6, 36000.0, "3,000 MJ", "10.0 h"),
-        (5e9, 9e6, "5,000 GJ", "104 days"),
+        (3599.0, 5.0, "3,599 kJ", "5.00 s"),
+        (3600.0, 5.0, "1.00 kWh", "5.00 s"),
+        (3e6, 36000.0, "833 kWh", "10.0 h"),
+        (5e9, 9e6, "1,389 MWh", "104 days"),
+        (5e12, 9e6, "1,389 GWh", "104 days"),
     ],
 )
 def test_units_follow_the_size(kJ: float, s: float, energy: str, time: str) -> None:

@@ -18,7 +18,7 @@ from tuner.display.text import (
     recommendation_lines,
     units_of,
 )
-from tuner.formatting import change, duration, energy_and_kWh, label, settings_text
+from tuner.formatting import change, duration, label, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
 from tuner.results.result import Point, Result
@@ -131,7 +131,7 @@ def _spent(result: Result) -> str:
     spent = result.spent
     if not spent.energy_kJ and not spent.time_s:
         return payback(result)
-    cost = f"{energy_and_kWh(spent.energy_kJ)}{label(energy_mark(result))}"
+    cost = f"{units_of(result).energy_text(spent.energy_kJ)}{label(energy_mark(result))}"
     return f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes. {payback(result)}"
 
 

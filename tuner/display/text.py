@@ -19,7 +19,6 @@ from tuner.formatting import (
     change,
     common_mark,
     duration,
-    energy_and_kWh,
     label,
     number,
     ordered_knobs,
@@ -88,7 +87,7 @@ def real_search_cost(result: Result) -> str:
     spent = result.spent
     return (
         f"A real search like this would take about {duration(spent.time_s)} and "
-        f"{energy_and_kWh(spent.energy_kJ)} of the cluster, in {spent.probes} probes."
+        f"{units_of(result).energy_text(spent.energy_kJ)} of the cluster, in {spent.probes} probes."
     )
 
 
@@ -171,7 +170,11 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def front_lines(
-    points: Sequence[Point], names: Sequence[str] | None = None, *, intervals: bool = False
+    points: Sequence[Point],
+    names: Sequence[str] | None = None,
+    *,
+    intervals: bool = False,
+    units: Units | None = None,
 ) -> list[str]:
     """Points as aligned columns: time, energy (labelled where estimated), power, knobs.
 
@@ -179,12 +182,13 @@ def front_lines(
         points: in the order in which they are shown.
         names: the knobs to show; those that vary over the points when not given.
         intervals: also show 90 % intervals, windows and the probability of being non-dominated.
+        units: of the figures; those of the points when not given.
     """
     if not points:
         return ["nothing measured"]
     if names is None:
         names = varying_knobs(point.configuration for point in points)
-    units = Units.of(points)
+    units = units or Units.of(points)
     estimated = label(common_mark(point.meter for point in points))
     more = ["90 %", "90 %", "windows", "on front"] if intervals else []
     heads = ["time to solution", f"energy to solution{estimated}", f"power{estimated}"]
@@ -251,11 +255,11 @@ def summary_lines(result: Result) -> list[str]:
         f"{found_word(result)} configurations, "
         f"{result.steps:,} x {result.about.get('unit_of_work', 'step')}"
     )
-    lines += front_lines(result.front_points, names, intervals=True)
+    lines += front_lines(result.front_points, names, intervals=True, units=units)
     if result.predicted:
         never = "Not tried" if prediction(result) else "Never measured"
         lines += ["", f"{never}, and likely on the front (predicted):"]
-        lines += front_lines(result.predicted, names, intervals=True)
+        lines += front_lines(result.predicted, names, intervals=True, units=units)
     if same := _same_in_all(result, names):
         lines.append(f"The same in all that was {found_word(result)}: {same}")
     if plot := plot_lines(result):
@@ -321,7 +325,8 @@ def _spent_line(result: Result, estimated: str) -> str:
     failed = f", {spent.failed - stopped} failed" if spent.failed > stopped else ""
     failed += f", {stopped} interrupted" if stopped else ""
     return (
-        f"Spent: {number(spent.energy_kJ)} kJ{estimated} and {number(spent.time_s)} s in "
+        f"Spent: {units_of(result).energy_text(spent.energy_kJ)}{estimated} and "
+        f"{number(spent.time_s)} s in "
         f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"
     )
 

@@ -93,12 +93,6 @@ def _log_normal(value: float, interval: tuple[float, float]) -> tuple[float, flo
     return math.log(value), log_error(interval)
 
 
-def _energy_asked(value_kJ: float, units: Units) -> str:
-    """Return a limit on energy in the unit of the points, followed by kJ if that differs."""
-    also = "" if units.energy == "kJ" else f" ({value_kJ:,g} kJ)"
-    return units.energy_text(value_kJ) + also
-
-
 def _time_asked(value_s: float, units: Units) -> str:
     """Return a limit on time in the unit of the points, followed by seconds if that differs."""
     return units.time_text(value_s) + ("" if units.time == "s" else f" ({round(value_s):,} s)")
@@ -110,7 +104,7 @@ def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
     Other names, as those of the limits of the search, are left out.
     """
     words: dict[str, Callable[[float], str]] = {
-        "budget_kJ": lambda value: f"within {_energy_asked(value, units)}",
+        "budget_kJ": lambda value: f"within {units.energy_text(value)}",
         "deadline_s": lambda value: f"within {_time_asked(value, units)}",
         "power_cap_W": lambda value: f"at no more than {number(value)} W on average",
         "peak_power_W": lambda value: f"at no more than {number(value)} W at any moment",

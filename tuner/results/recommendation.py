@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scipy.stats import norm
 
-from tuner.formatting import Units, change, duration, energy_and_kWh, label, settings_text
+from tuner.formatting import Units, change, duration, energy_text, label, settings_text
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS
 from tuner.results.choice import limits_phrase
@@ -323,7 +323,7 @@ def _not_enough(result: Result, baseline: Point, promising: Point | None) -> Rec
             "time": f"--search-time {_round_up(count * each_s):g}s",
         }.get(stop.kind, "")
         details = (
-            f"A probe takes about {energy_and_kWh(each_kJ)}{label(baseline.meter.mark)} and "
+            f"A probe takes about {energy_text(each_kJ)}{label(baseline.meter.mark)} and "
             f"{duration(each_s)} {'there' if simulated else 'here'}; allow about {count} of them: "
             f"the same command with --name {result.name} {limit} continues from here.",
         )

@@ -67,7 +67,6 @@ def top_part(result: Result, units: Units) -> str:
             units.energy_text(best.energy_to_solution_kJ),
             [
                 interval(units.interval_text(energy, units.kJ), units.energy),
-                _kWh(best.energy_to_solution_kJ),
                 against("energy_to_solution_kJ", "energy_interval_kJ"),
             ],
             estimated,
@@ -86,7 +85,7 @@ def top_part(result: Result, units: Units) -> str:
             [against("power_W", "power_interval_W")],
             estimated,
         ),
-        _spent_tile(result),
+        _spent_tile(result, units),
     ]
     saves = comparison(result, units)
     today = base.configuration if base else None
@@ -133,11 +132,6 @@ def _head(result: Result) -> str:
     return f'<h1>{escape(subject + brings)}</h1><p class="note">{escape(" · ".join(facts))}</p>'
 
 
-def _kWh(energy_kJ: float) -> str:
-    """Return an energy in kilowatt-hours from one on, the unit in which it is bought; else ""."""
-    return f'<span class="muted">{number(energy_kJ / 3600)} kWh</span>' if energy_kJ >= 3600 else ""
-
-
 def _verified(result: Result) -> str:
     """Return the outcome of the verification as a paragraph; "" if there was none."""
     said = result.verification
@@ -147,7 +141,7 @@ def _verified(result: Result) -> str:
     return f'<p class="{kind}">{escape(said.sentence)}</p>'
 
 
-def _spent_tile(result: Result) -> str:
+def _spent_tile(result: Result, units: Units) -> str:
     spent = result.spent
     if (plan := result.plan) is not None:
         fitting = f'<span class="muted">{plan.fitting:,} fit in memory</span>'
@@ -156,7 +150,6 @@ def _spent_tile(result: Result) -> str:
         said = f'<span class="muted">{len(result.points)} settings of past runs</span>'
         return tile("Search spent", "nothing", [said])
     title = "A real search would take" if prediction(result) else "Search spent"
-    own = Units.for_values([spent.energy_kJ], [])
     failed = f", {spent.failed} failed" if spent.failed else ""
     more = [f'<span class="muted">{spent.probes} probes{failed}</span>']
     kept = result.recommendation is not None and result.recommendation.action == "keep"
@@ -164,7 +157,7 @@ def _spent_tile(result: Result) -> str:
         share = spent.payback_share
         runs = f"{number(share)} runs" if share > 1 else percent(share)
         more.append(f"repaid after {runs} of the job")
-    return tile(title, own.energy_text(spent.energy_kJ), more, energy_mark(result))
+    return tile(title, units.energy_text(spent.energy_kJ), more, energy_mark(result))
 
 
 @dataclass(frozen=True)

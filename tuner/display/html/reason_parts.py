@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tuner.display.figures.power import Timeline, phase_means
 from tuner.display.html.pieces import chips, delta, estimated_mark, panels, plot_div, section
 from tuner.display.text import energy_mark, prediction
-from tuner.formatting import change, number, percent
+from tuner.formatting import change, energy_text, number, percent
 from tuner.results.result import Result
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def verification_part(result: Result) -> str:
         )
     note = (
         "Measured again against the baseline by fresh launches in turn, so that a drift of the "
-        f"machine meets both alike; {said.probes} probes, {number(said.energy_kJ)} kJ."
+        f"machine meets both alike; {said.probes} probes, {energy_text(said.energy_kJ)}."
     )
     return section("Measured again before it is recommended", "".join(tried), note)
 
