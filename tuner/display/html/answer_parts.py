@@ -21,6 +21,7 @@ from tuner.display.program_note import program_note
 from tuner.display.text import comparison, energy_mark, prediction, role
 from tuner.formatting import Units, change, number, percent, varying_knobs
 from tuner.problem.run_folder import RunFolder
+from tuner.results.recommendation import against_baseline, fresh_launches
 from tuner.results.result import Point, Result
 
 if TYPE_CHECKING:
@@ -47,19 +48,6 @@ def top_part(result: Result, units: Units) -> str:
         )
     best = advice.point
     estimated = best.meter.mark
-    same = base is not None and base.configuration == best.configuration
-
-    def against(name: str, interval_of: str) -> str:
-        """Compare one of the choice's figures with the baseline's; in grey if it may be none."""
-        if base is None or same:
-            return ""
-        now, before = getattr(best, name), getattr(base, name)
-        mine, theirs = getattr(best, interval_of), getattr(base, interval_of)
-        if mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]:
-            text = change(now, before, "less than", "more than")
-            return f'<span class="muted">{text} the baseline; the intervals overlap</span>'
-        return delta(now, before, "less than", "more than") + " the baseline"
-
     energy, time = best.energy_interval_kJ, best.time_interval_s
     tiles = [
         tile(
@@ -67,7 +55,7 @@ def top_part(result: Result, units: Units) -> str:
             units.energy_text(best.energy_to_solution_kJ),
             [
                 interval(units.interval_text(energy, units.kJ), units.energy),
-                against("energy_to_solution_kJ", "energy_interval_kJ"),
+                _against(result, best, "energy_to_solution_kJ", "energy_interval_kJ"),
             ],
             estimated,
         ),
@@ -76,13 +64,13 @@ def top_part(result: Result, units: Units) -> str:
             units.time_text(best.time_to_solution_s),
             [
                 interval(units.interval_text(time, units.s), units.time),
-                against("time_to_solution_s", "time_interval_s"),
+                _against(result, best, "time_to_solution_s", "time_interval_s"),
             ],
         ),
         tile(
             "Average power",
             f"{number(best.power_W)} W",
-            [against("power_W", "power_interval_W")],
+            [_against(result, best, "power_W", "power_interval_W")],
             estimated,
         ),
         _spent_tile(result, units),
@@ -102,6 +90,30 @@ def top_part(result: Result, units: Units) -> str:
             f'<p class="note">How it was chosen: {escape(result.choice.sentence)}</p>',
         ]
     )
+
+
+def _against(result: Result, best: Point, name: str, interval_of: str) -> str:
+    """Compare one of the choice's figures with the baseline's; in grey if it may be none."""
+    base, found = result.baseline, against_baseline(result, best)
+    if base is None or found is None:
+        return ""
+    energy, time = found
+    ratio = {
+        "energy_to_solution_kJ": 1 + energy.relative,
+        "time_to_solution_s": 1 + time.relative,
+        "power_W": (1 + energy.relative) / (1 + time.relative),
+    }[name]
+    if fresh_launches(result, best) is not None and name != "power_W":
+        difference = energy if name == "energy_to_solution_kJ" else time
+        unclear = "" if difference.shown else "no difference shown by fresh launches"
+    else:
+        mine, theirs = getattr(best, interval_of), getattr(base, interval_of)
+        overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
+        unclear = "the intervals overlap" if overlap else ""
+    if unclear:
+        text = change(ratio, 1, "less than", "more than")
+        return f'<span class="muted">{text} the baseline; {unclear}</span>'
+    return delta(ratio, 1, "less than", "more than") + " the baseline"
 
 
 def _head(result: Result) -> str:
