@@ -12,9 +12,10 @@ from tuner.results.choice import decide, front_of
 from tuner.results.recommendation import against_baseline
 from tuner.results.result import Choice, Point, Result
 from tuner.results.significance import Difference
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["AnotherChoice", "choose", "point_name"]
+__all__ = ["AnotherChoice", "choose", "not_refuted", "point_name"]
 
 Evidence = Literal["verified", "refuted", "baseline", "measured", "predicted"]
 
@@ -99,6 +100,19 @@ def point_name(result: Result, point: Point) -> str:
     return point.configuration.short
 
 
+def _survived(result: Result) -> dict[Configuration, bool]:
+    """Return which configurations a verification tried, and whether they survived it."""
+    attempts = result.verification.attempts if result.verification is not None else ()
+    return {each.configuration: each.survived for each in attempts}
+
+
+def not_refuted(result: Result) -> list[Point]:
+    """Return the measured points that no verification refuted; all of them if it refuted each."""
+    survived = _survived(result)
+    left = [point for point in result.points if survived.get(point.configuration, True)]
+    return left or list(result.points)
+
+
 def choose(result: Result, constraints: Constraints) -> AnotherChoice:
     """Choose among the measured points of a result.
 
@@ -118,9 +132,8 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
             f"the slowdown is relative to the baseline, which run {result.name!r} did not measure; "
             "give a deadline instead"
         )
-    attempts = result.verification.attempts if result.verification is not None else ()
-    survived = {each.configuration: each.survived for each in attempts}
-    points = [p for p in result.points if survived.get(p.configuration, True)] or result.points
+    survived = _survived(result)
+    points = not_refuted(result)
     limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
     best, choice = decide(points, front_of(points), limits)
     if best is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from tuner.display.html.limits_part import limits_part
 from tuner.display.html.pieces import (
     chips,
     delta,
@@ -264,6 +265,7 @@ def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -
     if result.baseline and all(p.configuration != result.baseline.configuration for p in front):
         shown.append(result.baseline)
     text = plot_div("front", figures["front"], "Energy to solution against time to solution")
+    text += limits_part(result, units)
     text += (
         "<noscript><p>The plots need JavaScript; the tables hold the same figures.</p></noscript>"
     )
