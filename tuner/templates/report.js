@@ -68,12 +68,12 @@
   dark.addEventListener("change", () => draw(dark.matches));
   let waiting = false;
   document.addEventListener("limits", () => {
-    if (waiting) return; // one drawing a frame
+    if (waiting) return; // a slider moves faster than a figure is drawn
     waiting = true;
-    requestAnimationFrame(() => {
+    setTimeout(() => {
       waiting = false;
       draw(dark.matches, undefined, plots.filter((plot) => plot.id === "plot-front"));
-    });
+    }, 30);
   });
 
   // On paper: light, as wide as the page, nothing folded away.
