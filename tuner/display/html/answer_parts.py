@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from tuner.display.program_note import program_note
 from tuner.display.text import comparison, energy_mark, prediction, role
 from tuner.formatting import Units, change, number, percent, varying_knobs
 from tuner.problem.run_folder import RunFolder
+from tuner.results.choice import carbon_g, cost_of
 from tuner.results.recommendation import against_baseline, fresh_launches
 from tuner.results.result import Point, Result
 
@@ -74,6 +75,7 @@ def top_part(result: Result, units: Units) -> str:
             [_against(result, best, "power_W", "power_interval_W")],
             estimated,
         ),
+        *_price_tiles(result, best),
         _spent_tile(result, units),
     ]
     saves = comparison(result, units)
@@ -152,6 +154,30 @@ def _verified(result: Result) -> str:
         return ""
     kind = {"confirmed": "verified", "refuted": "warning"}.get(said.status, "note")
     return f'<p class="{kind}">{escape(said.sentence)}</p>'
+
+
+def _price_tiles(result: Result, best: Point) -> list[str]:
+    """Return what the choice and today cost and emit, where prices or the grid were given."""
+    rates, base = result.constraints, result.baseline
+    tiles = []
+
+    def add(name: str, now: float, before: float | None, text: Callable[[float], str]) -> None:
+        today = f'<span class="muted">today {text(before)}</span>' if before is not None else ""
+        tiles.append(tile(name, text(now), [today], best.meter.mark))
+
+    if "price_per_kWh" in rates or "price_per_gpu_hour" in rates:
+        before = cost_of(base, rates) if base is not None else None
+        add("Cost at your prices", cost_of(best, rates), before, number)
+    if "grid_gCO2_per_kWh" in rates:
+        before = carbon_g(base, rates) if base is not None else None
+        add("Emissions of its energy", carbon_g(best, rates), before, _mass_text)
+    return tiles
+
+
+def _mass_text(grams: float) -> str:
+    """Return a mass of CO2 equivalent in g, kg or t."""
+    size, unit = (1e6, "t") if grams >= 1e6 else (1e3, "kg") if grams >= 1e3 else (1.0, "g")
+    return f"{number(grams / size)} {unit} CO2e"
 
 
 def _spent_tile(result: Result, units: Units) -> str:
