@@ -15,7 +15,16 @@ __all__ = ["EXAMPLES", "UNITS", "parse_quantity"]
 #: Sizes of the accepted units by the declared one. 1 kWh is 3,600 kJ.
 UNITS: dict[str, dict[str, float]] = {
     "s": {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0},
-    "kJ": {"J": 1e-3, "kJ": 1.0, "MJ": 1e3, "GJ": 1e6, "Wh": 3.6, "kWh": 3600.0, "MWh": 3.6e6},
+    "kJ": {
+        "J": 1e-3,
+        "kJ": 1.0,
+        "MJ": 1e3,
+        "GJ": 1e6,
+        "Wh": 3.6,
+        "kWh": 3600.0,
+        "MWh": 3.6e6,
+        "GWh": 3.6e9,
+    },
     "W": {"W": 1.0, "kW": 1e3, "MW": 1e6},
     "share": {"%": 0.01},
 }

@@ -23,7 +23,7 @@ __all__ = [
     "common_mark",
     "differing_knobs",
     "duration",
-    "energy_and_kWh",
+    "energy_text",
     "knob_text",
     "label",
     "long_text",
@@ -36,7 +36,15 @@ __all__ = [
     "varying_knobs",
 ]
 
-_ENERGY_UNITS = (("J", 1e-3, 0.1), ("kJ", 1.0, 1e5), ("MJ", 1e3, 1e8), ("GJ", 1e6, math.inf))
+#: Name, kilojoules in one, and the kilojoules from which the next is taken: from one kilowatt-hour
+#: on, the unit in which energy is bought.
+_ENERGY_UNITS = (
+    ("J", 1e-3, 0.1),
+    ("kJ", 1.0, 3600.0),
+    ("kWh", 3600.0, 3.6e7),
+    ("MWh", 3.6e6, 3.6e10),
+    ("GWh", 3.6e9, math.inf),
+)
 _TIME_UNITS = (("s", 1.0, 7200.0), ("h", 3600.0, 100 * 3600.0), ("days", 86400.0, math.inf))
 
 
@@ -65,7 +73,7 @@ class Units:
     """The units in which one set of figures is written.
 
     Attributes:
-        energy: "J", "kJ", "MJ" or "GJ".
+        energy: "J", "kJ", "kWh", "MWh" or "GWh".
         kJ: kilojoules in one of them.
         time: "s", "h" or "days".
         s: seconds in one of them.
@@ -78,7 +86,7 @@ class Units:
 
     @classmethod
     def for_values(cls, energies_kJ: Iterable[float], times_s: Iterable[float]) -> Units:
-        """Choose the units that give the largest finite value at most five integer digits."""
+        """Choose the units by the largest finite value: kilowatt-hours from one on."""
 
         def pick(table: Sequence[tuple[str, float, float]], values: Iterable[float]) -> int:
             largest = max((abs(v) for v in values if math.isfinite(v)), default=1.0)
@@ -163,10 +171,9 @@ def duration(time_s: float) -> str:
     return f"{time_s / 60:.0f} min" if time_s < 7200 else f"{time_s / 3600:.1f} h"
 
 
-def energy_and_kWh(energy_kJ: float) -> str:
-    """Return an energy, with kilowatt-hours in brackets from a hundredth of one on."""
-    text = Units.for_values([energy_kJ], []).energy_text(energy_kJ)
-    return text if energy_kJ < 36 else f"{text} ({number(energy_kJ / 3600)} kWh)"
+def energy_text(energy_kJ: float) -> str:
+    """Return an energy in the unit of its own size, where no other figure stands beside it."""
+    return Units.for_values([energy_kJ], []).energy_text(energy_kJ)
 
 
 def one_line(text: str) -> str:

@@ -71,7 +71,7 @@ def test_the_view_shows_limits_flights_front_and_failures() -> None:
     now[0] = 12.0
     text = shown(view)
     assert "2 of 14" in text
-    assert "1.20 of 5 kJ (estimated)" in text
+    assert "1.20 kJ of 5.00 kJ (estimated)" in text
     assert re.search(r"p0002 +12 s +2 settings +node-a +mb4", text)
     assert "node-b, node-c" in text
     assert "p0000" not in text  # it ended

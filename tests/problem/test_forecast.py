@@ -47,7 +47,7 @@ def test_limits_and_a_short_training_shorten_it() -> None:
 def test_the_line_names_probes_time_energy_devices_and_clocks() -> None:
     said = forecast(problem_of_job("qwen2.5-7b", "h200-8", plan=True), DEFAULT).sentence
     assert re.fullmatch(
-        r"This search: about \d+ probes, \d+ min, .* \([\d.]+ kWh\) \(estimated\) on 8 x "
+        r"This search: about \d+ probes, \d+ min, [\d,.]+ (kJ|kWh) \(estimated\) on 8 x "
         r".*; clocks will be changed and put back; Ctrl-C loses nothing\.",
         said,
     )

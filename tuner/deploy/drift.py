@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.formatting import label, number
+from tuner.formatting import energy_text, label, number
 from tuner.results.result import Point
 from tuner.workload.probe import MeterInfo
 
@@ -259,7 +259,7 @@ class DriftMonitor:
         estimated = label(expected.meter.mark)
         text = (
             f"{self._steps} steps in {number(self._seconds)} s and "
-            f"{number(self._joules / 1000)} kJ{estimated}: a step took "
+            f"{energy_text(self._joules / 1000)}{estimated}: a step took "
             f"{number(observed['step_time_s'])} s ({100 * relative['step_time_s']:+.1f} % against "
             f"the study) and {number(observed['energy_per_step_J'])} J"
             f" ({100 * relative['energy_per_step_J']:+.1f} %). "

@@ -10,6 +10,7 @@ import shlex
 from tuner.display.plan_text import plan_lines
 from tuner.display.program_note import program_note
 from tuner.display.text import (
+    changes,
     energy_mark,
     found_word,
     payback,
@@ -18,7 +19,7 @@ from tuner.display.text import (
     recommendation_lines,
     units_of,
 )
-from tuner.formatting import change, duration, energy_and_kWh, label, settings_text
+from tuner.formatting import duration, label, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
 from tuner.results.result import Point, Result
@@ -84,15 +85,7 @@ def _menu_lines(result: Result) -> list[str]:
     def row(name: str, point: Point, command: str) -> tuple[str, ...]:
         against = ""
         if today is not None and point.configuration != today.configuration:
-            time = change(
-                point.time_to_solution_s, today.time_to_solution_s, "less time", "more time"
-            )
-            energy = change(
-                point.energy_to_solution_kJ,
-                today.energy_to_solution_kJ,
-                "less energy",
-                "more energy",
-            )
+            energy, time = changes(result, point)
             against = f"{time}, {energy}"
         chosen = recommended is not None and point.configuration == recommended.configuration
         before = today.configuration if today is not None else None
@@ -131,7 +124,7 @@ def _spent(result: Result) -> str:
     spent = result.spent
     if not spent.energy_kJ and not spent.time_s:
         return payback(result)
-    cost = f"{energy_and_kWh(spent.energy_kJ)}{label(energy_mark(result))}"
+    cost = f"{units_of(result).energy_text(spent.energy_kJ)}{label(energy_mark(result))}"
     return f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes. {payback(result)}"
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from tuner.display.ascii_plot import ascii_plot
 from tuner.display.progress import ProgressPrinter
-from tuner.formatting import Units, common_mark, duration, label, number, short
+from tuner.formatting import Units, common_mark, duration, label, short
 from tuner.results.result import Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
@@ -159,13 +159,16 @@ class LiveView:
 
         grid = Table.grid(padding=(0, 2))
         estimated = label(last.meter.mark if last.meter else "")
+        budget_kJ = last.probe_budget_kJ
+        units = Units.for_values([budget_kJ or last.spent_kJ], [])
+        most = "" if budget_kJ is None else f" of {units.energy_text(budget_kJ)}"
+        probes = f"{last.probes}" + (f" of {last.max_probes}" if last.max_probes else "")
+        energy = f"{units.energy_text(last.spent_kJ)}{most}{estimated}"
         limits = (
-            ("probes", float(last.probes), last.max_probes, f"{last.probes}", ""),
-            ("energy", last.spent_kJ, last.probe_budget_kJ, number(last.spent_kJ), " kJ"),
+            ("probes", float(last.probes), last.max_probes, probes),
+            ("energy", last.spent_kJ, budget_kJ, energy),
         )
-        for name, used, limit, text, unit in limits:
-            said = f"{text}{unit}" if limit is None else f"{text} of {limit:,.10g}{unit}"
-            said += estimated if unit else ""
+        for name, used, limit, said in limits:
             bar = ProgressBar(total=limit, completed=used, width=30) if limit else ""
             grid.add_row(name, bar, said)
         left = "" if last.left_s is None else f", at most {duration(last.left_s)} left"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.formatting import Units, duration, number, settings_text
+from tuner.results.choice import limits_phrase
 from tuner.results.plan_facts import PlanFacts
 from tuner.results.result import Result
 
@@ -53,7 +54,7 @@ def size_lines(result: Result) -> list[str]:
         for row in rows
     ]
     meets = [size.gpus for size in plan.sizes if size.choice.met]
-    if result.constraints and meets:
+    if limits_phrase(result.constraints, units) and meets:
         lines.append(f"The fewest GPUs that meet the limits: {min(meets)}.")
     return lines
 

@@ -153,11 +153,11 @@ class _Lines:
                 f"{record.request.probe_id} failed: {record.failure.kind.replace('_', ' ')}: "
                 f"{record.failure.message}"
             )
-        budget = (
-            f" of {number(event.probe_budget_kJ)} kJ" if event.probe_budget_kJ is not None else ""
-        )
+        units = Units.for_values([event.probe_budget_kJ or event.spent_kJ], [])
+        limit_kJ = event.probe_budget_kJ
+        budget = f" of {units.energy_text(limit_kJ)}" if limit_kJ is not None else ""
         count = f" of at most {event.max_probes}" if event.max_probes is not None else ""
-        spent = f"{number(event.spent_kJ)} kJ spent{budget}{estimated}"
+        spent = f"{units.energy_text(event.spent_kJ)} spent{budget}{estimated}"
         lines.append(
             f"  {event.probes} probes{count}, {spent}; "
             f"this one {number(record.wall_s)} s, its launch {number(record.launch_s)} s"

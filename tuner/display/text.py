@@ -19,7 +19,6 @@ from tuner.formatting import (
     change,
     common_mark,
     duration,
-    energy_and_kWh,
     label,
     number,
     ordered_knobs,
@@ -27,10 +26,12 @@ from tuner.formatting import (
     short,
     varying_knobs,
 )
+from tuner.results.recommendation import against_baseline, fresh_launches
 from tuner.results.result import Point, Result
 from tuner.workload.probe import ProbeRecord
 
 __all__ = [
+    "changes",
     "comparison",
     "energy_mark",
     "front_lines",
@@ -88,12 +89,26 @@ def real_search_cost(result: Result) -> str:
     spent = result.spent
     return (
         f"A real search like this would take about {duration(spent.time_s)} and "
-        f"{energy_and_kWh(spent.energy_kJ)} of the cluster, in {spent.probes} probes."
+        f"{units_of(result).energy_text(spent.energy_kJ)} of the cluster, in {spent.probes} probes."
     )
 
 
 def _apart(a: tuple[float, float], b: tuple[float, float]) -> bool:
     return a[1] < b[0] or b[1] < a[0]
+
+
+def changes(result: Result, point: Point) -> tuple[str, str]:
+    """Return a point's energy and time against the baseline's: "24 % less energy", "3 % more time".
+
+    Both are "" without a baseline, and for the baseline itself.
+    """
+    found = against_baseline(result, point)
+    if found is None:
+        return "", ""
+    energy, time = (1 + each.relative for each in found)
+    return change(energy, 1, "less energy", "more energy"), change(
+        time, 1, "less time", "more time"
+    )
 
 
 def comparison(result: Result, units: Units) -> str:
@@ -102,17 +117,21 @@ def comparison(result: Result, units: Units) -> str:
     if best is None or baseline is None or best.configuration == baseline.configuration:
         return ""
     estimated = after_comma(common_mark([best.meter, baseline.meter]))
-    text = (
-        "Against the baseline it takes "
-        + change(
-            best.energy_to_solution_kJ, baseline.energy_to_solution_kJ, "less energy", "more energy"
-        )
-        + f" ({units.energy_text(baseline.energy_to_solution_kJ)} → "
-        + f"{units.energy_text(best.energy_to_solution_kJ)}{estimated}) and "
-        + change(best.time_to_solution_s, baseline.time_to_solution_s, "less time", "more time")
-        + f" ({units.time_text(baseline.time_to_solution_s)} → "
-        + f"{units.time_text(best.time_to_solution_s)})."
+    energy, time = changes(result, best)
+    energies = (
+        f"{units.energy_text(baseline.energy_to_solution_kJ)} → "
+        f"{units.energy_text(best.energy_to_solution_kJ)}{estimated}"
     )
+    times = (
+        f"{units.time_text(baseline.time_to_solution_s)} → "
+        f"{units.time_text(best.time_to_solution_s)}"
+    )
+    if fresh_launches(result, best) is not None:
+        return (
+            f"Against the baseline it takes {energy} and {time} by fresh launches of both. All "
+            f"measurements of the search together: {energies}, {times}."
+        )
+    text = f"Against the baseline it takes {energy} ({energies}) and {time} ({times})."
     unclear = [
         name
         for name, mine, theirs in (
@@ -171,7 +190,11 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def front_lines(
-    points: Sequence[Point], names: Sequence[str] | None = None, *, intervals: bool = False
+    points: Sequence[Point],
+    names: Sequence[str] | None = None,
+    *,
+    intervals: bool = False,
+    units: Units | None = None,
 ) -> list[str]:
     """Points as aligned columns: time, energy (labelled where estimated), power, knobs.
 
@@ -179,12 +202,13 @@ def front_lines(
         points: in the order in which they are shown.
         names: the knobs to show; those that vary over the points when not given.
         intervals: also show 90 % intervals, windows and the probability of being non-dominated.
+        units: of the figures; those of the points when not given.
     """
     if not points:
         return ["nothing measured"]
     if names is None:
         names = varying_knobs(point.configuration for point in points)
-    units = Units.of(points)
+    units = units or Units.of(points)
     estimated = label(common_mark(point.meter for point in points))
     more = ["90 %", "90 %", "windows", "on front"] if intervals else []
     heads = ["time to solution", f"energy to solution{estimated}", f"power{estimated}"]
@@ -251,11 +275,11 @@ def summary_lines(result: Result) -> list[str]:
         f"{found_word(result)} configurations, "
         f"{result.steps:,} x {result.about.get('unit_of_work', 'step')}"
     )
-    lines += front_lines(result.front_points, names, intervals=True)
+    lines += front_lines(result.front_points, names, intervals=True, units=units)
     if result.predicted:
         never = "Not tried" if prediction(result) else "Never measured"
         lines += ["", f"{never}, and likely on the front (predicted):"]
-        lines += front_lines(result.predicted, names, intervals=True)
+        lines += front_lines(result.predicted, names, intervals=True, units=units)
     if same := _same_in_all(result, names):
         lines.append(f"The same in all that was {found_word(result)}: {same}")
     if plot := plot_lines(result):
@@ -321,7 +345,8 @@ def _spent_line(result: Result, estimated: str) -> str:
     failed = f", {spent.failed - stopped} failed" if spent.failed > stopped else ""
     failed += f", {stopped} interrupted" if stopped else ""
     return (
-        f"Spent: {number(spent.energy_kJ)} kJ{estimated} and {number(spent.time_s)} s in "
+        f"Spent: {units_of(result).energy_text(spent.energy_kJ)}{estimated} and "
+        f"{number(spent.time_s)} s in "
         f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from tuner.display.html.pieces import template
-from tuner.formatting import Units, duration, energy_and_kWh, percent
+from tuner.formatting import Units, duration, energy_text, percent
 from tuner.results.result import Point, Result
 from tuner.results.wall import WallCheck
 from tuner.workload.probe import ProbeRecord
@@ -70,9 +70,9 @@ def _figures(result: Result, points: Mapping[str, Point | None]) -> str:
     units = Units.for_values([p.energy_to_solution_kJ for p in there.values()], times)
     rows = []
     for name, point in there.items():
-        low, high = (energy_and_kWh(value) for value in point.energy_interval_kJ)
+        low, high = (units.energy_text(value) for value in point.energy_interval_kJ)
         cells = (
-            energy_and_kWh(point.energy_to_solution_kJ),
+            units.energy_text(point.energy_to_solution_kJ),
             f"{low} to {high}",
             units.time_text(point.time_to_solution_s),
             f"{point.power_W:,.0f} W",
@@ -129,7 +129,7 @@ def _basis(result: Result, records: Sequence[ProbeRecord], wall: WallCheck | Non
 def _search(result: Result) -> str:
     spent = result.spent
     kind = _kind(result.points[0]) if result.points else "nothing measured"
-    cost = f"{energy_and_kWh(spent.energy_kJ)} ({kind}) and {duration(spent.time_s)}"
+    cost = f"{energy_text(spent.energy_kJ)} ({kind}) and {duration(spent.time_s)}"
     terms = {"cost": cost}
     advice = result.recommendation
     if advice is not None and advice.action == "train" and spent.payback_share is not None:

@@ -235,7 +235,7 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
         baseline=baseline,
         spent=Spent(0.0, 0.0, 0, 0, 0, None, None),
         steps=problem.steps,
-        constraints=constraints.limits,
+        constraints={**constraints.limits, **constraints.rates},
         about=_about(spec, table, cluster),
         attainment=Attainment(**table.attainment),
         job=problem.job,

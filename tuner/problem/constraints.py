@@ -151,6 +151,16 @@ class Constraints:
         return self.price_per_kWh or 0.0, self.price_per_gpu_hour or 0.0
 
     @property
+    def rates(self) -> dict[str, float]:
+        """The prices and the grid's intensity that were given, by name."""
+        values = {
+            "price_per_kWh": self.price_per_kWh,
+            "price_per_gpu_hour": self.price_per_gpu_hour,
+            "grid_gCO2_per_kWh": self.grid_gCO2_per_kWh,
+        }
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    @property
     def limits(self) -> dict[str, float]:
         """The limits that were given, by name."""
         values = {

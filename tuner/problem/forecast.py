@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.formatting import duration, energy_and_kWh, label
+from tuner.formatting import duration, energy_text, label
 from tuner.models.simulated import Conditions
 from tuner.problem.problem import Problem
 from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
@@ -54,7 +54,7 @@ class SearchForecast:
         """The forecast in one line."""
         parts = [f"about {self.probes} probes"]
         if self.time_s is not None and self.energy_kJ is not None:
-            parts += [duration(self.time_s), energy_and_kWh(self.energy_kJ) + label("estimated")]
+            parts += [duration(self.time_s), energy_text(self.energy_kJ) + label("estimated")]
         text = f"This search: {', '.join(parts)} on {self.devices} x {self.device}"
         text += "; clocks will be changed and put back" if self.sets_clocks else ""
         return f"{text}; Ctrl-C loses nothing."

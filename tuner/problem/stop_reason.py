@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tuner.formatting import label, number, percent
+from tuner.formatting import Units, label, percent
 
 __all__ = ["LIMITS", "NoVerdict", "StopReason", "no_verdict_phrase", "stop_sentence"]
 
@@ -119,53 +119,56 @@ def _mark(figures: Mapping[str, float]) -> str:
 
 
 def _probe_budget(figures: Mapping[str, float]) -> str:
+    energy = Units.for_values([figures["probe_budget_kJ"]], []).energy_text
     left = (
-        f"{number(figures['left_kJ'])} kJ of the probe budget of "
-        f"{number(figures['probe_budget_kJ'])} kJ are left{label(_mark(figures))}"
+        f"{energy(figures['left_kJ'])} of the probe budget of "
+        f"{energy(figures['probe_budget_kJ'])} are left{label(_mark(figures))}"
     )
     reserved_kJ = figures.get("reserved_kJ", 0.0)
     if reserved_kJ > 0:
         left += (
-            f", of which {number(reserved_kJ)} kJ are kept to measure the front and the choice "
-            "again"
+            f", of which {energy(reserved_kJ)} are kept to measure the front and the choice again"
         )
     if not figures["needed_kJ"]:
         return left
-    return f"the next probe would take about {number(figures['needed_kJ'])} kJ and {left}"
+    return f"the next probe would take about {energy(figures['needed_kJ'])} and {left}"
 
 
 def _search_share(figures: Mapping[str, float]) -> str:
+    energy = Units.for_values([figures["job_kJ"]], []).energy_text
     return (
-        f"it has used {number(figures['spent_kJ'])} kJ{label(_mark(figures))}, and "
+        f"it has used {energy(figures['spent_kJ'])}{label(_mark(figures))}, and "
         f"with the next probe it would use more than {percent(figures['share'])} of what the "
-        f"training takes ({number(figures['job_kJ'])} kJ)"
+        f"training takes ({energy(figures['job_kJ'])})"
     )
 
 
 def _not_worth_it(figures: Mapping[str, float]) -> str:
+    names = ("needed_kJ", "left_kJ", "saved_kJ")
+    energy = Units.for_values([figures[n] for n in names if n in figures], []).energy_text
     if "probability" in figures:
         regret, probability = percent(figures["regret"]), percent(figures["probability"])
         gain = percent(figures["expected_gain"])
         if figures.get("of_answer"):
             text = f"the choice can be improved by more than {regret} with a probability of "
             text += f"{probability}, and one more probe would take "
-            text += f"{number(figures['needed_kJ'])} kJ and is expected to improve it by {gain}"
+            text += f"{energy(figures['needed_kJ'])} and is expected to improve it by {gain}"
         else:
             text = f"more than {regret} of the front's hypervolume is left to find with a "
             text += f"probability of {probability}, and one more probe would take "
-            text += f"{number(figures['needed_kJ'])} kJ and is expected to add {gain}"
+            text += f"{energy(figures['needed_kJ'])} and is expected to add {gain}"
     elif "left_kJ" in figures:
         text = (
-            f"all that is left to find is expected to save {number(figures['left_kJ'])} kJ of the "
-            f"training, and one more probe would take {number(figures['needed_kJ'])} kJ"
+            f"all that is left to find is expected to save {energy(figures['left_kJ'])} of the "
+            f"training, and one more probe would take {energy(figures['needed_kJ'])}"
         )
     elif "expected_gain" in figures:  # of a release before the regret was estimated
         gain = percent(figures["expected_gain"])
         text = f"the best probe is expected to add {gain} to the front's hypervolume"
     else:
         text = (
-            f"the best probe is expected to take {number(figures['needed_kJ'])} kJ and to save "
-            f"{number(figures['saved_kJ'])} kJ of the training"
+            f"the best probe is expected to take {energy(figures['needed_kJ'])} and to save "
+            f"{energy(figures['saved_kJ'])} of the training"
         )
     return f"nothing left is worth its joules: {text}"
 

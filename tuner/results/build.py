@@ -315,7 +315,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         baseline=baseline,
         spent=_spent(records, time_s, problem.steps, best, baseline, verified.verification),
         steps=problem.steps,
-        constraints={**constraints.limits, **spec.settings.limits},
+        constraints={**constraints.limits, **constraints.rates, **spec.settings.limits},
         failures=tuple(record for record in records if not record.ok),
         leave_one_out=loo,
         progress=_progress(records),

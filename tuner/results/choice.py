@@ -20,7 +20,7 @@ from tuner.problem.constraints import Constraints
 from tuner.results.result import Choice, Point
 from tuner.workload.measure.statistics import log_error
 
-__all__ = ["decide", "front_of", "limits_phrase"]
+__all__ = ["carbon_g", "cost_of", "decide", "front_of", "limits_phrase"]
 
 #: Joint draws behind a probability: its standard error is at most 0.01.
 DRAWS = 2500
@@ -30,9 +30,15 @@ MANY_TIMES = 3.0
 KJ_PER_KWH = 3600.0
 
 
-def _cost(point: Point, constraints: Constraints) -> float:
-    """Return the price of the whole job: its energy and the hours of each rank."""
-    per_kWh, per_hour = constraints.prices
+def cost_of(point: Point, rates: Mapping[str, float]) -> float:
+    """Return the price of the whole job: its energy and the hours of each rank.
+
+    Args:
+        point: its energy and time.
+        rates: `Constraints.rates`; a price that is missing is 0.
+    """
+    per_kWh = rates.get("price_per_kWh", 0.0)
+    per_hour = rates.get("price_per_gpu_hour", 0.0)
     hours = point.time_to_solution_s / 3600
     return (
         per_kWh * point.energy_to_solution_kJ / KJ_PER_KWH
@@ -40,9 +46,9 @@ def _cost(point: Point, constraints: Constraints) -> float:
     )
 
 
-def _carbon_g(point: Point, constraints: Constraints) -> float:
-    """Return the grams of CO2 equivalent of the whole job's energy."""
-    return (constraints.grid_gCO2_per_kWh or 0.0) * point.energy_to_solution_kJ / KJ_PER_KWH
+def carbon_g(point: Point, rates: Mapping[str, float]) -> float:
+    """Return the grams of CO2 equivalent of the whole job's energy (`Constraints.rates`)."""
+    return rates.get("grid_gCO2_per_kWh", 0.0) * point.energy_to_solution_kJ / KJ_PER_KWH
 
 
 def _excess(point: Point, constraints: Constraints) -> dict[str, float]:
@@ -93,12 +99,6 @@ def _log_normal(value: float, interval: tuple[float, float]) -> tuple[float, flo
     return math.log(value), log_error(interval)
 
 
-def _energy_asked(value_kJ: float, units: Units) -> str:
-    """Return a limit on energy in the unit of the points, followed by kJ if that differs."""
-    also = "" if units.energy == "kJ" else f" ({value_kJ:,g} kJ)"
-    return units.energy_text(value_kJ) + also
-
-
 def _time_asked(value_s: float, units: Units) -> str:
     """Return a limit on time in the unit of the points, followed by seconds if that differs."""
     return units.time_text(value_s) + ("" if units.time == "s" else f" ({round(value_s):,} s)")
@@ -110,7 +110,7 @@ def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
     Other names, as those of the limits of the search, are left out.
     """
     words: dict[str, Callable[[float], str]] = {
-        "budget_kJ": lambda value: f"within {_energy_asked(value, units)}",
+        "budget_kJ": lambda value: f"within {units.energy_text(value)}",
         "deadline_s": lambda value: f"within {_time_asked(value, units)}",
         "power_cap_W": lambda value: f"at no more than {number(value)} W on average",
         "peak_power_W": lambda value: f"at no more than {number(value)} W at any moment",
@@ -184,7 +184,7 @@ def _score(objective: str, constraints: Constraints) -> Callable[[Point], tuple[
         first = {
             "least-energy": energy,
             "least-edp": energy * time,
-            "least-cost": _cost(point, constraints),
+            "least-cost": cost_of(point, constraints.rates),
             "least-carbon": energy,
         }[objective]
         return first, time
@@ -199,9 +199,9 @@ def _knee_of(points: Sequence[Point]) -> Point:
 def _price_text(point: Point, objective: str, constraints: Constraints) -> str:
     """Return the point's money or CO2 in words; "" if the objective is energy or time."""
     if objective == "least-cost":
-        return f", and costs {number(_cost(point, constraints))} at the prices given"
+        return f", and costs {number(cost_of(point, constraints.rates))} at the prices given"
     if objective == "least-carbon":
-        return f", and emits {number(_carbon_g(point, constraints))} g of CO2"
+        return f", and emits {number(carbon_g(point, constraints.rates))} g of CO2"
     return ""
 
 
@@ -289,5 +289,5 @@ def _is_relative(constraints: Constraints) -> bool:
 def _value(point: Point, objective: str, constraints: Constraints) -> float | None:
     """Return the objective's value in kJ, s, kJ s, money or grams; None for the knee."""
     if objective == "least-carbon":
-        return _carbon_g(point, constraints)
+        return carbon_g(point, constraints.rates)
     return None if objective == "knee" else _score(objective, constraints)(point)[0]

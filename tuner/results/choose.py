@@ -9,10 +9,13 @@ from typing import Any, Literal
 from tuner.formatting import Units, change, label, number, short
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide, front_of
+from tuner.results.recommendation import against_baseline
 from tuner.results.result import Choice, Point, Result
+from tuner.results.significance import Difference
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["AnotherChoice", "choose", "point_name"]
+__all__ = ["AnotherChoice", "choose", "not_refuted", "point_name"]
 
 Evidence = Literal["verified", "refuted", "baseline", "measured", "predicted"]
 
@@ -37,6 +40,7 @@ class AnotherChoice:
         baseline: what is used today; None if it was not measured.
         evidence: "verified" or "refuted" (fresh launches decided), "baseline" (it is the baseline),
             "measured" (in the search only) or "predicted" (by a simulated cluster).
+        energy, time: difference from the baseline; None for the baseline itself, or without one.
     """
 
     run: str
@@ -45,6 +49,8 @@ class AnotherChoice:
     choice: Choice
     baseline: Point | None
     evidence: Evidence
+    energy: Difference | None = None
+    time: Difference | None = None
 
     @property
     def met(self) -> bool:
@@ -60,6 +66,8 @@ class AnotherChoice:
             "choice": {**vars(self.choice), "p_met": dict(self.choice.p_met)},
             "baseline": self.baseline.to_json() if self.baseline else None,
             "evidence": self.evidence,
+            "energy": dict(vars(self.energy)) if self.energy else None,
+            "time": dict(vars(self.time)) if self.time else None,
         }
 
     def lines(self) -> list[str]:
@@ -75,16 +83,9 @@ class AnotherChoice:
             text += f"{units.energy_text(each.energy_to_solution_kJ):>12}{estimated}  "
             text += f"{number(each.power_W)} W"
             lines.append(f"  {name:<7}{text}  {short(each.configuration, baseline=before)}")
-        if today is not None and point.configuration != today.configuration:
-            energy = change(
-                point.energy_to_solution_kJ,
-                today.energy_to_solution_kJ,
-                "less energy",
-                "more energy",
-            )
-            time = change(
-                point.time_to_solution_s, today.time_to_solution_s, "less time", "more time"
-            )
+        if self.energy is not None and self.time is not None:
+            energy = change(1 + self.energy.relative, 1, "less energy", "more energy")
+            time = change(1 + self.time.relative, 1, "less time", "more time")
             lines.append(f"Against today: {energy}{estimated} and {time}.")
         lines.append(_EVIDENCE[self.evidence])
         lines.append(f"Launch files: tuner apply {self.run} --point {shlex.quote(self.name)}")
@@ -97,6 +98,19 @@ def point_name(result: Result, point: Point) -> str:
     if point.configuration in front:
         return str(front.index(point.configuration) + 1)
     return point.configuration.short
+
+
+def _survived(result: Result) -> dict[Configuration, bool]:
+    """Return which configurations a verification tried, and whether they survived it."""
+    attempts = result.verification.attempts if result.verification is not None else ()
+    return {each.configuration: each.survived for each in attempts}
+
+
+def not_refuted(result: Result) -> list[Point]:
+    """Return the measured points that no verification refuted; all of them if it refuted each."""
+    survived = _survived(result)
+    left = [point for point in result.points if survived.get(point.configuration, True)]
+    return left or list(result.points)
 
 
 def choose(result: Result, constraints: Constraints) -> AnotherChoice:
@@ -118,9 +132,8 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
             f"the slowdown is relative to the baseline, which run {result.name!r} did not measure; "
             "give a deadline instead"
         )
-    attempts = result.verification.attempts if result.verification is not None else ()
-    survived = {each.configuration: each.survived for each in attempts}
-    points = [p for p in result.points if survived.get(p.configuration, True)] or result.points
+    survived = _survived(result)
+    points = not_refuted(result)
     limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
     best, choice = decide(points, front_of(points), limits)
     if best is None:
@@ -132,4 +145,6 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
         evidence = "baseline"
     elif best.configuration in survived:
         evidence = "verified" if survived[best.configuration] else "refuted"
-    return AnotherChoice(result.name, point_name(result, best), best, choice, baseline, evidence)
+    energy, time = against_baseline(result, best) or (None, None)
+    name = point_name(result, best)
+    return AnotherChoice(result.name, name, best, choice, baseline, evidence, energy, time)

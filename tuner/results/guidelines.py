@@ -42,12 +42,14 @@ class Guideline:
         verdict: "holds", "fails", "mixed" (some points say so and some the opposite), "not shown"
             (the differences are within their errors), or "not tested" (no points to tell).
         evidence: what the points of this run say.
+        comparisons: the number of pairs, launches or curves behind the verdict.
     """
 
     text: str
     source: str
     verdict: Verdict
     evidence: str
+    comparisons: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def _by_pairs(
         f"{len(pairs)} pair{'s' * (len(pairs) != 1)} of points: {what} fell in {fell}, rose in "
         f"{rose}, the rest within their errors; {_change(median, what)}"
     )
-    return Guideline(text, source, _verdict(favour, against), evidence)
+    return Guideline(text, source, _verdict(favour, against), evidence, len(pairs))
 
 
 def _more(a: object, b: object) -> bool:
@@ -180,6 +182,7 @@ def _faster_is_frugal(figures: Sequence[_Figures]) -> Guideline:
         verdict,
         f"rank correlation of time and energy over {len(group)} launches{at}: {rho:+.2f} "
         f"({f'p = {p:.2g}' if p >= 1e-4 else 'p < 0.0001'})",
+        len(group),
     )
 
 
@@ -213,6 +216,7 @@ def _valley(figures: Sequence[_Figures]) -> Guideline:
         _verdict(inner, beyond),
         f"of {len(curves)} launches with three clocks or more, {inner} use least energy at a clock "
         f"in between and {beyond} at an end",
+        len(curves),
     )
 
 
@@ -236,6 +240,7 @@ def _slack(figures: Sequence[_Figures]) -> Guideline:
         f"a clock 10 % lower costs {percent(1.1**piped - 1)} of time with a pipeline and "
         f"{percent(1.1**plain - 1)} without, in the middle of "
         f"{len(slopes[True])} and {len(slopes[False])} launches",
+        min(map(len, slopes.values())),
     )
 
 
@@ -246,7 +251,7 @@ def _jointly(figures: Sequence[_Figures]) -> Guideline:
     frugal = min(figures, key=lambda each: each.log_energy)
     if fastest is frugal:
         said = f"one point is both: {fastest.configuration.short}"
-        return Guideline(text, f"{_PARALLEL}; {_GH200}", "fails", said)
+        return Guideline(text, f"{_PARALLEL}; {_GH200}", "fails", said, len(figures))
     saved = fastest.log_energy - frugal.log_energy
     shown = saved > Z90 * math.hypot(fastest.energy_se, frugal.energy_se)
     return Guideline(
@@ -255,6 +260,7 @@ def _jointly(figures: Sequence[_Figures]) -> Guideline:
         "holds" if shown else "not shown",
         f"the most frugal point uses {percent(-math.expm1(-saved))} less energy than the fastest "
         f"and takes {percent(math.expm1(frugal.log_time - fastest.log_time))} longer",
+        len(figures),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tuner.formatting import energy_text
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
@@ -247,7 +248,7 @@ def forecast_lines(said: Forecast) -> list[str]:
         f"{b.energy_J:,.4g} J a step"
         + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.type == "cuda" else ""),
         f"  to the solution, {steps:,} steps: {steps * b.step_time_s / 3600:,.3g} h and "
-        f"{steps * b.energy_J / 1e3:,.4g} kJ",
+        f"{energy_text(steps * b.energy_J / 1e3)}",
         f"  memory: {b.memory_bytes / 1e9:.1f} GB of {cluster.device.memory_bytes / 1e9:.1f} "
         f"({fits}){host}",
         *_corrected_lines(said),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scipy.stats import norm
 
-from tuner.formatting import Units, change, duration, energy_and_kWh, label, settings_text
+from tuner.formatting import Units, change, duration, energy_text, label, settings_text
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS
 from tuner.results.choice import limits_phrase
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Basis",
     "Recommendation",
+    "against_baseline",
     "difference_of_points",
+    "fresh_launches",
     "recommend",
     "too_little_tried",
 ]
@@ -105,6 +107,30 @@ def difference_of_points(quantity: str, a: Point, b: Point) -> Difference:
         values = a.energy_to_solution_kJ, b.energy_to_solution_kJ
         intervals = a.energy_interval_kJ, b.energy_interval_kJ
     return _difference(quantity, values, math.hypot(*map(log_error, intervals)))
+
+
+def against_baseline(result: Result, point: Point) -> tuple[Difference, Difference] | None:
+    """Return how a point differs from the baseline in energy and in time, everywhere the same.
+
+    Fresh launches of both decide where there were any: the search's own measurements make what they
+    chose look better than it is. None if the baseline was not measured, or is the point.
+    """
+    baseline = result.baseline
+    if baseline is None or point.configuration == baseline.configuration:
+        return None
+    attempt = fresh_launches(result, point)
+    if attempt is not None and attempt.energy is not None and attempt.step_time is not None:
+        return attempt.energy, attempt.step_time
+    return _difference_in(result, "energy_per_step", point), _difference_in(
+        result, "step_time", point
+    )
+
+
+def fresh_launches(result: Result, point: Point) -> Attempt | None:
+    """Return the attempt that compared launches of a point and of the baseline; None without."""
+    attempts = result.verification.attempts if result.verification is not None else ()
+    compared = (each for each in attempts if each.energy is not None and each.step_time is not None)
+    return next((each for each in compared if each.configuration == point.configuration), None)
 
 
 def _difference_in(result: Result, quantity: str, point: Point) -> Difference:
@@ -196,13 +222,11 @@ def recommend(result: Result) -> Recommendation | None:
     verification = result.verification
     if best.configuration == baseline.configuration:
         return _keep(result, baseline, _promising(result, verification), limits)
-    attempt = _attempt_of(verification, best)
-    if attempt is not None and attempt.energy and attempt.step_time and attempt.survived:
-        energy, time = attempt.energy, attempt.step_time
-    else:
-        attempt = None
-        energy = _difference_in(result, "energy_per_step", best)
-        time = _difference_in(result, "step_time", best)
+    differences = against_baseline(result, best)
+    assert differences is not None
+    energy, time = differences
+    attempt = fresh_launches(result, best)
+    attempt = attempt if attempt is not None and attempt.survived else None
     simulated = best.meter.name == "simulated"
     # No launches could decide, or those of a simulated cluster would only repeat its prediction.
     free = simulated or verification is None or verification.status == "off"
@@ -229,11 +253,6 @@ def recommend(result: Result) -> Recommendation | None:
         text += f"; nothing measured trains {limits}, and this comes nearest"
     details = () if basis == "verified" else _caveats(result, basis)
     return Recommendation("train", best, basis, energy, time, None, f"{text}.", details)
-
-
-def _attempt_of(verification: Verification | None, point: Point) -> Attempt | None:
-    attempts = verification.attempts if verification is not None else ()
-    return next((each for each in attempts if each.configuration == point.configuration), None)
 
 
 def _caveats(result: Result, basis: Basis) -> tuple[str, ...]:
@@ -323,7 +342,7 @@ def _not_enough(result: Result, baseline: Point, promising: Point | None) -> Rec
             "time": f"--search-time {_round_up(count * each_s):g}s",
         }.get(stop.kind, "")
         details = (
-            f"A probe takes about {energy_and_kWh(each_kJ)}{label(baseline.meter.mark)} and "
+            f"A probe takes about {energy_text(each_kJ)}{label(baseline.meter.mark)} and "
             f"{duration(each_s)} {'there' if simulated else 'here'}; allow about {count} of them: "
             f"the same command with --name {result.name} {limit} continues from here.",
         )
@@ -338,13 +357,10 @@ def _round_up(value: float) -> float:
 
 def _unproven(result: Result, baseline: Point, promising: Point) -> tuple[str, ...]:
     """Return the sentences about a candidate that was not shown to be better, and its proof."""
-    attempt = _attempt_of(result.verification, promising)
-    if attempt is not None and attempt.energy and attempt.step_time:
-        energy, time = attempt.energy, attempt.step_time
-    else:
-        attempt = None
-        energy = _difference_in(result, "energy_per_step", promising)
-        time = _difference_in(result, "step_time", promising)
+    differences = against_baseline(result, promising)
+    assert differences is not None
+    energy, time = differences
+    attempt = fresh_launches(result, promising)
     estimated = label(promising.meter.mark)
     parts = [
         f"{100 * found.relative:+.1f} % {word} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"

@@ -79,7 +79,7 @@ class Result:
         baseline: what the user would run today, measured by the same meter.
         spent: joules, seconds and probes of the search, and when the savings repay them.
         steps: optimizer steps (or units of work) that make the solution.
-        constraints: what was asked, e.g. {"budget_kJ": 25.0}.
+        constraints: what was asked, e.g. {"budget_kJ": 25.0}, with the prices that were given.
         failures: the probes that failed, with why.
         leave_one_out: the surrogates' error; None with fewer than three measurements.
         progress: (probing kJ so far, hypervolume of the front so far) after each probe.

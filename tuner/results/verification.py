@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tuner.formatting import change, label, number
+from tuner.formatting import Units, change, label
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import MOST_PAIRS
 from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, look_level
@@ -364,13 +364,14 @@ def _without(
 
 
 def _by_default(choice: Choice, baseline: Point) -> Choice:
-    energy = f"{number(baseline.energy_to_solution_kJ)} kJ{label(baseline.meter.mark)}"
+    units = Units.of([baseline])
+    energy = f"{units.energy_text(baseline.energy_to_solution_kJ)}{label(baseline.meter.mark)}"
     return replace(
         choice,
         sentence=(
             f"Keep what you run today: {_name(baseline.configuration)} ({energy}, "
-            f"{number(baseline.time_to_solution_s)} s). Nothing that was tried was shown to be "
-            "better when it was measured again."
+            f"{units.time_text(baseline.time_to_solution_s)}). Nothing that was tried was shown to "
+            "be better when it was measured again."
         ),
     )
 

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.formatting import duration, energy_and_kWh
+from tuner.formatting import duration, energy_text
 from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import SearchForecast, forecast
 from tuner.problem.problem import Problem
@@ -151,7 +151,7 @@ def limits_of(settings: SearchSettings) -> tuple[str, ...]:
     if settings.max_probes is not None:
         found.append(f"at most {settings.max_probes} probes")
     if settings.probe_budget_kJ is not None:
-        found.append(f"at most {energy_and_kWh(settings.probe_budget_kJ)}")
+        found.append(f"at most {energy_text(settings.probe_budget_kJ)}")
     if settings.search_s is not None:
         found.append(f"at most {duration(settings.search_s)}")
     if settings.search_share is not None:

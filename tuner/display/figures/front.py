@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ __all__ = ["front_figure"]
 
 #: What is written into the plot.
 _SMALL = {"size": 12, "color": MUTED}
+#: Characters of a line below the axis on a phone.
+_NARROW = 36
 
 
 def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
@@ -109,26 +112,14 @@ def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
         word = chosen or role(result, result.best) or "chosen"
         trace = points_trace([result.best], word, word.capitalize(), units, marker, False)
         figure.add_trace(trace)
-    _add_constraints(figure, result, units, x_axis, y_axis)
+    outside = _add_constraints(figure, result, units, x_axis, y_axis)
     if far := len(every) - len({p.configuration for p in near}):
-        said = f"{far} dominated point{'s' * (far != 1)} outside this view"
-        _in_corner(figure, said, "bottom")
+        outside.append(f"{far} dominated point{'s' * (far != 1)}")
+    if outside:  # below the axis, where no label of a line or a point can be
+        lines = textwrap.wrap("outside this view: " + ", ".join(outside), _NARROW)
+        title = figure.layout.xaxis.title
+        title.text += "".join(f'<br><span style="color:{MUTED}">{line}</span>' for line in lines)
     return figure
-
-
-def _in_corner(figure: go.Figure, text: str, corner: str) -> None:
-    """Add a remark at the right, at the "top" or the "bottom"."""
-    figure.add_annotation(
-        text=text,
-        xref="x domain",
-        x=1,
-        xanchor="right",
-        yref="y domain",
-        y=1 if corner == "top" else 0.01,
-        yanchor=corner,
-        showarrow=False,
-        font=_SMALL,
-    )
 
 
 def _near(shown: Sequence[Point], others: Sequence[Point]) -> list[Point]:
@@ -184,10 +175,10 @@ def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> 
 
 def _add_constraints(
     figure: go.Figure, result: Result, units: Units, x_axis: Axis, y_axis: Axis
-) -> None:
-    """Lines of what was asked, each with its label; one outside the view is only said."""
+) -> list[str]:
+    """Draw lines of what was asked, each with its label; return those outside the view."""
     line = {"color": MUTED, "width": 1.5, "dash": "dash"}
-    outside = []
+    outside: list[str] = []
 
     def limit(text: str, value: float, axis: Axis, along: str, across: str, **label: Any) -> None:
         """Draw a line at `value` of the axis `along` across the other axis, labelled at its end.
@@ -212,8 +203,7 @@ def _add_constraints(
             font=_SMALL,
             xanchor="right",
             **whole,
-            **{across: 1, f"{along}ref": along, along: axis.at(value)},
-            **label,
+            **{across: 1, f"{along}ref": along, along: axis.at(value), **label},
         )
 
     if budget := result.constraints.get("budget_kJ"):
@@ -221,7 +211,11 @@ def _add_constraints(
         limit(text, budget / units.kJ, y_axis, "y", "x", yanchor="bottom")
     if deadline := result.constraints.get("deadline_s"):
         text = f"deadline {units.time_text(deadline)}"
-        limit(text, deadline / units.s, x_axis, "x", "y", yanchor="top", textangle=-90)
+        # Its label is at the end of the line that the budget's label is not near.
+        level = budget / units.kJ if budget else y_axis.low
+        high = y_axis.holds(level) and y_axis.share(level) > 0.5
+        end = {"y": 0, "yanchor": "bottom"} if high else {"y": 1, "yanchor": "top"}
+        limit(text, deadline / units.s, x_axis, "x", "y", textangle=-90, **end)
     cap = result.constraints.get("power_cap_W")
     if cap:
         # Average power is energy over time, so a cap is a line through the origin: E = cap x t.
@@ -241,5 +235,4 @@ def _add_constraints(
             )
         else:
             outside.append(f"power cap {number(cap)} W")
-    if outside:
-        _in_corner(figure, "outside this view: " + ", ".join(outside), "top")
+    return outside

@@ -150,7 +150,8 @@ def on_paper(figure: go.Figure) -> matplotlib.figure.Figure:
             below = list(trace.get("y", ()))
     for side in ("x", "y"):
         axis = layout.get(f"{side}axis", {})
-        getattr(axes, f"set_{side}label")(_text(axis.get("title", {}).get("text")))
+        title = str(axis.get("title", {}).get("text") or "")  # its first line is the quantity
+        getattr(axes, f"set_{side}label")(_text(title.partition("<br>")[0]))
         span = axis.get("range")
         if axis.get("type") == "log":
             getattr(axes, f"set_{side}scale")("log")

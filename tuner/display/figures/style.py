@@ -90,6 +90,11 @@ class Axis:
         """Return True if the axis shows this value."""
         return self.low <= value <= self.high
 
+    def share(self, value: float) -> float:
+        """Return the position of a value along the axis, 0 at its low end and 1 at its high one."""
+        low, high = self.at(self.low), self.at(self.high)
+        return (self.at(value) - low) / (high - low)
+
     def at(self, value: float) -> float:
         """Return the position of an annotation for Plotly: the logarithm on a logarithmic axis."""
         return math.log10(value) if self.log else value

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from tuner.display.html.limits_part import limits_part
 from tuner.display.html.pieces import (
     chips,
     delta,
@@ -21,6 +22,8 @@ from tuner.display.program_note import program_note
 from tuner.display.text import comparison, energy_mark, prediction, role
 from tuner.formatting import Units, change, number, percent, varying_knobs
 from tuner.problem.run_folder import RunFolder
+from tuner.results.choice import carbon_g, cost_of
+from tuner.results.recommendation import against_baseline, fresh_launches
 from tuner.results.result import Point, Result
 
 if TYPE_CHECKING:
@@ -47,19 +50,6 @@ def top_part(result: Result, units: Units) -> str:
         )
     best = advice.point
     estimated = best.meter.mark
-    same = base is not None and base.configuration == best.configuration
-
-    def against(name: str, interval_of: str) -> str:
-        """Compare one of the choice's figures with the baseline's; in grey if it may be none."""
-        if base is None or same:
-            return ""
-        now, before = getattr(best, name), getattr(base, name)
-        mine, theirs = getattr(best, interval_of), getattr(base, interval_of)
-        if mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]:
-            text = change(now, before, "less than", "more than")
-            return f'<span class="muted">{text} the baseline; the intervals overlap</span>'
-        return delta(now, before, "less than", "more than") + " the baseline"
-
     energy, time = best.energy_interval_kJ, best.time_interval_s
     tiles = [
         tile(
@@ -67,8 +57,7 @@ def top_part(result: Result, units: Units) -> str:
             units.energy_text(best.energy_to_solution_kJ),
             [
                 interval(units.interval_text(energy, units.kJ), units.energy),
-                _kWh(best.energy_to_solution_kJ),
-                against("energy_to_solution_kJ", "energy_interval_kJ"),
+                _against(result, best, "energy_to_solution_kJ", "energy_interval_kJ"),
             ],
             estimated,
         ),
@@ -77,16 +66,17 @@ def top_part(result: Result, units: Units) -> str:
             units.time_text(best.time_to_solution_s),
             [
                 interval(units.interval_text(time, units.s), units.time),
-                against("time_to_solution_s", "time_interval_s"),
+                _against(result, best, "time_to_solution_s", "time_interval_s"),
             ],
         ),
         tile(
             "Average power",
             f"{number(best.power_W)} W",
-            [against("power_W", "power_interval_W")],
+            [_against(result, best, "power_W", "power_interval_W")],
             estimated,
         ),
-        _spent_tile(result),
+        *_price_tiles(result, best),
+        _spent_tile(result, units),
     ]
     saves = comparison(result, units)
     today = base.configuration if base else None
@@ -103,6 +93,30 @@ def top_part(result: Result, units: Units) -> str:
             f'<p class="note">How it was chosen: {escape(result.choice.sentence)}</p>',
         ]
     )
+
+
+def _against(result: Result, best: Point, name: str, interval_of: str) -> str:
+    """Compare one of the choice's figures with the baseline's; in grey if it may be none."""
+    base, found = result.baseline, against_baseline(result, best)
+    if base is None or found is None:
+        return ""
+    energy, time = found
+    ratio = {
+        "energy_to_solution_kJ": 1 + energy.relative,
+        "time_to_solution_s": 1 + time.relative,
+        "power_W": (1 + energy.relative) / (1 + time.relative),
+    }[name]
+    if fresh_launches(result, best) is not None and name != "power_W":
+        difference = energy if name == "energy_to_solution_kJ" else time
+        unclear = "" if difference.shown else "no difference shown by fresh launches"
+    else:
+        mine, theirs = getattr(best, interval_of), getattr(base, interval_of)
+        overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
+        unclear = "the intervals overlap" if overlap else ""
+    if unclear:
+        text = change(ratio, 1, "less than", "more than")
+        return f'<span class="muted">{text} the baseline; {unclear}</span>'
+    return delta(ratio, 1, "less than", "more than") + " the baseline"
 
 
 def _head(result: Result) -> str:
@@ -133,11 +147,6 @@ def _head(result: Result) -> str:
     return f'<h1>{escape(subject + brings)}</h1><p class="note">{escape(" · ".join(facts))}</p>'
 
 
-def _kWh(energy_kJ: float) -> str:
-    """Return an energy in kilowatt-hours from one on, the unit in which it is bought; else ""."""
-    return f'<span class="muted">{number(energy_kJ / 3600)} kWh</span>' if energy_kJ >= 3600 else ""
-
-
 def _verified(result: Result) -> str:
     """Return the outcome of the verification as a paragraph; "" if there was none."""
     said = result.verification
@@ -147,7 +156,31 @@ def _verified(result: Result) -> str:
     return f'<p class="{kind}">{escape(said.sentence)}</p>'
 
 
-def _spent_tile(result: Result) -> str:
+def _price_tiles(result: Result, best: Point) -> list[str]:
+    """Return what the choice and today cost and emit, where prices or the grid were given."""
+    rates, base = result.constraints, result.baseline
+    tiles = []
+
+    def add(name: str, now: float, before: float | None, text: Callable[[float], str]) -> None:
+        today = f'<span class="muted">today {text(before)}</span>' if before is not None else ""
+        tiles.append(tile(name, text(now), [today], best.meter.mark))
+
+    if "price_per_kWh" in rates or "price_per_gpu_hour" in rates:
+        before = cost_of(base, rates) if base is not None else None
+        add("Cost at your prices", cost_of(best, rates), before, number)
+    if "grid_gCO2_per_kWh" in rates:
+        before = carbon_g(base, rates) if base is not None else None
+        add("Emissions of its energy", carbon_g(best, rates), before, _mass_text)
+    return tiles
+
+
+def _mass_text(grams: float) -> str:
+    """Return a mass of CO2 equivalent in g, kg or t."""
+    size, unit = (1e6, "t") if grams >= 1e6 else (1e3, "kg") if grams >= 1e3 else (1.0, "g")
+    return f"{number(grams / size)} {unit} CO2e"
+
+
+def _spent_tile(result: Result, units: Units) -> str:
     spent = result.spent
     if (plan := result.plan) is not None:
         fitting = f'<span class="muted">{plan.fitting:,} fit in memory</span>'
@@ -156,7 +189,6 @@ def _spent_tile(result: Result) -> str:
         said = f'<span class="muted">{len(result.points)} settings of past runs</span>'
         return tile("Search spent", "nothing", [said])
     title = "A real search would take" if prediction(result) else "Search spent"
-    own = Units.for_values([spent.energy_kJ], [])
     failed = f", {spent.failed} failed" if spent.failed else ""
     more = [f'<span class="muted">{spent.probes} probes{failed}</span>']
     kept = result.recommendation is not None and result.recommendation.action == "keep"
@@ -164,7 +196,7 @@ def _spent_tile(result: Result) -> str:
         share = spent.payback_share
         runs = f"{number(share)} runs" if share > 1 else percent(share)
         more.append(f"repaid after {runs} of the job")
-    return tile(title, own.energy_text(spent.energy_kJ), more, energy_mark(result))
+    return tile(title, units.energy_text(spent.energy_kJ), more, energy_mark(result))
 
 
 @dataclass(frozen=True)
@@ -259,6 +291,7 @@ def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -
     if result.baseline and all(p.configuration != result.baseline.configuration for p in front):
         shown.append(result.baseline)
     text = plot_div("front", figures["front"], "Energy to solution against time to solution")
+    text += limits_part(result, units)
     text += (
         "<noscript><p>The plots need JavaScript; the tables hold the same figures.</p></noscript>"
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tuner.display.figures.power import Timeline, phase_means
 from tuner.display.html.pieces import chips, delta, estimated_mark, panels, plot_div, section
 from tuner.display.text import energy_mark, prediction
-from tuner.formatting import change, number, percent
+from tuner.formatting import change, energy_text, number, percent
 from tuner.results.result import Result
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tuner.results.significance import Difference
 
 __all__ = ["breakdown_part", "explanation_part", "power_part", "verification_part"]
+
+#: Comparisons below which the verdict on a guideline is folded away, and has no colour.
+LEAST_COMPARISONS = 3
 
 
 def verification_part(result: Result) -> str:
@@ -52,7 +55,7 @@ def verification_part(result: Result) -> str:
         )
     note = (
         "Measured again against the baseline by fresh launches in turn, so that a drift of the "
-        f"machine meets both alike; {said.probes} probes, {number(said.energy_kJ)} kJ."
+        f"machine meets both alike; {said.probes} probes, {energy_text(said.energy_kJ)}."
     )
     return section("Measured again before it is recommended", "".join(tried), note)
 
@@ -126,10 +129,20 @@ def explanation_part(
             f"<details><summary>The same in words ({len(explanation.knobs)})</summary>"
             f"<ul>{items}</ul></details>"
         )
-    tested = [said for said in explanation.guidelines if said.verdict != "not tested"]
+    tested = [said for said in explanation.guidelines if said.comparisons >= LEAST_COMPARISONS]
+    few = [
+        said
+        for said in explanation.guidelines
+        if said.verdict != "not tested" and said not in tested
+    ]
     rest = [said for said in explanation.guidelines if said.verdict == "not tested"]
     if tested:
-        text += "<h3>Published guidelines, held against this run</h3>" + _guidelines(tested)
+        text += "<h3>Published guidelines, compared with this run</h3>" + _guidelines(tested)
+    if few:
+        text += (
+            f"<details><summary>{len(few)} more on fewer than {LEAST_COMPARISONS} comparisons, "
+            "which decide nothing</summary>" + _guidelines(few, muted=True) + "</details>"
+        )
     if rest:
         text += (
             f"<details><summary>{len(rest)} more that this run has no points to test</summary>"
@@ -145,11 +158,14 @@ def explanation_part(
     )
 
 
-def _guidelines(guidelines: Sequence[Guideline]) -> str:
+def _guidelines(guidelines: Sequence[Guideline], *, muted: bool = False) -> str:
+    def colour(said: Guideline) -> str:
+        return "" if muted else said.verdict.replace(" ", "-")
+
     rows = "".join(
         f'<tr><td data-label="Guideline">{escape(said.text)} '
         f'<span class="muted">({escape(said.source)})</span></td>'
-        f'<td data-label="Here"><span class="verdict {said.verdict.replace(" ", "-")}">'
+        f'<td data-label="Here"><span class="verdict {colour(said)}">'
         f"{escape(said.verdict)}</span></td>"
         f'<td data-label="Evidence" class="muted">{escape(said.evidence)}</td></tr>'
         for said in guidelines

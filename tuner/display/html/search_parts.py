@@ -15,7 +15,7 @@ from tuner.display.html.pieces import (
     section,
     value_html,
 )
-from tuner.display.text import energy_mark, payback, prediction, unit_of_work
+from tuner.display.text import energy_mark, payback, prediction, unit_of_work, units_of
 from tuner.formatting import Units, label, number, percent
 from tuner.results.result import LeaveOneOut, Result
 from tuner.search_spaces.configuration import Configuration
@@ -41,6 +41,9 @@ _CONSTRAINTS = {
     "max_gpus": "most devices",
     "peak_power_W": "cap on the peak power (W)",
     "search_s": "longest search (s)",
+    "price_per_kWh": "price of a kWh",
+    "price_per_gpu_hour": "price of a GPU hour",
+    "grid_gCO2_per_kWh": "carbon intensity of the grid (g CO2e/kWh)",
 }
 #: Parts of `about` that stand in a section of their own.
 _SHOWN_ELSEWHERE = ("unit_of_work", "calibration")
@@ -51,12 +54,15 @@ def spent_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
     spent = result.spent
     if result.points and spent.energy_kJ == 0:
         return section("What the search spent", f"<p>{escape(result.stopped)}</p>")
-    units = Units.for_values([spent.energy_kJ], [spent.time_s])
+    time = Units.for_values([], [spent.time_s])
     plan = prediction(result)
     title = "What a real search would take" if plan else "What the search spent"
     rows = [
-        ("Energy", units.energy_text(spent.energy_kJ) + estimated_mark(energy_mark(result))),
-        ("Time on the cluster" if plan else "Wall-clock time", units.time_text(spent.time_s)),
+        (
+            "Energy",
+            units_of(result).energy_text(spent.energy_kJ) + estimated_mark(energy_mark(result)),
+        ),
+        ("Time on the cluster" if plan else "Wall-clock time", time.time_text(spent.time_s)),
         ("Probes", f"{spent.probes}, of which {spent.failed} failed"),
         ("Windows simulated" if plan else "Windows measured", str(spent.measurements)),
         ("Payback", escape(payback(result))),

@@ -1,0 +1,99 @@
+"""Sliders for the deadline and the energy budget, which choose among the points of the front.
+
+The page's script applies the rule of `tuner.results.choice.decide` for these two limits, as `tuner
+choose` does. Under them only a point of the front can be chosen, so the page holds no others.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from tuner.display.html.pieces import json_in_html
+from tuner.display.text import changes, found_word
+from tuner.formatting import Units, label, short
+from tuner.results.choice import front_of
+from tuner.results.choose import not_refuted
+from tuner.results.recommendation import fresh_launches
+from tuner.results.result import Point, Result
+
+__all__ = ["limits_part"]
+
+#: Positions of a slider; the last one is no limit.
+_LAST = 101
+#: The sliders reach this share beyond the least and the greatest value.
+_BEYOND = 0.05
+#: The unit of time on the command line.
+_TIME_OPTIONS = {"s": "s", "h": "h", "days": "d"}
+
+
+def limits_part(result: Result, units: Units) -> str:
+    """Return the sliders with the points that they choose from; "" if there is only one."""
+    front = front_of(not_refuted(result))
+    if len(front) < 2:
+        return ""
+    shown = [*front, *([result.baseline] if result.baseline else [])]
+    knee = result.choose().point.configuration
+    data = {
+        "run": shlex.quote(result.name),
+        "found": found_word(result),
+        "knee": next(i for i, point in enumerate(front) if point.configuration == knee),
+        "points": [_point(result, point, units) for point in front],
+        "deadline": {
+            "unit": units.time,
+            "option": _TIME_OPTIONS[units.time],
+            **_range([p.time_to_solution_s / units.s for p in shown]),
+            "limit": _limit(result, "deadline_s", units.s),
+        },
+        "budget": {
+            "unit": units.energy,
+            "option": units.energy,
+            **_range([p.energy_to_solution_kJ / units.kJ for p in shown]),
+            "limit": _limit(result, "budget_kJ", units.kJ),
+        },
+    }
+    sliders = "".join(
+        f'<div><label for="limit-{name}">{text}<output id="limit-{name}-value" '
+        f'for="limit-{name}"></output></label>'
+        f'<input type="range" id="limit-{name}" min="0" max="{_LAST}" step="1"></div>'
+        for name, text in (("deadline", "Deadline"), ("budget", "Energy budget"))
+    )
+    return (
+        '<div class="limits" id="limits" hidden><h3>Choose under other limits</h3>'
+        f'<div class="sliders">{sliders}</div><p id="limits-choice" role="status"></p>'
+        '<p class="note">On the command line: <code id="limits-command"></code></p></div>\n'
+        '<script type="application/json" id="limit-points">'
+        f"{json_in_html(json.dumps(data))}</script>\n"
+    )
+
+
+def _point(result: Result, point: Point, units: Units) -> dict[str, Any]:
+    today = result.baseline.configuration if result.baseline is not None else None
+    name = short(point.configuration, baseline=today)
+    estimated = label(point.meter.mark)
+    text = f"{name} takes {units.time_text(point.time_to_solution_s)} and "
+    text += f"{units.energy_text(point.energy_to_solution_kJ)}{estimated}"
+    energy, time = changes(result, point)
+    if energy:
+        text += f", {energy} and {time} than today"
+        launched = fresh_launches(result, point)
+        text += " (verified)" if launched is not None and launched.survived else ""
+    elif today is not None:
+        text += ", as today"
+    return {
+        "name": name,
+        "time": point.time_to_solution_s / units.s,
+        "energy": point.energy_to_solution_kJ / units.kJ,
+        "text": f"{text}.",
+    }
+
+
+def _range(values: list[float]) -> dict[str, float]:
+    return {"low": min(values) * (1 - _BEYOND), "high": max(values) * (1 + _BEYOND)}
+
+
+def _limit(result: Result, name: str, per: float) -> float | None:
+    """Return the run's own limit in the unit of the points; None without one."""
+    value = result.constraints.get(name)
+    return value / per if value is not None else None
