@@ -211,11 +211,11 @@ def _add_constraints(
         limit(text, budget / units.kJ, y_axis, "y", "x", yanchor="bottom")
     if deadline := result.constraints.get("deadline_s"):
         text = f"deadline {units.time_text(deadline)}"
-        # Its label is at the end of the line that the budget's label is not near.
-        level = budget / units.kJ if budget else y_axis.low
-        high = y_axis.holds(level) and y_axis.share(level) > 0.5
-        end = {"y": 0, "yanchor": "bottom"} if high else {"y": 1, "yanchor": "top"}
-        limit(text, deadline / units.s, x_axis, "x", "y", textangle=-90, **end)
+        # At the top, but where the budget's label is, in the upper right: then at the bottom.
+        level, at = (budget / units.kJ if budget else y_axis.low), deadline / units.s
+        taken = y_axis.holds(level) and y_axis.share(level) > 0.5 and x_axis.share(at) > 0.5
+        end = {"y": 0, "yanchor": "bottom"} if taken else {"y": 1, "yanchor": "top"}
+        limit(text, at, x_axis, "x", "y", textangle=-90, **end)
     cap = result.constraints.get("power_cap_W")
     if cap:
         # Average power is energy over time, so a cap is a line through the origin: E = cap x t.
