@@ -192,7 +192,7 @@ def test_training_output_is_changed_at_a_terminal_only(
     monkeypatch.setattr(sys, "stdout", stream())
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(Enough):
-        main(["run"])
+        main(["run", "some"])
     (output,) = got
     assert isinstance(output, VisibleStream) is not raw
     assert raw_stream(output) is sys.stdout
