@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tuner.api import load_result, optimize, plan, replay
+    from tuner.display.tracking import track
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
     from tuner.results.recommendation import Recommendation
@@ -43,6 +44,7 @@ __all__ = [
     "optimize",
     "plan",
     "replay",
+    "track",
 ]
 
 _MODULES = {
@@ -64,6 +66,7 @@ _MODULES = {
     "optimize": "tuner.api",
     "plan": "tuner.api",
     "replay": "tuner.api",
+    "track": "tuner.display.tracking",
 }
 
 
