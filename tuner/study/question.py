@@ -41,6 +41,7 @@ class Question:
 
     @property
     def simulated(self) -> bool:
+        """True if the models answer the probes."""
         return self.executor == "simulated"
 
     def prepare(
