@@ -57,6 +57,7 @@ def test_nothing_is_probed_with_it(twin_node: Make, tmp_path: Path) -> None:
     runner = LocalRunner(load_job(), load_cluster("h100-32"), run_dir=tmp_path / "run")
     try:
         runner.node.server.torch = TorchBuild("2.13.0+cpu", "")
+        runner._on_gpus = True  # on a twin, processes stand in for GPUs
         with pytest.raises(InputError, match=r"nothing can be trained.*without CUDA"):
             runner._require_gpus()
     finally:
