@@ -217,9 +217,13 @@ def _doctor(args: argparse.Namespace) -> int:
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     if args.record_nvml is not None:
+        from tuner.workload.meters.errors import MeterError
         from tuner.workload.meters.nvml_recording import record_nvml
 
-        recording = record_nvml(args.record_s, names=args.record_names)
+        try:
+            recording = record_nvml(args.record_s, names=args.record_names)
+        except MeterError as error:
+            raise InputError(f"nothing to record: {error}") from error
         recording.write(args.record_nvml)
         answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
         return OK
