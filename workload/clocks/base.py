@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.workload.clocks.guard import GuardError
 
-__all__ = ["LIVE", "Applied", "FixedGovernor", "Governor", "GovernorError"]
+__all__ = [
+    "LIVE",
+    "Applied",
+    "FixedGovernor",
+    "Governor",
+    "GovernorError",
+    "all_or_nothing",
+    "require_settable",
+]
 
 #: The knobs that governors set.
 LIVE = ("clock_MHz", "memory_clock_MHz", "power_limit_W")
@@ -78,6 +89,48 @@ class Governor(Protocol):
     def close(self) -> None:
         """Restore and release the devices. May be called twice."""
         ...
+
+
+def require_settable(governor: Governor, live: Settings) -> None:
+    """Check that a governor may set these knobs.
+
+    Raises:
+        UnknownName: one is no live knob.
+        InputError: none may be set here; the sentence says why.
+    """
+    for name in live:
+        if name not in LIVE:
+            raise UnknownName("live knob", name, LIVE)
+    if live and not governor.can_set:
+        raise InputError(f"cannot set {live.short} here: {governor.why_not}")
+
+
+@contextmanager
+def all_or_nothing(
+    governor: Governor, live: Settings, devices: str, refusal: type[Exception]
+) -> Iterator[None]:
+    """Put the earlier settings back if the devices refuse what is set within.
+
+    Args:
+        governor: of the devices.
+        live: what is set.
+        devices: their name in the sentence: "the GPUs".
+        refusal: what the devices' interface raises.
+
+    Raises:
+        GovernorError: they refused, or no guard stands by.
+    """
+    try:
+        yield
+    except (refusal, GovernorError) as error:
+        sentence = f"{devices} did not take {live.short}: {error}"
+        try:
+            governor.restore()
+        except GovernorError as worse:
+            sentence += f"; and {worse}"
+        raise GovernorError(sentence) from error
+    except GuardError as error:
+        raise GovernorError(f"{live.short} was not set: {error}") from error
 
 
 class FixedGovernor:

@@ -17,10 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.knobs import Value
-from tuner.workload.clocks.base import LIVE, Applied, GovernorError
-from tuner.workload.clocks.guard import EarlierFile, GuardError, GuardKeeper, put_back_files
+from tuner.workload.clocks.base import (
+    Applied,
+    GovernorError,
+    all_or_nothing,
+    require_settable,
+)
+from tuner.workload.clocks.guard import EarlierFile, GuardKeeper, put_back_files
 
 __all__ = ["FASTEST", "CpuGovernor"]
 
@@ -285,11 +290,7 @@ class CpuGovernor:
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         """Make `live` the whole live setting (`tuner.workload.clocks.base.Governor.apply`)."""
-        for name in live:
-            if name not in LIVE:
-                raise UnknownName("live knob", name, LIVE)
-        if live and not self.can_set:
-            raise InputError(f"cannot set {live.short} here: {self.why_not}")
+        require_settable(self, live)
         if "memory_clock_MHz" in live:
             raise InputError("memory_clock_MHz cannot be set: it is a knob of GPUs")
         ranks = len(self._cpus) if ranks is None else min(ranks, len(self._cpus))
@@ -301,17 +302,8 @@ class CpuGovernor:
             wanted |= files
         if "power_limit_W" in live:
             wanted |= self._caps(live["power_limit_W"])
-        try:
+        with all_or_nothing(self, live, "the processor", OSError):
             self._change(wanted)
-        except (OSError, GovernorError) as error:
-            sentence = f"the processor did not take {live.short}: {error}"
-            try:
-                self.restore()
-            except GovernorError as worse:
-                sentence += f"; and {worse}"
-            raise GovernorError(sentence) from error
-        except GuardError as error:
-            raise GovernorError(f"{live.short} was not set: {error}") from error
         return Applied(live, Settings(settings), tuple(notes))
 
     def _files(self, without: Mapping[Path, int] | None = None) -> list[EarlierFile]:

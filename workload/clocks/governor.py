@@ -17,11 +17,18 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.knobs import Value
-from tuner.workload.clocks.base import LIVE, Applied, FixedGovernor, Governor, GovernorError
+from tuner.workload.clocks.base import (
+    Applied,
+    FixedGovernor,
+    Governor,
+    GovernorError,
+    all_or_nothing,
+    require_settable,
+)
 from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.clocks.guard import Earlier, GuardError, GuardKeeper, put_back
+from tuner.workload.clocks.guard import Earlier, GuardKeeper, put_back
 from tuner.workload.clocks.ways import earlier_lock, ways
 from tuner.workload.clocks.zeusd import SOCKET
 from tuner.workload.meters.errors import MeterError
@@ -251,16 +258,12 @@ class NvmlGovernor:
     # ---- the protocol
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
-        for name in live:
-            if name not in LIVE:
-                raise UnknownName("live knob", name, LIVE)
-        if live and not self.can_set:
-            raise InputError(f"cannot set {live.short} here: {self.why_not}")
+        require_settable(self, live)
         ranks = len(self.gpus) if ranks is None else min(ranks, len(self.gpus))
         notes: list[str] = []
         settings = dict(live)
         wanted = _Wanted()
-        try:
+        with all_or_nothing(self, live, "the GPUs", self._nvml.NVMLError):
             for name in ("clock_MHz", "memory_clock_MHz"):
                 if name not in live:
                     continue
@@ -275,15 +278,6 @@ class NvmlGovernor:
                 wanted = replace(wanted, limit_mW=self._limits(live["power_limit_W"], ranks))
             notes += self._notes(wanted)
             self._change(wanted, self.gpus[:ranks])
-        except (self._nvml.NVMLError, GovernorError) as error:
-            sentence = f"the GPUs did not take {live.short}: {error}"
-            try:
-                self.restore()
-            except GovernorError as worse:
-                sentence += f"; and {worse}"
-            raise GovernorError(sentence) from error
-        except GuardError as error:
-            raise GovernorError(f"{live.short} was not set: {error}") from error
         return Applied(live, Settings(settings), tuple(notes))
 
     def _notes(self, wanted: _Wanted) -> list[str]:
