@@ -81,8 +81,8 @@ REVIEWED = [
     ),
     (
         19,
-        ["optimize", "--script", "torchrun train.py", "--cluster", "cpu-2"],
-        ["torchrun starts ranks itself", "give the script and its own arguments alone"],
+        ["optimize", "--script", "mpirun train.py", "--cluster", "cpu-2"],
+        ["mpirun starts ranks itself", "give the script and its own arguments alone"],
     ),
     (
         20,

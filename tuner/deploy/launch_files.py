@@ -205,7 +205,8 @@ def _program_of_script(
     files = {}
     if start.config:
         files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
-    words, exports = list(start.words), []
+    words = list(start.words)
+    exports = [f"{name}={shlex.quote(text)}" for name, text in start.env.items() if "{" not in text]
     on_cpu = cluster is not None and cluster.device.type == "cpu"
     about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
     if job.needs_hook or (on_cpu and job.frame.on_deepspeed):
@@ -213,7 +214,9 @@ def _program_of_script(
         _write_hook(hook)
         files["options.json"] = json.dumps(start.options, indent=2) + "\n"
         words = [str((hook / "__main__.py").resolve()), "run", *words]
-        exports = ["JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))]
+        exports.append(
+            "JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))
+        )
         about.append("# joulefront_hook merges options.json into what it passes to DeepSpeed.")
     return _Program(words, about, folder=start.cwd, exports=exports), files
 

@@ -33,14 +33,14 @@ def job_of_script(
         InputError: as `tuner.workload.scripts.inspection.inspect_script`.
     """
     from tuner.workload.node.runner import LocalRunner
-    from tuner.workload.scripts.inspection import STEPS, blank_job, inspect_script
+    from tuner.workload.scripts.inspection import STEPS, blank_job, inspect_script, ranks_today
 
     before = parse_job(run.read_study() or {})
     here = str(Path(script.cwd).resolve())
     if (
         isinstance(before, ScriptJob)
         and (before.words, before.cwd) == (script.words, here)
-        and before.devices == cluster.devices_per_node
+        and before.devices == ranks_today(script, cluster)
     ):
         return replace(before, steps=script.steps or STEPS)
     blank = blank_job(script, cluster)

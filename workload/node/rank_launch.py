@@ -179,7 +179,10 @@ class RankLaunch:
             specs.append(
                 RankSpec(
                     argv=start.argv(rank, world, rank - place.first),
-                    env={**self._rank_env(rank, world, place), **start.env},
+                    env={
+                        **self._rank_env(rank, world, place),
+                        **start.environment(rank, world, rank - place.first),
+                    },
                     log=str(log),
                     cwd=start.cwd,
                     # A device of a CPU cluster is one core: a rank keeps to it.

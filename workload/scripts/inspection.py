@@ -28,9 +28,10 @@ from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, Script, ScriptJob, Start
 
-__all__ = ["STEPS", "blank_job", "inspect_script"]
+__all__ = ["STEPS", "blank_job", "inspect_script", "ranks_today"]
 
 #: Taken where the user does not say how many steps the solution takes.
 STEPS = 1000
@@ -131,7 +132,12 @@ def inspect_script(
 
 
 def blank_job(script: Script, cluster: Cluster) -> ScriptJob:
-    """Return the job that the command alone describes; a batch it does not name is a guess."""
+    """Return the job that the command alone describes; a batch it does not name is a guess.
+
+    Raises:
+        InputError: the command is wrong, its launcher starts more ranks than the node has devices,
+            or the batches that it names do not make the global batch.
+    """
     blank = ScriptJob(
         name=script.name,
         model={},
@@ -141,7 +147,8 @@ def blank_job(script: Script, cluster: Cluster) -> ScriptJob:
         precision="fp32",
         words=script.words,
         cwd=str(Path(script.cwd).resolve()),
-        devices=cluster.devices_per_node,
+        devices=ranks_today(script, cluster),
+        launcher=_launcher_on(script, cluster),
     )
     replicas = blank.baseline.data_parallel
     micro, times = micro_batches(blank.file_config, replicas)
@@ -165,12 +172,39 @@ def blank_job(script: Script, cluster: Cluster) -> ScriptJob:
     return replace(blank, global_batch=micro * times * replicas, frame=frame)
 
 
+def ranks_today(script: Script, cluster: Cluster) -> int:
+    """Return the ranks that the command starts on a node: those of its launcher, or all devices.
+
+    Raises:
+        InputError: its launcher starts more than the node has devices.
+    """
+    launcher, devices = script.launcher, cluster.devices_per_node
+    ranks = launcher.processes if launcher else 0
+    if ranks > devices:
+        assert launcher is not None
+        kind = "cores" if cluster.device.type == "cpu" else "GPUs"
+        raise InputError(
+            f"{launcher.kind} would start {ranks} processes, and this node has {devices} {kind}; "
+            f"ask for at most {devices}"
+        )
+    return ranks or devices
+
+
+def _launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
+    """Return the launcher without the threads that it sets where a device is one core."""
+    launcher = script.launcher
+    if launcher is None or cluster.device.type != "cpu":
+        return launcher
+    env = {name: value for name, value in launcher.env.items() if name != "OMP_NUM_THREADS"}
+    return replace(launcher, env=env)
+
+
 def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> ScriptJob:
     """Return the job that the facts of a launch describe."""
     engine, batch = "micro_batch" in facts, facts.get("batch") or []
     placed = "deepspeed_config" in blank.placeholders
     config = blank.file_config or ({} if placed else facts.get("config", {}))
-    assumed = []
+    assumed = list(script.launcher.notes) if script.launcher else []
     kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
     if engine:
         kind = "pipeline" if facts.get("pipeline") else "deepspeed"

@@ -42,6 +42,7 @@ from tuner.workload.scripts.knob_support import (
     refused,
     sentences,
 )
+from tuner.workload.scripts.launchers import Launcher
 
 __all__ = ["Framework", "KnobSupport", "Script", "ScriptJob", "Start", "imported_frameworks"]
 
@@ -74,6 +75,7 @@ class ScriptJob(TrainingJob):
         devices: ranks that it starts on today.
         frame: what the inspection showed.
         assumed: what was not told and is taken, one sentence each.
+        launcher: the launcher of its command, which says the environment; None without one.
     """
 
     words: tuple[str, ...] = ()
@@ -81,6 +83,7 @@ class ScriptJob(TrainingJob):
     devices: int = 1
     frame: Framework = field(default_factory=Framework, hash=False)
     assumed: tuple[str, ...] = ()
+    launcher: Launcher | None = None
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "steps", "devices"):
@@ -96,7 +99,12 @@ class ScriptJob(TrainingJob):
         del facts["first_step_s"]
         frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
-        return {**super().to_json(), **listed, "frame": frame}
+        data = {**super().to_json(), **listed, "frame": frame}
+        if self.launcher is None:  # as in studies from before launchers were read
+            del data["launcher"]
+        else:
+            data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ScriptJob:
@@ -112,7 +120,10 @@ class ScriptJob(TrainingJob):
             )
             listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
             names = {item.name for item in fields(cls)} & set(data)
-            return cls(**{**{name: data[name] for name in names}, **listed, "frame": frame})
+            given = {name: data[name] for name in names} | {**listed, "frame": frame}
+            if "launcher" in data:
+                given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
+            return cls(**given)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the job of a script: {error}") from error
 
@@ -308,7 +319,8 @@ class ScriptJob(TrainingJob):
             options["activation_checkpointing"] = mode
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
-        return Start(tuple(words), self.cwd, options, config, _QUIET_ENV if probe else {})
+        env = {**(self.launcher.env if self.launcher else {}), **(_QUIET_ENV if probe else {})}
+        return Start(tuple(words), self.cwd, options, config, env)
 
     @property
     def needs_hook(self) -> bool:
