@@ -197,7 +197,7 @@ def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, 
         searched: the knobs that the search space names.
     """
     able = [name for name in LAUNCH if job.offers[name].turned]
-    turned = [name for name in able if name in searched]
+    turned = [name for name in able if name in searched] + [knob.name for knob in job.knobs]
     left = [name for name in able if name not in searched]
     reasons: dict[str, list[str]] = {}
     for name in LAUNCH:
@@ -244,7 +244,10 @@ def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:
 def refused(job: ScriptJob, configuration: Configuration) -> list[str]:
     """Return a phrase for each knob value that this script cannot take; empty if none."""
     phrases = []
+    declared = {knob.name for knob in job.knobs}
     for name, value in configuration.launch.items():
+        if name in declared:
+            continue
         offer, today = job.offers.get(name), job.baseline.get(name)
         if offer is None:
             phrases.append(f"{name} is no knob of a script")
