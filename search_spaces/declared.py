@@ -22,8 +22,11 @@ from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition, holds, names_in
 
 __all__ = [
+    "CHANGED",
     "FILE_KINDS",
+    "MARK",
     "Knob",
+    "changed_training",
     "check_knobs",
     "expanded",
     "fixed",
@@ -38,8 +41,10 @@ _SHORT_KINDS = {"int": "integer", "log-int": "log-integer", "bool": "flag"}
 #: Suffixes of configuration files in which a key can be set.
 FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
 
-#: Names that a command's placeholders already have.
-_TAKEN = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank")
+#: Setting that marks a launch which learns something else than the baseline, wherever it is shown.
+CHANGED, MARK = "training", "changed"
+#: Names that a command's placeholders and the mark already have.
+_TAKEN = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank", CHANGED)
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}")
 _KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
 _FILE = re.compile(r"(?P<file>.+\.(?:json|ya?ml|toml)):(?P<key>[^:]+)")
@@ -361,7 +366,7 @@ def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
     Args:
         launch: standard knobs.
         knobs: in the order of `check_knobs`. One that does not apply, or that is not set, is left
-            out of the settings.
+            out of the settings. A launch that learns something else has the setting `CHANGED`.
     """
     seen: dict[Settings, None] = {}
     for combination in product(*(knob.levels for knob in knobs)):
@@ -369,7 +374,7 @@ def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
         for knob, value in zip(knobs, combination, strict=True):
             if value is not None and _applies(knob, chosen, knobs):
                 chosen[knob.name] = value
-        settings = Settings(chosen)
+        settings = Settings(_marked(chosen, knobs))
         if settings not in seen:
             seen[settings] = None
             yield settings
@@ -387,4 +392,18 @@ def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Config
             chosen[knob.name] = knob.check(chosen[knob.name])
         elif knob.baseline is not None and _applies(knob, chosen, knobs):
             chosen[knob.name] = knob.baseline
-    return Configuration(Settings(chosen), configuration.live)
+    return Configuration(Settings(_marked(chosen, knobs)), configuration.live)
+
+
+def changed_training(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> tuple[str, ...]:
+    """Return the values by which a launch learns something else than the baseline."""
+    values = {knob: launch.get(knob.name) for knob in knobs if knob.changes_training}
+    return tuple(
+        f"{knob.name}={value}"
+        for knob, value in values.items()
+        if value not in (None, knob.baseline)
+    )
+
+
+def _marked(launch: dict[str, Value], knobs: Sequence[Knob]) -> dict[str, Value]:
+    return {**launch, CHANGED: MARK} if changed_training(launch, knobs) else launch

@@ -22,7 +22,7 @@ from tuner.search_spaces.baseline import default_configuration, degrees
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.declared import check_knobs, expanded
+from tuner.search_spaces.declared import CHANGED, check_knobs, expanded
 from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
@@ -132,7 +132,8 @@ class SearchSpace:
         declared = {knob.name: knob for knob in job.knobs}
         for half in (configuration.launch, configuration.live):
             for name, value in half.items():
-                (declared.get(name) or knob_named(name)).check(value)
+                if name != CHANGED:
+                    (declared.get(name) or knob_named(name)).check(value)
         reasons = broken_rules(configuration, job, cluster)
         if reasons:
             raise InvalidConfiguration(configuration.short, reasons)

@@ -16,6 +16,7 @@ import numpy as np
 
 from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 
 if TYPE_CHECKING:
@@ -41,9 +42,13 @@ def knob_names(configurations: Iterable[Configuration]) -> tuple[list[str], list
 
 
 def varying_knobs(configurations: Sequence[Configuration]) -> list[str]:
-    """Return the knobs with more than one value: launch knobs first, each half by name."""
+    """Return the knobs with more than one value: launch knobs first, each half by name.
+
+    The mark of a launch that learns something else follows from other knobs, and is none.
+    """
     launch, live = knob_names(configurations)
-    return [name for name in launch + live if len({c.get(name) for c in configurations}) > 1]
+    names = (name for name in launch + live if name != CHANGED)
+    return [name for name in names if len({c.get(name) for c in configurations}) > 1]
 
 
 def _number(value: object) -> bool:

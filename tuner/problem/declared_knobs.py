@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, check_knobs, fixed, parse_knob
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knob_packs import load_pack
 from tuner.workload.declared_knobs import program_knobs
 from tuner.workload.scripts.script_job import Script, ScriptJob
 
-__all__ = ["changed_training", "searched_knobs", "with_knobs"]
+__all__ = ["searched_knobs", "with_knobs"]
 
 
 def with_knobs(
@@ -89,18 +88,3 @@ def _described(knob: Knob) -> str:
     levels = ", ".join("not set" if level is None else str(level) for level in knob.levels)
     how = f" by {knob.how}" if ":" in knob.how else ""
     return f"{knob.name} ({levels}){how}" + (f" where {knob.when}" if knob.when else "")
-
-
-def changed_training(configuration: Configuration, knobs: Sequence[Knob]) -> tuple[str, ...]:
-    """Return the declared knobs by which a configuration learns something else than the baseline.
-
-    Args:
-        configuration: any configuration of the study.
-        knobs: the job's.
-    """
-    values = {knob: configuration.get(knob.name) for knob in knobs if knob.changes_training}
-    return tuple(
-        f"{knob.name}={value}"
-        for knob, value in values.items()
-        if value not in (None, knob.baseline)
-    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.space import Auto, SearchSpace
 from tuner.workload.scripts.command import LAUNCH
@@ -244,7 +245,7 @@ def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:
 def refused(job: ScriptJob, configuration: Configuration) -> list[str]:
     """Return a phrase for each knob value that this script cannot take; empty if none."""
     phrases = []
-    declared = {knob.name for knob in job.knobs}
+    declared = {*(knob.name for knob in job.knobs), CHANGED}
     for name, value in configuration.launch.items():
         if name in declared:
             continue

@@ -11,7 +11,8 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.deploy.launch_files import write_launch_files
-from tuner.problem.declared_knobs import changed_training, with_knobs
+from tuner.problem.configuration_names import named_configurations
+from tuner.problem.declared_knobs import with_knobs
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.study_file import parse_job
 from tuner.search_spaces.cluster import Cluster, Device
@@ -179,8 +180,13 @@ def test_what_changes_the_training_is_searched_only_if_allowed(tmp_path: Path) -
     assert any("--allow-changed-training" in note for note in problem.notes)
     allowed = problem_of_job(made, CPU, "default", allow_changed_training=True)
     assert {c.get("precision") for c in allowed.candidates} == {"fp32", "bf16"}
-    marks = {changed_training(c, made.knobs) for c in allowed.candidates}
-    assert marks == {(), ("precision=bf16",)}
+    marks = {(c.get("precision"), c.get("training")) for c in allowed.candidates}
+    assert marks == {("fp32", None), ("bf16", "changed")}
+    assert "precision=bf16 training=changed" in allowed.candidates[-1].short
+    names = [
+        c.key for c in named_configurations(list(allowed.candidates), "attn=b precision=bf16", "")
+    ]
+    assert names == ["attn=b data_parallel=2 micro_batch=4 precision=bf16 training=changed"]
 
 
 def test_a_study_keeps_its_knobs(tmp_path: Path) -> None:
