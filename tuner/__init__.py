@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tuner.results.result import Interval, Point, Result
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.declared import Knob
     from tuner.search_spaces.errors import InputError
     from tuner.search_spaces.job import TrainingJob
     from tuner.study.callbacks import Progress
@@ -32,6 +33,7 @@ __all__ = [
     "InputError",
     "Interrupted",
     "Interval",
+    "Knob",
     "Point",
     "Progress",
     "Recommendation",
@@ -53,6 +55,7 @@ _MODULES = {
     "Constraints": "tuner.problem.constraints",
     "InputError": "tuner.search_spaces.errors",
     "Interval": "tuner.results.result",
+    "Knob": "tuner.search_spaces.declared",
     "Interrupted": "tuner.study.session",
     "Point": "tuner.results.result",
     "Progress": "tuner.study.callbacks",

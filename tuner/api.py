@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from tuner.executors.base import Executor
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
+from tuner.problem.declared_knobs import with_knobs
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.question import Notify, question_of
 from tuner.workload.scripts.script_job import Script
@@ -51,6 +53,8 @@ def optimize(
     try_first: Sequence[str | Configuration] = (),
     prefer: Sequence[str] = (),
     clocks: bool = True,
+    knobs: Sequence[Knob | str] = (),
+    allow_changed_training: bool = False,
     sampler: str | BaseSampler | None = None,
     surrogate: Any = None,
     executor: str | Executor | None = None,
@@ -113,6 +117,9 @@ def optimize(
         prefer: weights of knob values that are expected to be good, such as "zero1:3"; the more is
             measured, the less they count (docs/search.md).
         clocks: search clocks and power limits, too, where they can be set.
+        knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
+            packs such as "nccl", or files of them (docs/knobs.md).
+        allow_changed_training: search also those that are declared to change what is learnt.
         sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
             Optuna sampler.
         surrogate: the model that learns step time and power: "gaussian-process" (the default),
@@ -145,7 +152,7 @@ def optimize(
     from tuner.study.session import Session
 
     asked = question_of(
-        job,
+        with_knobs(job, knobs),
         cluster=cluster,
         space=space,
         constraints=(constraints or Constraints()).limited(
@@ -160,7 +167,9 @@ def optimize(
         runs_dir=runs_dir,
         notify=on_progress,
     )
-    problem, run, settings = asked.prepare(baseline, target_gpus, clocks, on_progress)
+    problem, run, settings = asked.prepare(
+        baseline, target_gpus, clocks, on_progress, allow_changed_training
+    )
     if plan is not None:
         from tuner.study.plan_run import probes_of_plan
 
@@ -198,6 +207,8 @@ def dry_run(
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     target_gpus: int | None = None,
     clocks: bool = True,
+    knobs: Sequence[Knob | str] = (),
+    allow_changed_training: bool = False,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
     device_kind: str | None = None,
@@ -213,7 +224,7 @@ def dry_run(
     from tuner.study.dry_run import describe, describe_script
 
     asked = question_of(
-        job,
+        with_knobs(job, knobs),
         cluster=cluster,
         space=space,
         constraints=constraints or Constraints(),
@@ -231,10 +242,12 @@ def dry_run(
         how = "nothing: probes are predictions of the models"
     elif asked.executor not in (None, "ray"):
         how = "processes of this machine, one probe at a time"
-    if isinstance(job, Script):
-        run = RunFolder.named(runs_dir, asked.name or new_name(job.name, runs_dir))
-        return describe_script(job, asked.settings, asked.constraints, run, how)
-    problem, run, settings = asked.prepare(baseline, target_gpus, clocks, on_progress)
+    if isinstance(asked.job, Script):
+        run = RunFolder.named(runs_dir, asked.name or new_name(asked.job.name, runs_dir))
+        return describe_script(asked.job, asked.settings, asked.constraints, run, how)
+    problem, run, settings = asked.prepare(
+        baseline, target_gpus, clocks, on_progress, allow_changed_training
+    )
     return describe(problem, settings, asked.constraints, run, how)
 
 

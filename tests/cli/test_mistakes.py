@@ -46,7 +46,11 @@ PLAN = ["optimize", "opt-350m", "--cluster", "a100-8"]
 
 #: Of the review: number, command, parts of the sentence that answers it.
 REVIEWED = [
-    (1, ["optimise"], ["unknown command 'optimise'; did you mean 'optimize'?", "and 1"]),
+    (
+        1,
+        ["optimise"],
+        ["unknown command 'optimise'; did you mean 'optimize'?", " more; see tuner --help"],
+    ),
     (2, ["optimize", "tinygpt"], ["unknown job 'tinygpt'; did you mean 'tiny-gpt'?"]),
     (
         3,

@@ -29,6 +29,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_bytes, write_text
+from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.node.ops import extensions_dir
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -181,18 +182,19 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[_Program, dict[str
         nvme_path=cluster.nvme_path if cluster else "",
         on_cuda=cluster is not None and cluster.device.type == "cuda",
     )
-    config = json.dumps(rendered, indent=2) + "\n"
-    files = {"ds_config.json": config}
+    files = {"ds_config.json": json.dumps(rendered, indent=2) + "\n"}
+    exports = export_words(environment(configuration, job.knobs))
     if script:
         about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
-        return _Program([*script, "--deepspeed_config", "ds_config.json"], about), files
+        words = [*script, "--deepspeed_config", "ds_config.json"]
+        return _Program(words, about, exports=exports), files
     words = [str(training_program()), "--job", "job.json", "--deepspeed_config", "ds_config.json"]
     about = [
         "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
         "# Yours must read ds_config.json, and apply the settings that it cannot contain:",
         "#   " + one_line(short(configuration)),
     ]
-    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false"]
+    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", *exports]
     arguments = training_arguments(configuration)
     return _Program([*words, *arguments], about, exports=exports, steps=True), files
 
@@ -206,7 +208,8 @@ def _program_of_script(
     if start.config:
         files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
     words = list(start.words)
-    exports = [f"{name}={shlex.quote(text)}" for name, text in start.env.items() if "{" not in text]
+    # What differs from rank to rank is the launcher's to say.
+    exports = export_words({name: text for name, text in start.env.items() if "{" not in text})
     on_cpu = cluster is not None and cluster.device.type == "cpu"
     about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
     if job.needs_hook or (on_cpu and job.frame.on_deepspeed):
@@ -214,9 +217,7 @@ def _program_of_script(
         _write_hook(hook)
         files["options.json"] = json.dumps(start.options, indent=2) + "\n"
         words = [str((hook / "__main__.py").resolve()), "run", *words]
-        exports.append(
-            "JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))
-        )
+        exports += ["JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))]
         about.append("# joulefront_hook merges options.json into what it passes to DeepSpeed.")
     return _Program(words, about, folder=start.cwd, exports=exports), files
 

@@ -41,11 +41,17 @@ def job_of_script(
         isinstance(before, ScriptJob)
         and (before.words, before.cwd) == (script.words, here)
         and before.devices == ranks_today(script, cluster)
+        and _ways(before.declares(script.knobs)) == _ways(before)
     ):
-        return replace(before, steps=script.steps or STEPS)
+        return replace(before.declares(script.knobs), steps=script.steps or STEPS)
     blank = blank_job(script, cluster)
     with closing(LocalRunner(blank, cluster, run_dir=run.path, say=say)) as runner:
         return inspect_script(script, runner, cluster, say=say)
+
+
+def _ways(job: ScriptJob) -> set[tuple[str, str]]:
+    """Return how the script takes its declared knobs, which one inspection shows."""
+    return {(knob.name, knob.how) for knob in job.knobs}
 
 
 def script_candidates(job: ScriptJob, cluster: Cluster, space: str) -> Candidates:

@@ -50,6 +50,7 @@ class Question:
         target_gpus: int | None,
         clocks: bool,
         notify: Notify | None,
+        allow_changed_training: bool = False,
     ) -> tuple[Problem, RunFolder, SearchSettings]:
         """Return the problem, the run folder and the settings; a script is started once."""
         from tuner.problem.from_job import problem_of_job
@@ -68,6 +69,7 @@ class Question:
             target_gpus=target_gpus,
             max_gpus=self.constraints.max_gpus,
             clocks=clocks,
+            allow_changed_training=allow_changed_training,
         )
         if self.simulated:
             problem = _as_prediction(problem)

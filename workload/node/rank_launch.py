@@ -19,6 +19,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.clocks.base import Governor
+from tuner.workload.declared_knobs import environment, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
 from tuner.workload.meters.gpus import cuda_numbering, on_twin
@@ -144,7 +145,8 @@ class RankLaunch:
             "1000000000",
             *training_arguments(self.configuration),
         )
-        return Start(argv, str(self.folder), {}, config, {"HF_HUB_OFFLINE": "1"})
+        env = environment(self.configuration, job.knobs)
+        return Start(argv, str(self.folder), {}, config, {"HF_HUB_OFFLINE": "1", **env})
 
     def specs(self, address: str, place: Place) -> list[RankSpec]:
         """Write the files and describe this node's ranks, which report to `address`."""
@@ -155,7 +157,7 @@ class RankLaunch:
             for path in (*self._folders(), *self.folder.iterdir()):
                 account.admit(path)
         world = self.configuration.world_size
-        fork_unsafe = self.node.server.fork_unsafe
+        fork_unsafe = self.node.server.fork_unsafe or read_at_start(self.node.job.knobs)
         fresh = self.node.fresh or bool(fork_unsafe)
         self.environment |= {
             "deepspeed_config": start.config,

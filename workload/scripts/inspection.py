@@ -169,7 +169,8 @@ def blank_job(script: Script, cluster: Cluster) -> ScriptJob:
             "{gradient_accumulation=N}"
         )
     frame = Framework(micro_batch=micro, accumulation=times)
-    return replace(blank, global_batch=micro * times * replicas, frame=frame)
+    job = replace(blank, global_batch=micro * times * replicas, frame=frame)
+    return job.declares(script.knobs)
 
 
 def ranks_today(script: Script, cluster: Cluster) -> int:
@@ -266,7 +267,8 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         model=_model(script, facts),
         frame=frame,
     )
-    return replace(job, assumed=(*assumed, *_without_prediction(job)))
+    job = replace(job, assumed=(*assumed, *_without_prediction(job)))
+    return job.declares(script.knobs)
 
 
 def _seen_batches(
