@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,12 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.callbacks import Progress
+from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.script_job import Script, ScriptJob
 
 if TYPE_CHECKING:
     from tuner.problem.problem import Problem
+    from tuner.problem.user_script import Launches, RunProbe
 
 __all__ = ["Notify", "Question", "question_of"]
 
@@ -38,6 +41,7 @@ class Question:
     executor: str | Executor | None
     name: str | None
     runs_dir: str | Path
+    ray_address: str | None = None
 
     @property
     def simulated(self) -> bool:
@@ -59,7 +63,7 @@ class Question:
         if isinstance(job, Script):
             name = name or new_name(job.name, self.runs_dir)
             run = RunFolder.named(self.runs_dir, name)
-            job, cluster = _inspected(job, cluster, run, self.simulated, notify)
+            job, cluster = self._inspected(job, run, notify)
         problem = problem_of_job(
             job,
             cluster,
@@ -76,6 +80,42 @@ class Question:
             settings = replace(settings, verify=False)  # it would repeat the prediction
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
         return problem, run, settings
+
+    def _inspected(
+        self, script: Script, run: RunFolder, notify: Notify | None
+    ) -> tuple[ScriptJob, Cluster]:
+        """Return a script as a job, and the machine or Ray cluster on which it was inspected."""
+        from tuner.problem.user_script import job_of_script, launched_here
+        from tuner.search_spaces.cluster import load_cluster
+        from tuner.workload.node.machine import detect_cluster
+
+        cluster, address = self.cluster, self.ray_address
+        if self.simulated:
+            name = cluster if isinstance(cluster, str) else cluster.name
+            if name == "auto":
+                raise InputError("a script is really run, not simulated; choose another executor")
+            raise InputError(
+                f"a script is really run, and {name} is only simulated here; tune it on a machine "
+                f"with its devices, or predict a job: tuner plan JOB --cluster {name}"
+            )
+        if not isinstance(cluster, Cluster):
+            cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
+        here = cluster
+        notify = notify or (lambda event: None)
+        say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
+        if address is None:
+            if script.nodes not in (None, 1):
+                raise InputError(
+                    f"nodes is {script.nodes}, and without a Ray cluster a script runs on this "
+                    "machine alone; join one with --ray ADDRESS (docs/clusters.md)"
+                )
+            launches: Launches = lambda job: launched_here(job, here, run, say)  # noqa: E731
+            return job_of_script(script, cluster, run, launches, say=say), cluster
+        nodes = script.nodes or cluster.nodes
+        if nodes > cluster.nodes:
+            raise InputError(f"nodes is {nodes}, and the Ray cluster has {cluster.nodes} usable")
+        launches = lambda job: _launched_on_ray(job, here, run, address, say)  # noqa: E731
+        return job_of_script(script, cluster, run, launches, nodes=nodes, say=say), cluster
 
 
 def question_of(
@@ -112,30 +152,35 @@ def question_of(
             "in_flight is for a simulated cluster; a real one runs what it has room for"
         )
     settings = (search or SearchSettings()).with_default_limits(simulated=simulated)
-    return Question(job, cluster, space, constraints, settings, executor, name, runs_dir)
+    return Question(
+        job, cluster, space, constraints, settings, executor, name, runs_dir, ray_address
+    )
 
 
-def _inspected(
-    script: Script, cluster: Cluster | str, run: RunFolder, simulated: bool, notify: Notify | None
-) -> tuple[ScriptJob, Cluster]:
-    """Return a script as a job, and the machine on which it was inspected."""
-    from tuner.problem.user_script import job_of_script
-    from tuner.search_spaces.cluster import load_cluster
-    from tuner.workload.node.machine import detect_cluster
+@contextmanager
+def _launched_on_ray(
+    job: ScriptJob, cluster: Cluster, run: RunFolder, address: str, say: Callable[[str], None]
+) -> Iterator[RunProbe]:
+    """Run probes on the nodes of a Ray cluster.
 
-    if simulated:
-        name = cluster if isinstance(cluster, str) else cluster.name
-        if name == "auto":
-            raise InputError("a script is really run, not simulated; choose another executor")
-        raise InputError(
-            f"a script is really run, and {name} is only simulated here; tune it on a machine with "
-            f"its devices, or predict a job: tuner plan JOB --cluster {name}"
-        )
-    if not isinstance(cluster, Cluster):
-        cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
-    notify = notify or (lambda event: None)
-    say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
-    return job_of_script(script, cluster, run, say), cluster
+    Raises:
+        InputError: Ray does not answer, or no node can prepare for training.
+    """
+    from tuner.executors.ray_executor import RayExecutor
+
+    executor = RayExecutor(job, cluster, run_dir=run.path, address=address, say=say)
+
+    def run_probe(request: ProbeRequest) -> ProbeRecord:
+        executor.submit(request)
+        while (record := executor.wait(1.0)) is None:
+            pass
+        return record
+
+    try:
+        executor.prepare()
+        yield run_probe
+    finally:
+        executor.close()
 
 
 def _on_ray(

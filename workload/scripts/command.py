@@ -81,6 +81,9 @@ class Script:
     sequence_length: int | None = option(
         None, "tokens per sample, if the first batch does not show it", least=1
     )
+    nodes: int | None = option(
+        None, "nodes that it runs on today, through --ray (default: all usable ones)", least=1
+    )
     model_config: Path | None = option(
         None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"
     )
