@@ -77,9 +77,8 @@ def optimize(
         >>> result.recommended.configuration.short
         'dp2 mb8 zero0'
 
-        Predict for a cluster that is not here; ask again without searching:
+        Ask again without searching:
 
-        >>> result = tuner.optimize("opt-350m", cluster="a100-8")
         >>> result.choose(deadline_s=7200).point
 
     The arguments come in groups: what is tuned (`job` to `space`), limits of the training
@@ -126,9 +125,9 @@ def optimize(
             "gaussian-process-sklearn", "extra-trees", "random-forest", "bayesian-ridge", or any
             scikit-learn regressor whose predict takes return_std or that averages its members
             (docs/search.md). A run that is resumed without it keeps what it had.
-        executor: "ray", "inline", "simulated" or an `Executor`. If not given: "simulated", without
-            any measurement, if the named cluster has another kind of device than this machine;
-            else Ray if it is installed, else inline.
+        executor: "ray", "inline", "simulated" or an `Executor`. If not given: Ray if it is
+            installed, else inline. "simulated" answers probes by predictions and measures nothing;
+            `plan` predicts every configuration of a cluster that is not here.
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
         device_kind: the kind of device to use there; the most frequent one if not given.
@@ -159,6 +158,7 @@ def optimize(
             budget_kJ, deadline_s, power_cap_W, max_slowdown
         ),
         search=search,
+        baseline=baseline,
         executor=executor,
         ray_address=ray_address,
         device_kind=device_kind,
@@ -167,9 +167,7 @@ def optimize(
         runs_dir=runs_dir,
         notify=on_progress,
     )
-    problem, run, settings = asked.prepare(
-        baseline, target_gpus, clocks, on_progress, allow_changed_training
-    )
+    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress, allow_changed_training)
     if plan is not None:
         from tuner.study.plan_run import probes_of_plan
 
@@ -229,6 +227,7 @@ def dry_run(
         space=space,
         constraints=constraints or Constraints(),
         search=search,
+        baseline=baseline,
         executor=executor,
         ray_address=ray_address,
         device_kind=device_kind,
@@ -245,9 +244,7 @@ def dry_run(
     if isinstance(asked.job, Script):
         run = RunFolder.named(runs_dir, asked.name or new_name(asked.job.name, runs_dir))
         return describe_script(asked.job, asked.settings, asked.constraints, run, how)
-    problem, run, settings = asked.prepare(
-        baseline, target_gpus, clocks, on_progress, allow_changed_training
-    )
+    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress, allow_changed_training)
     return describe(problem, settings, asked.constraints, run, how)
 
 

@@ -145,6 +145,7 @@ def test_a_search_begins_with_the_probes_of_a_plan(runs: Path) -> None:
         "opt-350m",
         cluster="a100-8",
         plan="asked",
+        executor="simulated",
         search=tuner.SearchSettings(max_probes=6),
         name="begun",
         runs_dir=runs,
@@ -153,10 +154,14 @@ def test_a_search_begins_with_the_probes_of_a_plan(runs: Path) -> None:
     records = read_trace(runs / "begun" / "trace" / "probes.jsonl").records
     visited = [record.request.configurations()[0] for record in records[:3]]
     assert visited == list(planned.plan.probes[:3])
+
+    def again(job: str, cluster: str, plan: str) -> None:
+        tuner.optimize(job, cluster=cluster, plan=plan, executor="simulated", runs_dir=runs)
+
     with pytest.raises(tuner.InputError, match="is a study, not a plan"):
-        tuner.optimize("opt-350m", cluster="a100-8", plan="begun", runs_dir=runs)
+        again("opt-350m", "a100-8", "begun")
     with pytest.raises(tuner.InputError, match="is a candidate here"):
-        tuner.optimize("lmm-7b", cluster="gh200-32", plan="asked", runs_dir=runs)
+        again("lmm-7b", "gh200-32", "asked")
 
 
 def test_a_damaged_plan_is_one_sentence(runs: Path) -> None:

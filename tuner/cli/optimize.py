@@ -240,7 +240,8 @@ def add(commands: Commands) -> None:
     add(
         "--executor",
         metavar="NAME",
-        help="ray, inline or simulated (default: simulated for another kind of machine, else ray)",
+        help="ray, inline or simulated, which answers probes by predictions (default: ray, or "
+        "inline without Ray)",
     )
     add("--ray", metavar="ADDRESS", help="Ray cluster to run on: auto or HOST:PORT")
     add("--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.options import declared_options
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.script_job import Script, ScriptJob
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Notify", "Question", "question_of"]
 
 Notify = Callable[[Progress], None]
+Baseline = Configuration | str | Path | Sequence[str | Path] | None
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Question:
     space: str
     constraints: Constraints
     settings: SearchSettings
+    baseline: Baseline
     executor: str | Executor | None
     name: str | None
     runs_dir: str | Path
@@ -50,7 +54,6 @@ class Question:
 
     def prepare(
         self,
-        baseline: Configuration | str | Path | Sequence[str | Path] | None,
         target_gpus: int | None,
         clocks: bool,
         notify: Notify | None,
@@ -68,7 +71,7 @@ class Question:
             job,
             cluster,
             self.space,
-            baseline=baseline,
+            baseline=self.baseline,
             plan=self.simulated,
             target_gpus=target_gpus,
             max_gpus=self.constraints.max_gpus,
@@ -90,14 +93,6 @@ class Question:
         from tuner.workload.node.machine import detect_cluster
 
         cluster, address = self.cluster, self.ray_address
-        if self.simulated:
-            name = cluster if isinstance(cluster, str) else cluster.name
-            if name == "auto":
-                raise InputError("a script is really run, not simulated; choose another executor")
-            raise InputError(
-                f"a script is really run, and {name} is only simulated here; tune it on a machine "
-                f"with its devices, or predict a job: tuner plan JOB --cluster {name}"
-            )
         if not isinstance(cluster, Cluster):
             cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
         here = cluster
@@ -125,6 +120,7 @@ def question_of(
     space: str,
     constraints: Constraints,
     search: SearchSettings | None,
+    baseline: Baseline,
     executor: str | Executor | None,
     ray_address: str | None,
     device_kind: str | None,
@@ -136,7 +132,7 @@ def question_of(
     """Return the checked arguments, with the cluster and the executor that they mean.
 
     Raises:
-        InputError: they contradict each other.
+        InputError: they contradict each other, or this machine has other devices than the cluster.
     """
     from tuner.executors.choose import check_executor
 
@@ -145,15 +141,27 @@ def question_of(
         run_folder = RunFolder.named(runs_dir, name) if name else None
         cluster = _on_ray(ray_address, device_kind, executor, cluster, run_folder, notify)
         executor = "ray"
-    executor = executor or _executor_for(cluster)
+    if executor is None and (device := _device_elsewhere(cluster)) is not None:
+        raise InputError(_elsewhere(device, job, cluster, space, constraints, baseline))
     simulated = executor == "simulated"
+    if simulated and isinstance(job, Script):
+        raise InputError("a script is really run, not simulated; choose another executor")
     if in_flight is not None and not simulated:
         raise InputError(
             "in_flight is for a simulated cluster; a real one runs what it has room for"
         )
     settings = (search or SearchSettings()).with_default_limits(simulated=simulated)
     return Question(
-        job, cluster, space, constraints, settings, executor, name, runs_dir, ray_address
+        job,
+        cluster,
+        space,
+        constraints,
+        settings,
+        baseline,
+        executor,
+        name,
+        runs_dir,
+        ray_address,
     )
 
 
@@ -229,17 +237,53 @@ def _on_ray(
     return seen.cluster
 
 
-def _executor_for(cluster: Cluster | str) -> str | None:
-    """Return "simulated" if the cluster has another kind of device than this machine, else None."""
+def _device_elsewhere(cluster: Cluster | str) -> str | None:
+    """Return the cluster's kind of device if this machine has another kind, else None."""
     if cluster == "auto":
         return None
     from tuner.search_spaces.cluster import load_cluster
     from tuner.workload.node.machine import detect_cluster
 
-    wanted = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    wanted = (cluster if isinstance(cluster, Cluster) else load_cluster(cluster)).device
     here = detect_cluster().device
-    alike = wanted.device.name == here.name or wanted.device.type == here.type == "cpu"
-    return None if alike else "simulated"
+    alike = wanted.name == here.name or wanted.type == here.type == "cpu"
+    return None if alike else wanted.name
+
+
+def _elsewhere(
+    device: str,
+    job: TrainingJob | Script | str | Path | None,
+    cluster: Cluster | str,
+    space: str,
+    constraints: Constraints,
+    baseline: Baseline,
+) -> str:
+    """Return a sentence for a cluster of devices that this machine does not have."""
+    name = cluster if isinstance(cluster, str) else cluster.name
+    where = f"{name} has {device}, and this machine does not"
+    if isinstance(job, Script):
+        return (
+            f"{where}: tune the script on a machine that has, or predict a job: tuner plan JOB "
+            f"--cluster {shlex.quote(name)}"
+        )
+    words = ["tuner", "plan"]
+    if job is not None:
+        words.append(job.name if isinstance(job, TrainingJob) else str(job))
+    words += ["--cluster", name, *(["--space", space] if space != "default" else [])]
+    for item, declared in declared_options(Constraints):
+        value = getattr(constraints, item.name)
+        if value != item.default and not declared.keyword_only:
+            text = f"{value:.12g}" if isinstance(value, float) else str(value)
+            words += [f"--{(declared.flag or item.name).replace('_', '-')}", text]
+    if isinstance(baseline, Configuration):
+        words += ["--baseline", baseline.short]
+    elif baseline is not None:
+        given = [baseline] if isinstance(baseline, str | Path) else baseline
+        words += ["--baseline", *map(str, given)]
+    return (
+        f"{where}, so nothing can be measured here; predict every configuration with "
+        f"`{shlex.join(words)}`, or add --executor simulated to try out a search on predictions"
+    )
 
 
 def _as_prediction(problem: Problem) -> Problem:
