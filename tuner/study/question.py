@@ -32,7 +32,7 @@ class Question:
 
     job: TrainingJob | Script | str | Path | None
     cluster: Cluster | str
-    space: str
+    space: str | None
     constraints: Constraints
     settings: SearchSettings
     executor: str | Executor | None
@@ -52,6 +52,7 @@ class Question:
         notify: Notify | None,
     ) -> tuple[Problem, RunFolder, SearchSettings]:
         """Return the problem, the run folder and the settings; a script is started once."""
+        from tuner.problem.default_space import space_of_run
         from tuner.problem.from_job import problem_of_job
 
         job, cluster, name, settings = self.job, self.cluster, self.name, self.settings
@@ -59,10 +60,11 @@ class Question:
             name = name or new_name(job.name, self.runs_dir)
             run = RunFolder.named(self.runs_dir, name)
             job, cluster = _inspected(job, cluster, run, self.simulated, notify)
+        before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         problem = problem_of_job(
             job,
             cluster,
-            self.space,
+            self.space or space_of_run(before),
             baseline=baseline,
             plan=self.simulated,
             target_gpus=target_gpus,
@@ -80,7 +82,7 @@ def question_of(
     job: TrainingJob | Script | str | Path | None,
     *,
     cluster: Cluster | str,
-    space: str,
+    space: str | None,
     constraints: Constraints,
     search: SearchSettings | None,
     executor: str | Executor | None,
