@@ -39,7 +39,7 @@ def optimize(
     job: TrainingJob | Script | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
     power_cap_W: float | None = None,
@@ -90,7 +90,9 @@ def optimize(
             own training script as a `tuner.workload.scripts.script_job.Script`: it is started once
             to see which knobs can be turned on it (docs/your-script.md).
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        space: the search space's name or path.
+        space: the search space's name or path. If not given, an existing run keeps its own; a new
+            one searches "large", which has tensor and pipeline parallelism, on several nodes or if
+            the training states do not fit one device, else "default".
         budget_kJ: maximum energy of the *training job*; `best` is the fastest that meets it.
         deadline_s: maximum time of the training job; `best` takes the least energy in time.
         power_cap_W: maximum average power of the training job.
@@ -199,7 +201,7 @@ def dry_run(
     job: TrainingJob | Script | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
@@ -252,7 +254,7 @@ def plan(
     job: TrainingJob | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     gpus: Sequence[int] = (),
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
@@ -273,7 +275,7 @@ def plan(
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        space: the search space's name or path.
+        space: the search space's name or path; "default" or "large" as for `optimize` if not given.
         gpus: numbers of GPUs of this kind to compare (`Result.plan.sizes`), with whole nodes; if
             none is given, every number up to the cluster's may be used.
         name: name of the run; no run of this name may exist.

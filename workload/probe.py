@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -60,12 +60,16 @@ INSPECTIONS = ("inspection", "plain inspection")
 SAME_CLOCK_MHZ = 7.5
 
 
+#: A window that is measured to `WindowPolicy.search_se` may be this short, seconds; NVML counters
+#: update about every 100 ms and read low in windows under 2 s (docs/measuring.md).
+SEARCH_MIN_S = 3.0
+
+
 @dataclass(frozen=True)
 class WindowPolicy:
     """Length and precision of the measurement of a live setting."""
 
-    #: NVML counters update about every 100 ms: windows under 2 s read low, 5 s are stable
-    #: (ML.ENERGY blog; see docs/measuring.md).
+    #: 5 s are stable on NVML (ML.ENERGY blog; see docs/measuring.md).
     min_s: float = option(5.0, "shortest window", unit="s", least=0)
     min_steps: int = option(3, "smallest number of whole optimizer steps in a window", least=0)
     max_s: float = option(
@@ -73,6 +77,12 @@ class WindowPolicy:
     )
     target_se: float = option(
         0.01, "relative standard error of step time and of power that ends the window", least=0
+    )
+    search_se: float = option(
+        0.05,
+        "relative standard error that ends a window of the search; what is on the front is "
+        "measured again to the target",
+        least=0,
     )
     settle_s: float = option(
         1.0, "run at a new live setting before the window opens", unit="s", least=0
@@ -91,6 +101,13 @@ class WindowPolicy:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def rough(self) -> WindowPolicy:
+        """The policy of a measurement to `search_se`; this one where that is no less precise."""
+        if self.search_se <= self.target_se:
+            return self
+        return replace(self, min_s=min(self.min_s, SEARCH_MIN_S), target_se=self.search_se)
 
 
 @dataclass(frozen=True)

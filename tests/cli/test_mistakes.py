@@ -100,11 +100,11 @@ REVIEWED = [
     ),
     (
         27,
-        ["optimize", "lmm-72b", "--cluster", "a100-8", *SIMULATED],
+        ["optimize", "lmm-72b", "--cluster", "a100-8", "--space", "default", *SIMULATED],
         [
             "lmm-72b does not fit on a100-8: the smallest of 2,556 configurations of space "
             "'default' needs 89.9 GB of a GPU's 85.9 GB (4.0 GB too many); try ",
-            "--space cpu-all or 16 GPUs or --cluster ",
+            "--space large or 16 GPUs or --cluster ",
         ],
     ),
     (28, ["runs", "rm", "nosuch"], ["unknown run 'nosuch' in /"]),

@@ -208,9 +208,9 @@ def add(commands: Commands) -> None:
     add("--job", dest="job_option", metavar="JOB", help="the same, as an option")
     add(
         "--space",
-        default="default",
         metavar="NAME",
-        help="search space file or name (default: default)",
+        help="search space file or name (default: default; on several nodes and for models whose "
+        "training states do not fit one device, large)",
     )
     add(
         "--baseline",

@@ -38,7 +38,7 @@ class Question:
 
     job: TrainingJob | Script | str | Path | None
     cluster: Cluster | str
-    space: str
+    space: str | None
     constraints: Constraints
     settings: SearchSettings
     baseline: Baseline
@@ -60,6 +60,7 @@ class Question:
         allow_changed_training: bool = False,
     ) -> tuple[Problem, RunFolder, SearchSettings]:
         """Return the problem, the run folder and the settings; a script is started once."""
+        from tuner.problem.default_space import space_of_run
         from tuner.problem.from_job import problem_of_job
 
         job, cluster, name, settings = self.job, self.cluster, self.name, self.settings
@@ -67,10 +68,11 @@ class Question:
             name = name or new_name(job.name, self.runs_dir)
             run = RunFolder.named(self.runs_dir, name)
             job, cluster = self._inspected(job, run, notify)
+        before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         problem = problem_of_job(
             job,
             cluster,
-            self.space,
+            self.space or space_of_run(before),
             baseline=self.baseline,
             plan=self.simulated,
             target_gpus=target_gpus,
@@ -117,7 +119,7 @@ def question_of(
     job: TrainingJob | Script | str | Path | None,
     *,
     cluster: Cluster | str,
-    space: str,
+    space: str | None,
     constraints: Constraints,
     search: SearchSettings | None,
     baseline: Baseline,
@@ -254,7 +256,7 @@ def _elsewhere(
     device: str,
     job: TrainingJob | Script | str | Path | None,
     cluster: Cluster | str,
-    space: str,
+    space: str | None,
     constraints: Constraints,
     baseline: Baseline,
 ) -> str:
@@ -269,7 +271,7 @@ def _elsewhere(
     words = ["tuner", "plan"]
     if job is not None:
         words.append(job.name if isinstance(job, TrainingJob) else str(job))
-    words += ["--cluster", name, *(["--space", space] if space != "default" else [])]
+    words += ["--cluster", name, *(["--space", space] if space else [])]
     for item, declared in declared_options(Constraints):
         value = getattr(constraints, item.name)
         if value != item.default and not declared.keyword_only:
