@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import product
 from typing import Any, Literal, get_args
 
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -351,7 +350,8 @@ def _applies(knob: Knob, launch: Mapping[str, Value], knobs: Sequence[Knob]) -> 
         return True
     values: dict[str, Any] = {}
     for name in names_in(knob.when):
-        values[name] = Configuration(Settings(launch)).get(name)
+        standard = KNOBS.get(name)
+        values[name] = launch.get(name, standard.default if standard else None)
     for other in knobs:
         if other.name in values:
             value = values[other.name]
@@ -368,16 +368,18 @@ def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
         knobs: in the order of `check_knobs`. One that does not apply, or that is not set, is left
             out of the settings. A launch that learns something else has the setting `CHANGED`.
     """
-    seen: dict[Settings, None] = {}
-    for combination in product(*(knob.levels for knob in knobs)):
-        chosen: dict[str, Value] = dict(launch)
-        for knob, value in zip(knobs, combination, strict=True):
-            if value is not None and _applies(knob, chosen, knobs):
-                chosen[knob.name] = value
-        settings = Settings(_marked(chosen, knobs))
-        if settings not in seen:
-            seen[settings] = None
-            yield settings
+
+    def choices(chosen: dict[str, Value], left: Sequence[Knob]) -> Iterator[dict[str, Value]]:
+        if not left:
+            yield chosen
+            return
+        knob, *rest = left
+        for level in knob.levels if _applies(knob, chosen, knobs) else (None,):
+            more = chosen if level is None else {**chosen, knob.name: level}
+            yield from choices(more, rest)
+
+    for chosen in choices(dict(launch), knobs):
+        yield Settings(_marked(chosen, knobs))
 
 
 def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Configuration:

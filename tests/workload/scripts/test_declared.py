@@ -20,6 +20,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.workload.declared_knobs import program_knobs, read_at_start
+from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
 
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
@@ -236,3 +237,15 @@ def test_bad_input_is_one_sentence(words: list[str], capsys: pytest.CaptureFixtu
 def test_the_packs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["knobs"]) == 0
     assert "env:NCCL_ALGO" in capsys.readouterr().out
+
+
+def test_the_built_in_program_searches_a_pack() -> None:
+    given = with_knobs("tiny-gpt", ["deepspeed-buckets"])
+    problem = problem_of_job(given, CPU)  # type: ignore[arg-type]
+    plain = problem_of_job("tiny-gpt", CPU)
+    assert len(problem.candidates) > 10 * len(plain.candidates)
+    sharded = next(c for c in problem.candidates if c.get("overlap_comm") == "true")
+    assert problem.job is not None
+    rendered = render_deepspeed_config(sharded, problem.job)
+    assert rendered["zero_optimization"]["overlap_comm"] is True
+    assert all(c.zero_stage for c in problem.candidates if c.get("overlap_comm"))
