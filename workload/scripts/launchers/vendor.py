@@ -220,7 +220,7 @@ def trl(arguments: Sequence[str]) -> dict[str, Any]:
     entry.load()()
     if not caught:
         raise Refused(f"trl {arguments[0] if arguments else ''} trains nothing")
-    return {**_accelerate(caught[0]), "given": 0}
+    return {**_accelerate(caught[0]), "given": len(arguments)}
 
 
 READERS: dict[str, Callable[[Sequence[str]], dict[str, Any]]] = {
