@@ -31,8 +31,9 @@ DEVICE_PARTS = (
 #: (`PartitionedParameterCoordinator`): a model of P parameters gathers 2 P - 1e9 a micro-batch.
 LIVE_PARAMETERS = 1e9
 
-#: Bytes per logit at the peak: 16-bit logits, their fp32 copy, and the gradient (2 + 4 + 4).
-LOGIT_BYTES = 10.0
+#: Bytes per logit at the peak: 16-bit logits, their fp32 log-softmax, and its gradient in fp32 and
+#: in 16 bits (2 + 4 + 4 + 2), as torch counts them in transformers' loss (benchmarks.fit).
+LOGIT_BYTES = 12.0
 #: Bytes per score that attention without a fused kernel keeps for the backward pass: softmax
 #: output, dropout output and mask (Korthikanti et al. 2022, arXiv 2205.05198: 5 a s^2 b per layer).
 SCORE_BYTES = 5.0
@@ -116,10 +117,14 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
         host = on_node * (states + held + on_host)
     return MemoryParts(
         parameters=weights - fetched,
-        gradients=gradients,
+        # From stage 2 on gradients go to the host as they are reduced (DeepSpeed 0.19.8:
+        # runtime/zero/stage_1_and_2.py, copy_grads_in_partition; stage3.py, whose flat buffer of
+        # gradients is on the CPU). Stage 1 keeps them until the step.
+        gradients=np.where(column.offload & (column.z >= 2), 0.0, gradients),
         optimizer=np.where(column.offload, 0.0, optimizer),
         activations=activations,
-        temporary=temporary + logits,
+        # The loss is done with its logits before the first block is recomputed or differentiated.
+        temporary=np.maximum(temporary, logits),
         communication=buckets * bucket + gathered,
         context=context,
         host=host,
@@ -149,13 +154,25 @@ def _states(
     return [one + other for one, other in both], offloaded
 
 
+def _norm_bytes(facts: ModelFacts, element: float) -> float:
+    """Return the bytes per token that the two norms of a block keep beside their input.
+
+    The RMS norm of transformers (families with a gated MLP) converts its input to fp32 and keeps
+    that and the normalized values, which the gain multiplies; a fused layer norm keeps its input
+    alone. In fp32 nothing is converted.
+    """
+    if not facts.gated:
+        return 0.0
+    return 2.0 * facts.hidden * (element if element == 4.0 else 4.0 + element)
+
+
 def _activations(
     setup: Setup, column: Launches, stages: Stages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the bytes of activations (kept, temporary, on the host), of all micro-batches."""
     facts, element, t = setup.facts, setup.element, column.t
     tokens = column.b * setup.job.sequence_length / column.u
-    block = tokens * activation_bytes_per_token(facts, t, element)
+    block = tokens * (activation_bytes_per_token(facts, t, element) + _norm_bytes(facts, element))
     if not setup.fused_attention:
         scores = SCORE_BYTES * element / 2 * setup.job.sequence_length * facts.heads / t
         block = block + tokens * scores

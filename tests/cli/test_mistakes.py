@@ -100,11 +100,11 @@ REVIEWED = [
     ),
     (
         27,
-        ["optimize", "lmm-72b", "--cluster", "a100-8", "--space", "default", *SIMULATED],
+        ["optimize", "lmm-72b", "--cluster", "a100-40gb-8", "--space", "default", *SIMULATED],
         [
-            "lmm-72b does not fit on a100-8: the smallest of 2,556 configurations of space "
-            "'default' needs 89.9 GB of a GPU's 85.9 GB (4.0 GB too many); try ",
-            "--space large or 16 GPUs or --cluster ",
+            "lmm-72b does not fit on a100-40gb-8: the smallest of 2,556 configurations of space "
+            "'default' needs 69.4 GB of a GPU's 42.9 GB (26.4 GB too many); try ",
+            "--space cpu-all or --cluster ",
         ],
     ),
     (28, ["runs", "rm", "nosuch"], ["unknown run 'nosuch' in /"]),

@@ -27,12 +27,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import knob_named
-<<<<<<< HEAD
-from tuner.search_spaces.safe_files import SCRIPT_MODE, write_bytes, write_text
-from tuner.workload.declared_knobs import environment, export_words
-=======
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
->>>>>>> launchers
+from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.node.ops import extensions_dir
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -176,12 +172,8 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[Program, dict[str,
     exports = export_words(environment(configuration, job.knobs))
     if script:
         about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
-<<<<<<< HEAD
         words = [*script, "--deepspeed_config", "ds_config.json"]
-        return _Program(words, about, exports=exports), files
-=======
-        return Program([*script, "--deepspeed_config", "ds_config.json"], about), files
->>>>>>> launchers
+        return Program(words, about, exports=exports), files
     words = [str(training_program()), "--job", "job.json", "--deepspeed_config", "ds_config.json"]
     about = [
         "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
@@ -193,47 +185,7 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[Program, dict[str,
     return Program([*words, *arguments], about, exports=exports, steps=True), files
 
 
-<<<<<<< HEAD
-def _program_of_script(
-    configuration: Configuration, job: ScriptJob, cluster: Cluster | None, folder: Path
-) -> tuple[_Program, dict[str, str]]:
-    """Return the user's script as it was probed, and the files it reads."""
-    start = job.start(configuration, folder, probe=False)
-    files = {}
-    if start.config:
-        files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
-    words = list(start.words)
-    # What differs from rank to rank is the launcher's to say.
-    exports = export_words({name: text for name, text in start.env.items() if "{" not in text})
-    on_cpu = cluster is not None and cluster.device.type == "cpu"
-    about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
-    if job.needs_hook or (on_cpu and job.frame.on_deepspeed):
-        hook = folder / "joulefront_hook"
-        _write_hook(hook)
-        files["options.json"] = json.dumps(start.options, indent=2) + "\n"
-        words = [str((hook / "__main__.py").resolve()), "run", *words]
-        exports += ["JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))]
-        about.append("# joulefront_hook merges options.json into what it passes to DeepSpeed.")
-    return _Program(words, about, folder=start.cwd, exports=exports), files
-
-
-def _write_hook(folder: Path) -> None:
-    """Replace the hook's package: a module or bytecode left in its folder would be imported."""
-    import tuner.workload.hook
-
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    for module in Path(tuner.workload.hook.__file__).parent.glob("*.py"):
-        write_bytes(folder / module.name, module.read_bytes())
-
-
-def _torchrun(nodes: int, each: int, program: _Program) -> tuple[str, str]:
-=======
 def _torchrun(nodes: int, each: int, program: Program) -> tuple[str, str]:
->>>>>>> launchers
     """Return torchrun's arguments, and a comment line that says where to start it."""
     if nodes == 1:
         where = ["--standalone", "--nnodes=1"]
