@@ -180,7 +180,9 @@ def optimize(
         lambda run, say: (
             simulated_executor(problem, capacity=in_flight, seed=settings.seed)
             if asked.simulated
-            else real_executor(asked.executor, problem, run, say, ray_address=ray_address)
+            else real_executor(
+                asked.executor, problem, run, say, ray_address=ray_address, copy=asked.copy
+            )
         ),
         run=run,
         constraints=asked.constraints,

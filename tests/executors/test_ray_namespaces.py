@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,10 @@ from tuner.workload.trace import read_trace
 
 cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
 script = tuner.Script(
-    "plain_deepspeed.py --deepspeed --deepspeed_config ds.json", cwd=Path(sys.argv[1]), steps=100000
+    "plain_deepspeed.py --deepspeed --deepspeed_config ds.json",
+    cwd=Path(sys.argv[1]),
+    steps=100000,
+    sync=True,
 )
 result = tuner.optimize(
     script,
@@ -114,7 +118,13 @@ def namespaces() -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def drive(namespaces: tuple[str, str]) -> Iterator[Callable[[str, Path], Any]]:
+def lacking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the second node does not have: something empty is mounted over it there."""
+    return tmp_path_factory.mktemp("lacking")
+
+
+@pytest.fixture(scope="module")
+def drive(namespaces: tuple[str, str], lacking: Path) -> Iterator[Callable[[str, Path], Any]]:
     """Run a program beside the first of two Ray nodes, with a folder; return its answer."""
     ray = str(Path(sys.executable).parent / "ray")
     environment = {
@@ -159,7 +169,11 @@ def drive(namespaces: tuple[str, str]) -> Iterator[Callable[[str, Path], Any]]:
                 said = subprocess.run(asked, capture_output=True, check=False, env=environment)
                 if said.returncode == 0:
                     break
-            inside(namespaces[1], *start, f"--address={HEAD}:6399", f"--node-ip-address={OTHER}")
+            joining = (*start, f"--address={HEAD}:6399", f"--node-ip-address={OTHER}")
+            hidden = (
+                f"mount -t tmpfs none {shlex.quote(str(lacking))} && exec {shlex.join(joining)}"
+            )
+            inside(namespaces[1], "sh", "-c", hidden)
             yield drive
         finally:
             for process in reversed(started):
@@ -181,12 +195,12 @@ def test_ranks_meet_over_the_nodes_own_addresses(
 
 
 def test_a_users_script_is_inspected_and_probed_across_nodes(
-    drive: Callable[[str, Path], Any], tmp_path: Path
+    drive: Callable[[str, Path], Any], lacking: Path
 ) -> None:
-    shutil.copy(ROOT / "tests/scripts/plain_deepspeed.py", tmp_path)
+    shutil.copy(ROOT / "tests/scripts/plain_deepspeed.py", lacking)
     config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}
-    (tmp_path / "ds.json").write_text(json.dumps(config))
-    answer = drive(USERS, tmp_path)
+    (lacking / "ds.json").write_text(json.dumps(config))
+    answer = drive(USERS, lacking)
     assert (answer["devices"], answer["batch"]) == (2, 16)
     assert answer["baseline"].startswith("dp2 mb4")
     assert {"zero_stage", "micro_batch"} <= set(answer["in_play"])

@@ -54,6 +54,7 @@ def real_executor(
     say: Callable[[str], None],
     *,
     ray_address: str | None = None,
+    copy: bytes | None = None,
 ) -> Executor:
     """Return the executor of that name; by default Ray if it is installed, else inline.
 
@@ -63,6 +64,7 @@ def real_executor(
         run: the run folder.
         say: called with sentences for the user.
         ray_address: a Ray cluster to join; None starts Ray here.
+        copy: the folder of a script, packed, for nodes of that cluster that do not have it.
 
     Raises:
         InputError: the node cannot prepare for training.
@@ -83,7 +85,12 @@ def real_executor(
         from tuner.executors.ray_executor import RayExecutor
 
         cluster = RayExecutor(
-            problem.job, problem.cluster, run_dir=run.path, address=ray_address, say=say
+            problem.job,
+            problem.cluster,
+            run_dir=run.path,
+            address=ray_address,
+            copy=copy,
+            say=say,
         )
         try:
             cluster.prepare(ops)

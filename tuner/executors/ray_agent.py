@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -27,6 +28,8 @@ from tuner.workload.node.preflight import NodeFacts, busy_gpus, look
 from tuner.workload.node.rank_group import Event
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, Runner
+from tuner.workload.scripts.folder_copy import unpacked
+from tuner.workload.scripts.script_job import ScriptJob
 
 __all__ = ["Entered", "MakeRunner", "NodeAgent", "RayPeer"]
 
@@ -85,11 +88,13 @@ class NodeAgent:
         make_runner: MakeRunner | None,
         devices: Sequence[str] = (),
         ops: Sequence[str] | None = None,
+        copy: bytes | None = None,
     ) -> Entered:
         """Inspect the node and make its runner; report why it cannot be used rather than raise.
 
         Args:
             job, cluster: of the study.
+            copy: the folder of the job's script, packed, for a node that does not have it.
             make_runner: makes the runner; None makes the real one, after checking its needs.
             devices: UUIDs of this agent's GPUs; empty for all of the node.
             ops: DeepSpeed ops to load at once, as `prepare` does; None leaves that for later.
@@ -98,6 +103,9 @@ class NodeAgent:
         strip_token()
         trouble = foreign_package(self._packages)
         if trouble:
+            host = os.uname().nodename
+            return Entered(NodeFacts(host, None, trouble), (f"node {host} is not used: {trouble}",))
+        if isinstance(job, ScriptJob) and (trouble := _without_folder(job, copy)):
             host = os.uname().nodename
             return Entered(NodeFacts(host, None, trouble), (f"node {host} is not used: {trouble}",))
         entered = self._enter(job, cluster, make_runner, devices, ops)
@@ -225,6 +233,19 @@ class NodeAgent:
         """Close the runner."""
         if self._runner is not None:
             self._runner.close()
+
+
+def _without_folder(job: ScriptJob, copy: bytes | None) -> str:
+    """Copy a script's folder to this node if it is lacking; return why it stays so, or ""."""
+    folder = Path(job.cwd)
+    if copy is not None:
+        return unpacked(copy, folder)
+    if folder.is_dir():
+        return ""
+    return (
+        f"it has no folder {folder}, which the script starts in; --sync copies it there, or put it "
+        "on a shared file system"
+    )
 
 
 class _Dialogue:

@@ -105,6 +105,7 @@ class RayExecutor:
         run_dir: folder of logs and power samples (on the agent's node).
         address: "auto" joins a running Ray, HOST:PORT joins that one, None starts one here.
         make_runner: makes the runner of each node; None for the one that measures.
+        copy: the folder of the job's script, packed, for nodes that do not have it.
         say: receives a sentence for each long step and for each node that is not used.
 
     Attributes:
@@ -122,6 +123,7 @@ class RayExecutor:
         run_dir: str | Path,
         address: str | None = None,
         make_runner: MakeRunner | None = None,
+        copy: bytes | None = None,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._ray = ray = import_ray()
@@ -142,6 +144,7 @@ class RayExecutor:
             run_dir=str(self._run_dir),
             make_runner=make_runner,
             local=self._link.started,
+            copy=copy,
             say=say,
         )
         try:

@@ -65,6 +65,7 @@ class NodePool:
         run_dir: folder of logs and power samples, on each node.
         make_runner: makes the runner of each node; None for the one that measures.
         local: True if Ray was started here, for this study only.
+        copy: the folder of the job's script, packed, for nodes that do not have it.
         say: receives a sentence for each node that is not used or left, and for each warning.
 
     Attributes:
@@ -83,8 +84,10 @@ class NodePool:
         make_runner: MakeRunner | None,
         local: bool,
         say: Callable[[str], None],
+        copy: bytes | None = None,
     ) -> None:
         self._ray = ray
+        self._copy = None if copy is None else ray.put(copy)  # once for all nodes
         self._job, self._cluster, self._make_runner = job, cluster, make_runner
         self._run_dir, self._local, self._say = run_dir, local, say
         self._on_gpus = cluster.device.type == "cuda"
@@ -250,7 +253,7 @@ class NodePool:
 
     def _ask(self, slot: Slot) -> None:
         answer = slot.agent.enter.remote(
-            self._job, self._cluster, self._make_runner, slot.devices, self._ops
+            self._job, self._cluster, self._make_runner, slot.devices, self._ops, self._copy
         )
         self._entering[answer] = slot
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import declared_options
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.scripts.folder_copy import packed
 from tuner.workload.scripts.script_job import Script, ScriptJob
 
 if TYPE_CHECKING:
@@ -46,6 +48,13 @@ class Question:
     name: str | None
     runs_dir: str | Path
     ray_address: str | None = None
+
+    @cached_property
+    def copy(self) -> bytes | None:
+        """The folder of a script that is to be copied to nodes that lack it, packed; else None."""
+        if isinstance(self.job, Script) and self.job.sync:
+            return packed(Path(self.job.cwd).resolve())
+        return None
 
     @property
     def simulated(self) -> bool:
@@ -101,6 +110,11 @@ class Question:
         notify = notify or (lambda event: None)
         say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
         if address is None:
+            if script.sync:
+                raise InputError(
+                    "sync copies the script's folder to the nodes of a Ray cluster; join one with "
+                    "--ray ADDRESS (docs/clusters.md)"
+                )
             if script.nodes not in (None, 1):
                 raise InputError(
                     f"nodes is {script.nodes}, and without a Ray cluster a script runs on this "
@@ -111,7 +125,10 @@ class Question:
         nodes = script.nodes or cluster.nodes
         if nodes > cluster.nodes:
             raise InputError(f"nodes is {nodes}, and the Ray cluster has {cluster.nodes} usable")
-        launches = lambda job: _launched_on_ray(job, here, run, address, say)  # noqa: E731
+        copy = self.copy
+        launches = lambda job: _launched_on_ray(  # noqa: E731
+            job, here, run, address, copy, say
+        )
         return job_of_script(script, cluster, run, launches, nodes=nodes, say=say), cluster
 
 
@@ -169,7 +186,12 @@ def question_of(
 
 @contextmanager
 def _launched_on_ray(
-    job: ScriptJob, cluster: Cluster, run: RunFolder, address: str, say: Callable[[str], None]
+    job: ScriptJob,
+    cluster: Cluster,
+    run: RunFolder,
+    address: str,
+    copy: bytes | None,
+    say: Callable[[str], None],
 ) -> Iterator[RunProbe]:
     """Run probes on the nodes of a Ray cluster.
 
@@ -178,7 +200,7 @@ def _launched_on_ray(
     """
     from tuner.executors.ray_executor import RayExecutor
 
-    executor = RayExecutor(job, cluster, run_dir=run.path, address=address, say=say)
+    executor = RayExecutor(job, cluster, run_dir=run.path, address=address, copy=copy, say=say)
 
     def run_probe(request: ProbeRequest) -> ProbeRecord:
         executor.submit(request)
