@@ -27,6 +27,7 @@ __all__ = [
     "Knob",
     "changed_training",
     "check_knobs",
+    "declared_words",
     "expanded",
     "fixed",
     "parse_knob",
@@ -395,6 +396,26 @@ def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Config
         elif knob.baseline is not None and _applies(knob, chosen, knobs):
             chosen[knob.name] = knob.baseline
     return Configuration(Settings(_marked(chosen, knobs)), configuration.live)
+
+
+def declared_words(
+    words: Sequence[str], knobs: Sequence[Knob]
+) -> tuple[dict[str, Value], list[str]]:
+    """Return the values of declared knobs among words such as "attn=sdpa", and the other words.
+
+    Raises:
+        InvalidValue: a knob does not have the value.
+    """
+    by_name = {knob.name: knob for knob in knobs}
+    values: dict[str, Value] = {}
+    rest = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name in by_name:
+            values[name] = by_name[name].check(value)
+        else:
+            rest.append(word)
+    return values, rest
 
 
 def changed_training(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> tuple[str, ...]:
