@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tuner.api import load_result, optimize, plan, replay
     from tuner.display.tracking import track
+    from tuner.planning.fit import fit
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
     from tuner.results.recommendation import Recommendation
@@ -42,6 +43,7 @@ __all__ = [
     "SearchSettings",
     "TrainingJob",
     "WindowPolicy",
+    "fit",
     "load_result",
     "optimize",
     "plan",
@@ -65,6 +67,7 @@ _MODULES = {
     "SearchSettings": "tuner.problem.settings",
     "TrainingJob": "tuner.search_spaces.job",
     "WindowPolicy": "tuner.workload.probe",
+    "fit": "tuner.planning.fit",
     "load_result": "tuner.api",
     "optimize": "tuner.api",
     "plan": "tuner.api",

@@ -184,9 +184,9 @@ def add(commands: Commands) -> None:
     add("--job", dest="job_option", metavar="JOB", help="the same, as an option")
     add(
         "--space",
-        default="default",
         metavar="NAME",
-        help="search space file or name (default: default)",
+        help="search space file or name (default: default; on several nodes and for models whose "
+        "training states do not fit one device, large)",
     )
     add(
         "--baseline",
@@ -221,7 +221,8 @@ def add(commands: Commands) -> None:
     add(
         "--executor",
         metavar="NAME",
-        help="ray, inline or simulated (default: simulated for another kind of machine, else ray)",
+        help="ray, inline or simulated, which answers probes by predictions (default: ray, or "
+        "inline without Ray)",
     )
     add("--ray", metavar="ADDRESS", help="Ray cluster to run on: auto or HOST:PORT")
     add("--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use")

@@ -221,10 +221,16 @@ def train(
     require_own(result.run_dir)
     if steps is not None and (type(steps) is not int or steps < 1):
         raise InvalidValue("steps", steps, "an integer of at least 1")
-    # Refuses a command that starts ranks itself or does not exist.
-    words = tuple(Script(shlex.join(program)).words) if program else ()
-    if words and isinstance(job, ScriptJob):
-        job, words = replace(job, words=words, cwd=str(Path.cwd())), ()
+    given = Script(shlex.join(program)) if program else None
+    words = given.words if given else ()  # refuses a command that does not exist
+    if given and isinstance(job, ScriptJob):
+        job = replace(job, words=words, cwd=str(Path.cwd()), launcher=given.launcher)
+        words = ()
+    elif given and given.launcher:
+        raise InputError(
+            "the built-in job was tuned without a launcher, so its ranks start without one; give "
+            "the script and its own arguments alone"
+        )
     cluster = _this_node(studied, configuration)
     # At another global batch than the job's own, the solution takes another number of steps.
     steps_to_solution = round(result.steps * steps_a_job_step(configuration, job))

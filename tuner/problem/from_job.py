@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.problem.baseline import Baseline, default_name, read_baseline
 from tuner.problem.declared_knobs import searched_knobs
+from tuner.problem.default_space import chosen_sentence, default_space, why_large
 from tuner.problem.knob_report import knobs_in_play
 from tuner.problem.problem import REAL_COST, Problem, space_section
 from tuner.problem.run_folder import plain
@@ -30,7 +31,7 @@ __all__ = ["baseline_of", "cluster_of", "identity_of", "problem_of_job"]
 def problem_of_job(
     job: TrainingJob | str | Path | None = None,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     *,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     plan: bool = False,
@@ -44,7 +45,7 @@ def problem_of_job(
     Args:
         job: a job, a shipped job's name, or the path of a job file; None is the default job.
         cluster: a cluster, a name or path, or "auto" for this machine.
-        space: a search space's name or path.
+        space: a search space's name or path; None for that of `default_space`.
         baseline: what the user runs today, or words that `tuner.problem.baseline` reads; else the
             space's default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.
@@ -64,12 +65,15 @@ def problem_of_job(
         cluster = replace(cluster, clock_control=False)
     job, declared_notes = searched_knobs(job, plan, allow_changed_training)
     script = job if isinstance(job, ScriptJob) else None
+    chosen = why_large(job, cluster) if space is None else ""
+    space = space or default_space(job, cluster)
     today = baseline_of(baseline, job, cluster)
     candidates, notes = _runnable(job, cluster, space, plan)
     if target_gpus is not None:  # refused before anything is measured, not after
         target_candidates(job, cluster, space, target_gpus, plan=plan)
     candidates, left_out = _fitting(candidates, job, cluster, str(space), plan)
     notes += [*declared_notes, *left_out, *today.notes]
+    notes += [chosen_sentence(chosen)] if chosen else []
     if here:
         candidates, left_out = _usable_here(candidates, cluster, clocks)
         notes += left_out

@@ -51,6 +51,7 @@ from tuner.workload.scripts.knob_support import (
     refused,
     sentences,
 )
+from tuner.workload.scripts.launchers import Launcher
 
 __all__ = ["Framework", "KnobSupport", "Script", "ScriptJob", "Start", "imported_frameworks"]
 
@@ -83,6 +84,7 @@ class ScriptJob(TrainingJob):
         devices: ranks that it starts on today.
         frame: what the inspection showed.
         assumed: what was not told and is taken, one sentence each.
+        launcher: the launcher of its command, which says the environment; None without one.
     """
 
     words: tuple[str, ...] = ()
@@ -90,6 +92,7 @@ class ScriptJob(TrainingJob):
     devices: int = 1
     frame: Framework = field(default_factory=Framework, hash=False)
     assumed: tuple[str, ...] = ()
+    launcher: Launcher | None = None
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "steps", "devices"):
@@ -105,7 +108,12 @@ class ScriptJob(TrainingJob):
         del facts["first_step_s"]
         frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
-        return {**super().to_json(), **listed, "frame": frame}
+        data = {**super().to_json(), **listed, "frame": frame}
+        if self.launcher is None:  # as in studies from before launchers were read
+            del data["launcher"]
+        else:
+            data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ScriptJob:
@@ -121,10 +129,12 @@ class ScriptJob(TrainingJob):
             )
             listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
             names = {item.name for item in fields(cls)} & set(data)
-            made = {**{name: data[name] for name in names}, **listed, "frame": frame}
+            given = {name: data[name] for name in names} | {**listed, "frame": frame}
+            if "launcher" in data:
+                given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
             if "knobs" in data:
-                made["knobs"] = read_knobs(data["knobs"], "the job")
-            return cls(**made)
+                given["knobs"] = read_knobs(data["knobs"], "the job")
+            return cls(**given)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the job of a script: {error}") from error
 
@@ -230,7 +240,7 @@ class ScriptJob(TrainingJob):
                     raise
                 left_out.append(f"knob {knob.name} is left out: {error}")
         kept = check_knobs(made)
-        return replace(self, knobs=kept, assumed=(*self.assumed, *left_out))
+        return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
 
     def _applied(self, knob: Knob) -> Knob:
         """Return a declared knob with its present value.
@@ -369,7 +379,11 @@ class ScriptJob(TrainingJob):
             options["activation_checkpointing"] = mode
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
-        env = {**(_QUIET_ENV if probe else {}), **environment(configuration, self.knobs)}
+        env = {
+            **(self.launcher.env if self.launcher else {}),
+            **(_QUIET_ENV if probe else {}),
+            **environment(configuration, self.knobs),
+        }
         return Start(tuple(words), self.cwd, options, config, env)
 
     @property
