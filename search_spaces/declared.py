@@ -27,6 +27,7 @@ __all__ = [
     "Knob",
     "changed_training",
     "check_knobs",
+    "declared_words",
     "expanded",
     "fixed",
     "parse_knob",
@@ -51,6 +52,14 @@ _FILE = re.compile(r"(?P<file>.+\.(?:json|ya?ml|toml)):(?P<key>[^:]+)")
 _LOG_RATIO = 4
 #: Upper limits of one knob's values and of the combinations of all declared knobs.
 MOST_VALUES, MOST_COMBINATIONS = 64, 10_000
+_LEGAL_NAME = "a letter, then letters, digits and _, at most 64"
+#: Characters of a wrong value that an error shows.
+_SHOWN = 80
+
+
+def _invalid(what: str, value: object, legal: str) -> InvalidValue:
+    text = repr(value)
+    return InvalidValue(what, value if len(text) <= _SHOWN else text[:_SHOWN], legal)
 
 
 @dataclass(frozen=True)
@@ -93,14 +102,12 @@ class Knob:
     def __post_init__(self) -> None:
         name = self.name
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InvalidValue(
-                "the name of a knob", name, "a letter, then letters, digits and _, at most 64"
-            )
+            raise _invalid("the name of a knob", name, _LEGAL_NAME)
         if name in KNOBS or name in _TAKEN:
             raise InputError(f"knob {name!r} already exists; give the declared one another name")
         where = f"of knob {name!r}"
         if isinstance(self.values, str) or not isinstance(self.values, Sequence):
-            raise InvalidValue(f"values {where}", self.values, "a list")
+            raise _invalid(f"values {where}", self.values, "a list")
         if not self.values:
             raise InputError(f"knob {name!r} has no values; give at least one")
         if len(self.values) > MOST_VALUES:
@@ -109,25 +116,25 @@ class Knob:
             )
         kind = _SHORT_KINDS.get(str(self.kind), str(self.kind)) or _kind_of(self.values)
         if kind not in KINDS:
-            raise UnknownName(f"kind {where}", str(kind), KINDS)
+            raise UnknownName(f"kind {where}", str(kind)[:_SHOWN], KINDS)
         values = tuple(dict.fromkeys(_value(part, kind, f"value {where}") for part in self.values))
         if kind == "integer" and not self.kind and _is_log(values):
             kind = "log-integer"
         if kind == "log-integer" and not all(isinstance(v, int) and v > 0 for v in values):
-            raise InvalidValue(f"values {where}", list(values), "integers above 0 (log-integer)")
+            raise _invalid(f"values {where}", list(values), "integers above 0 (log-integer)")
         if self.baseline is not None:
             baseline = _value(self.baseline, kind, f"baseline {where}")
             object.__setattr__(self, "baseline", baseline)
         for field, text in (("how", self.how), ("when", self.when), ("what", self.what)):
             if not isinstance(text, str):
-                raise InvalidValue(f"{field} {where}", text, "text")
+                raise _invalid(f"{field} {where}", text, "text")
             plain_text(text, f"{field} {where}")
         for field, flag in (
             ("changes_training", self.changes_training),
             ("optional", self.optional),
         ):
             if not isinstance(flag, bool):
-                raise InvalidValue(f"{field} {where}", flag, "true or false")
+                raise _invalid(f"{field} {where}", flag, "true or false")
         _check_how(self.how, where)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "values", values)
@@ -162,7 +169,7 @@ class Knob:
         except InputError:
             made = None
         if made is None or made not in known:
-            raise InvalidValue(self.name, value, "one of " + ", ".join(map(str, known)))
+            raise _invalid(self.name, value, "one of " + ", ".join(map(str, known)))
         return made
 
     def native(self, value: Value) -> Any:
@@ -211,12 +218,12 @@ def _value(value: Any, kind: str, what: str) -> Value:
     if kind == "flag":
         text = str(value).lower()
         if text not in ("true", "false"):
-            raise InvalidValue(what, value, "true or false (a flag)")
+            raise _invalid(what, value, "true or false (a flag)")
         return text
     if kind in ("integer", "log-integer", "float"):
         number = None if isinstance(value, bool) else _as_float(value)
         if number is None or (kind != "float" and number != int(number)):
-            raise InvalidValue(what, value, "an integer" if kind != "float" else "a number")
+            raise _invalid(what, value, "an integer" if kind != "float" else "a number")
         if kind == "float":
             return number
         # By way of a float only where it is written as one: 2**53 + 1 is not a float.
@@ -226,9 +233,9 @@ def _value(value: Any, kind: str, what: str) -> Value:
     if type(value) in (int, float):
         return value
     if not isinstance(value, str):
-        raise InvalidValue(what, value, "a number, a truth value or a text")
+        raise _invalid(what, value, "a number, a truth value or a text")
     if not value or re.search(r"[\s|{}]", plain_text(value, what)):
-        raise InvalidValue(what, value, "one word, without spaces, braces or |")
+        raise _invalid(what, value, "one word, without spaces, braces or |")
     return value
 
 
@@ -241,7 +248,7 @@ def _check_how(how: str, where: str) -> None:
     named = first == "deepspeed" or first.endswith(FILE_KINDS)
     if named and _KEY.fullmatch(key):
         return
-    raise InvalidValue(
+    raise _invalid(
         f"how {where}",
         how,
         "placeholder, hook, env:NAME, deepspeed:KEY, or FILE:KEY with FILE a JSON, YAML or TOML "
@@ -261,8 +268,8 @@ def parse_knob(text: str) -> Knob:
     left, equals, right = text.partition("=")
     if not equals:
         raise InputError(
-            f"{text!r} declares no knob; write NAME=VALUE,VALUE such as 'compile=false,true', "
-            "'env:NCCL_ALGO=Ring,Tree' or 'bucket:int=25e6,50e6'"
+            f"{text[:_SHOWN]!r} declares no knob; write NAME=VALUE,VALUE such as "
+            "'compile=false,true', 'env:NCCL_ALGO=Ring,Tree' or 'bucket:int=25e6,50e6'"
         )
     kinds = {*KINDS, *_SHORT_KINDS}
     head, colon, kind = left.rpartition(":")
@@ -274,7 +281,8 @@ def parse_knob(text: str) -> Knob:
         how = head
         name = re.sub(r"\W", "_", head.rpartition(":")[2].rpartition(".")[2])
     elif ":" in head:
-        raise UnknownName(f"kind of knob {head.partition(':')[0]!r}", head.partition(":")[2], kinds)
+        name, _, kind = head[:_SHOWN].partition(":")
+        raise UnknownName(f"kind of knob {name!r}", kind, kinds)
     return Knob(name, tuple(right.split(",")) if right else (), kind=kind, how=how)
 
 
@@ -293,14 +301,16 @@ def read_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
         raise InputError(f"[knobs] of {where} must hold a table for each knob, [knobs.NAME]")
     made = []
     for name, table in tables.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _invalid(f"the name of a knob in {where}", name, _LEGAL_NAME)
         if not isinstance(table, Mapping):
             raise InputError(f"knobs.{name} of {where} must be a table, with values = [...]")
         for key in table:
             if key not in allowed:
-                raise UnknownName(f"key in [knobs.{name}] of {where}", str(key), allowed)
+                raise UnknownName(f"key in [knobs.{name}] of {where}", str(key)[:_SHOWN], allowed)
         if "values" not in table:
             raise InputError(f"knob {name!r} of {where} has no values; give values = [...]")
-        made.append(Knob(str(name), **table))
+        made.append(Knob(name, **table))
     return tuple(made)
 
 
@@ -395,6 +405,26 @@ def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Config
         elif knob.baseline is not None and _applies(knob, chosen, knobs):
             chosen[knob.name] = knob.baseline
     return Configuration(Settings(_marked(chosen, knobs)), configuration.live)
+
+
+def declared_words(
+    words: Sequence[str], knobs: Sequence[Knob]
+) -> tuple[dict[str, Value], list[str]]:
+    """Return the values of declared knobs among words such as "attn=sdpa", and the other words.
+
+    Raises:
+        InvalidValue: a knob does not have the value.
+    """
+    by_name = {knob.name: knob for knob in knobs}
+    values: dict[str, Value] = {}
+    rest = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name in by_name:
+            values[name] = by_name[name].check(value)
+        else:
+            rest.append(word)
+    return values, rest
 
 
 def changed_training(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> tuple[str, ...]:

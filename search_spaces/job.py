@@ -270,7 +270,7 @@ class TrainingJob:
             steps = -(-tokens // (global_batch * sequence_length))
         optional = {k: data[k] for k in _OPTIONAL if k in data}
         if "knobs" in data:
-            optional["knobs"] = check_knobs(read_knobs(data["knobs"], path.name))
+            optional["knobs"] = _program_knobs(data["knobs"], path.name)
         if "data" in data:
             optional["data"] = token_file(path.parent / str(data["data"]))
         return cls(
@@ -282,6 +282,22 @@ class TrainingJob:
             **optional,
             **by_batch,
         )
+
+
+def _program_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
+    """Return the declared knobs of a job file, which the built-in training program runs.
+
+    Raises:
+        InputError: one of them could be applied to a script only.
+    """
+    knobs = check_knobs(read_knobs(tables, where))
+    for knob in knobs:
+        if knob.target[0] not in ("env", "deepspeed"):
+            raise InputError(
+                f"knob {knob.name!r} of {where} needs how = env:NAME or deepspeed:KEY; others are "
+                "for a script of your own: --script CMD --knobs FILE"
+            )
+    return knobs
 
 
 def _steps_by_batch(given: Mapping[str, Any], global_batch: int, where: str) -> int:

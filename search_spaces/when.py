@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any
@@ -43,7 +44,9 @@ def _parsed(text: str) -> ast.expr:
     if not text.strip() or len(text) > LONGEST:
         raise InputError(f"a condition must have 1 to {LONGEST} characters")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # "1and x", which is valid Python
+            tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InputError(f"the condition {text!r} cannot be read: {_GRAMMAR}") from None
     _check(tree, text)

@@ -153,7 +153,7 @@ def optimize(
     from tuner.study.session import Session
 
     asked = question_of(
-        with_knobs(job, knobs),
+        with_knobs(job, knobs) if knobs else job,
         cluster=cluster,
         space=space,
         constraints=(constraints or Constraints()).limited(
@@ -226,7 +226,7 @@ def dry_run(
     from tuner.study.dry_run import describe, describe_script
 
     asked = question_of(
-        with_knobs(job, knobs),
+        with_knobs(job, knobs) if knobs else job,
         cluster=cluster,
         space=space,
         constraints=constraints or Constraints(),

@@ -65,12 +65,15 @@ def test_declarations_of_the_command_line(text: str, expected: Knob) -> None:
         ("x=a b", "one word"),
         ("x={a}", "one word"),
         ("x=a\nb", "control"),
+        ("x" * 5000, "declares no knob"),
+        ("x:int=" + "y" * 5000, "an integer"),
     ],
 )
 def test_a_declaration_that_is_refused(text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as error:
         parse_knob(text)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
 
 
 @pytest.mark.parametrize(

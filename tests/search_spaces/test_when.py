@@ -29,6 +29,11 @@ def test_a_condition_holds_or_not(text: str, expected: bool) -> None:
     assert holds(text, VALUES) is expected
 
 
+def test_a_condition_prints_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    assert not holds("1and c", VALUES)
+    assert not recwarn.list
+
+
 def test_the_names_of_a_condition() -> None:
     assert names_in("a > 1 and b in ['x'] or not c == true") == {"a", "b", "c"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from tuner.cli.knob_options import add_knobs
 from tuner.cli.options import (
     FAILED,
     OK,
@@ -84,31 +85,6 @@ def _optimize(args: argparse.Namespace) -> int:
         )
     answer(args, result.to_json(), ["", *answer_lines(result)])
     return _exit_code(result)
-
-
-def _add_knobs(parser: Any) -> None:
-    """Add the options that declare knobs."""
-    parser.add_argument(
-        "--knob",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE,...",
-        help="knob of your own: 'compile=false,true' for {compile} in the command, "
-        "'env:NCCL_ALGO=Ring,Tree', 'FILE.yaml:KEY=VALUE,...', 'deepspeed:KEY:int=5e7,5e8'; "
-        "repeatable",
-    )
-    parser.add_argument(
-        "--knobs",
-        action="append",
-        default=[],
-        metavar="PACK|FILE",
-        help="knobs declared together: a pack (tuner knobs) or a TOML file; repeatable",
-    )
-    parser.add_argument(
-        "--allow-changed-training",
-        action="store_true",
-        help="also search knobs that are declared to change what is learnt",
-    )
 
 
 def _exit_code(result: Result) -> int:
@@ -219,7 +195,12 @@ def add(commands: Commands) -> None:
         help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
     )
     add_data(job)
-    _add_knobs(job)
+    add_knobs(job)
+    add(
+        "--allow-changed-training",
+        action="store_true",
+        help="also search knobs that are declared to change what is learnt",
+    )
     add(
         "--no-clocks",
         dest="clocks",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner.cli.knob_options import add_knobs
 from tuner.cli.options import (
     FAILED,
     OK,
@@ -54,13 +55,21 @@ def _predict(args: argparse.Namespace) -> int:
 
 def _changed(job: Any, words: Sequence[str]) -> Any:
     """Return a script's configuration of today with KNOB=VALUE changed."""
-    from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.configuration import Configuration, Settings
+    from tuner.search_spaces.declared import CHANGED, declared_words, with_baseline
     from tuner.search_spaces.short_names import split_words, values_of
 
-    others, knobs = split_words(words)
+    declared, rest = declared_words(words, job.knobs)
+    others, knobs = split_words(rest)
     for word in others:
         raise InputError(f"give either the job {word!r} or --script")
-    return Configuration.of({**job.baseline.launch, **values_of(knobs)})
+    names = {*(knob.name for knob in job.knobs), CHANGED}
+    today = job.baseline.launch
+    standard = {name: value for name, value in today.items() if name not in names}
+    chosen = Configuration.of({**standard, **values_of(knobs)})
+    kept = {name: value for name, value in today.items() if name in names - {CHANGED}}
+    launch = Settings({**chosen.launch, **kept, **declared})
+    return with_baseline(Configuration(launch, chosen.live), job.knobs)
 
 
 def _probe(args: argparse.Namespace) -> int:
@@ -69,6 +78,7 @@ def _probe(args: argparse.Namespace) -> int:
     from datetime import datetime
 
     from tuner.models.analytic.model import AnalyticModel
+    from tuner.problem.declared_knobs import with_knobs
     from tuner.problem.probe_limits import probe_limits
     from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.errors import InvalidConfiguration
@@ -87,12 +97,17 @@ def _probe(args: argparse.Namespace) -> int:
             print(sentence, file=sys.stderr, flush=True)
 
     script = script_of(args)
+    if script is None and (args.knob or args.knobs):
+        raise InputError(
+            "--knob and --knobs are for --script here; tuner optimize has them for jobs"
+        )
     if script is None:
         job, cluster, configuration = job_of_words(args, "a probe")
         job = on_data(job, args.data)
     elif args.data:
         raise InputError("--data is for a job; a script reads its own")
     else:
+        script = with_knobs(script, (*args.knobs, *args.knob))
         cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
         job = blank_job(script, cluster)
         configuration = _changed(job, args.what)
@@ -252,6 +267,7 @@ def add(commands: Commands) -> None:
     add_cluster(probe)
     add_data(probe)
     add_script(probe)
+    add_knobs(probe)
     probe.add_argument(
         "--time-limit",
         "--time-limit-s",

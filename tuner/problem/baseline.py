@@ -16,7 +16,7 @@ from typing import Any
 from tuner.search_spaces.baseline import degrees
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.declared import with_baseline
+from tuner.search_spaces.declared import declared_words, with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value
@@ -82,7 +82,7 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
         InvalidConfiguration: the configuration cannot train this job on this cluster.
     """
     texts = [str(word) for word in words]
-    declared, rest = _declared(texts, job)
+    declared, rest = declared_words(texts, job.knobs)
     files, flags = split_words(rest)
     if len(files) > 1:
         raise InputError(f"{files[1]!r} is a second file; a baseline is one DeepSpeed JSON")
@@ -109,20 +109,6 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
     return Baseline(
         configuration, f"yours: {name}" if name else default_name(configuration), tuple(notes)
     )
-
-
-def _declared(texts: Sequence[str], job: TrainingJob) -> tuple[dict[str, Value], list[str]]:
-    """Return the values of declared knobs among KNOB=VALUE words, and the other words."""
-    knobs = {knob.name: knob for knob in job.knobs}
-    values: dict[str, Value] = {}
-    rest = []
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if equals and name in knobs:
-            values[name] = knobs[name].check(value)
-        else:
-            rest.append(text)
-    return values, rest
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import overload
 
 from tuner.search_spaces.declared import Knob, check_knobs, fixed, parse_knob
 from tuner.search_spaces.job import TrainingJob, load_job
@@ -15,9 +16,15 @@ from tuner.workload.scripts.script_job import Script, ScriptJob
 __all__ = ["searched_knobs", "with_knobs"]
 
 
+@overload
+def with_knobs(job: Script, knobs: Sequence[Knob | str]) -> Script: ...
+@overload
+def with_knobs(
+    job: TrainingJob | str | Path | None, knobs: Sequence[Knob | str]
+) -> TrainingJob: ...
 def with_knobs(
     job: TrainingJob | Script | str | Path | None, knobs: Sequence[Knob | str]
-) -> TrainingJob | Script | str | Path | None:
+) -> TrainingJob | Script:
     """Return a job or a script with more declared knobs.
 
     Args:
@@ -28,6 +35,8 @@ def with_knobs(
     Raises:
         InputError: one of them is none of these.
     """
+    if not isinstance(job, TrainingJob | Script):
+        job = load_job(job)
     if not knobs:
         return job
     own: list[Knob] = []
@@ -39,8 +48,6 @@ def with_knobs(
             own.append(parse_knob(given))
         else:
             packed += load_pack(given).knobs
-    if not isinstance(job, TrainingJob | Script):
-        job = load_job(job)
     own = [*job.knobs, *own]
     names = {knob.name for knob in own}
     every = [*own, *(knob for knob in packed if knob.name not in names)]

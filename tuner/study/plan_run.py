@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tuner.planning.plan import plan_result, plan_table
 from tuner.planning.table import write_plan
 from tuner.problem.constraints import Constraints
+from tuner.problem.declared_knobs import searched_knobs
 from tuner.problem.default_space import chosen_sentence, default_space, why_large
 from tuner.problem.from_job import baseline_of, cluster_of, identity_of
 from tuner.problem.knob_report import not_searched
@@ -62,6 +63,10 @@ def run_plan(
     if not isinstance(job, TrainingJob):
         job = load_job(job)
     cluster = cluster_of(cluster)
+    job, declared_notes = searched_knobs(job, True, False)
+    if notify is not None:
+        for note in declared_notes:
+            notify(Progress("note", None, note))
     today = baseline_of(baseline, job, cluster)
     run = RunFolder.named(runs_dir, name or new_name(f"plan-{job.name}", runs_dir))
     if run.read_study() is not None:
@@ -89,7 +94,7 @@ def run_plan(
         identity=identity,
         job=job,
         cluster=cluster,
-        notes=today.notes,
+        notes=(*declared_notes, *today.notes),
         simulated=True,
     )
     spec = StudySpec(

@@ -240,7 +240,7 @@ class ScriptJob(TrainingJob):
                     raise
                 left_out.append(f"knob {knob.name} is left out: {error}")
         kept = check_knobs(made)
-        return replace(self, knobs=kept, assumed=(*self.assumed, *left_out))
+        return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
 
     def _applied(self, knob: Knob) -> Knob:
         """Return a declared knob with its present value.

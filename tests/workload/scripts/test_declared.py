@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import tuner
 from tuner.cli.main import main
+from tuner.cli.probe import _changed
 from tuner.deploy.launch_files import write_launch_files
 from tuner.problem.configuration_names import named_configurations
 from tuner.problem.declared_knobs import with_knobs
@@ -33,7 +35,6 @@ def job(
 ) -> ScriptJob:
     (folder / "train.py").touch()
     script = with_knobs(Script(command, cwd=folder), knobs)
-    assert isinstance(script, Script)
     made = ScriptJob(
         name="train",
         model={},
@@ -210,7 +211,7 @@ def test_the_built_in_program_has_no_commands_of_its_own() -> None:
     with pytest.raises(InputError, match="is for a script of your own"):
         program_knobs([Knob("attn", ("a", "b"))])
     found = problem_of_job(
-        with_knobs("tiny-gpt", ["env:NCCL_ALGO=Ring,Tree"]),  # type: ignore[arg-type]
+        with_knobs("tiny-gpt", ["env:NCCL_ALGO=Ring,Tree"]),
         CPU,
         plan=True,
     )
@@ -241,7 +242,7 @@ def test_the_packs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_built_in_program_searches_a_pack() -> None:
     given = with_knobs("tiny-gpt", ["deepspeed-buckets"])
-    problem = problem_of_job(given, CPU)  # type: ignore[arg-type]
+    problem = problem_of_job(given, CPU)
     plain = problem_of_job("tiny-gpt", CPU)
     assert len(problem.candidates) > 10 * len(plain.candidates)
     sharded = next(c for c in problem.candidates if c.get("overlap_comm") == "true")
@@ -249,3 +250,36 @@ def test_the_built_in_program_searches_a_pack() -> None:
     rendered = render_deepspeed_config(sharded, problem.job)
     assert rendered["zero_optimization"]["overlap_comm"] is True
     assert all(c.zero_stage for c in problem.candidates if c.get("overlap_comm"))
+
+
+def test_a_job_file_has_no_placeholders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'sequence_length = 64\nglobal_batch = 2\nsteps = 10\n[model]\nconfig = "tiny-gpt"\n'
+        '[knobs.attn]\nvalues = ["a", "b"]\n'
+    )
+    assert main(["optimize", str(path), "--dry-run"]) == 2
+    assert "--script CMD --knobs FILE" in capsys.readouterr().err
+
+
+def test_a_plan_says_that_it_knows_no_declared_knobs(tmp_path: Path) -> None:
+    given = with_knobs("opt-350m", ["env:NCCL_ALGO=Ring,Tree"])
+    notes: list[str] = []
+    planned = tuner.plan(
+        given,
+        cluster="a100-8",
+        runs_dir=tmp_path,
+        report=False,
+        on_progress=lambda event: notes.append(str(event.message)),
+    )
+    assert {point.configuration.get("NCCL_ALGO") for point in planned.points} == {None}
+    assert any("no model knows them: NCCL_ALGO" in note for note in notes)
+
+
+def test_a_probe_names_declared_knobs(tmp_path: Path) -> None:
+    size = Knob("p", (1, 2), changes_training=True)
+    made = job(tmp_path, "train.py {attn=a}", "attn=a,b", size, frame=replace(TORCH, reads=("p",)))
+    assert _changed(made, ["attn=b", "mb4"]).short == "dp2 mb4 zero0 attn=b p=1"
+    assert _changed(made, ["p=2"]).short == "dp2 mb4 zero0 attn=a p=2 training=changed"
+    with pytest.raises(InputError, match="attn is 'c'"):
+        _changed(made, ["attn=c"])
