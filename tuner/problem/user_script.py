@@ -33,7 +33,13 @@ def job_of_script(
         InputError: as `tuner.workload.scripts.inspection.inspect_script`.
     """
     from tuner.workload.node.runner import LocalRunner
-    from tuner.workload.scripts.inspection import STEPS, blank_job, inspect_script, ranks_today
+    from tuner.workload.scripts.inspection import (
+        STEPS,
+        blank_job,
+        inspect_script,
+        launcher_on,
+        ranks_today,
+    )
 
     before = parse_job(run.read_study() or {})
     here = str(Path(script.cwd).resolve())
@@ -41,6 +47,7 @@ def job_of_script(
         isinstance(before, ScriptJob)
         and (before.words, before.cwd) == (script.words, here)
         and before.devices == ranks_today(script, cluster)
+        and before.launcher == launcher_on(script, cluster)
     ):
         return replace(before, steps=script.steps or STEPS)
     blank = blank_job(script, cluster)

@@ -11,9 +11,10 @@ import pytest
 from tuner.cli.main import main
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
+from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import Launcher, vendor
+from tuner.workload.scripts.launchers import Launcher, reading, vendor
 from tuner.workload.scripts.script_job import ScriptJob
 
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
@@ -40,7 +41,7 @@ num_processes: 4
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A folder with a script, outside any Slurm allocation and with no threads set."""
     (tmp_path / "train.py").touch()
     (tmp_path / "a.yaml").write_text(ACCELERATE)
@@ -48,6 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HOME", str(tmp_path))  # where accelerate's default file would be
     for name in ("OMP_NUM_THREADS", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
+    if "two_dashes" not in request.node.name and "bogus" not in request.node.name:
+        monkeypatch.setattr(reading, "_answer", answer_here)
     return tmp_path
 
 
@@ -351,3 +354,25 @@ def test_the_command_after_two_dashes(
     assert "torchrun --nproc-per-node 100000 train.py --x 'a b'" in capsys.readouterr().out
     assert main(["optimize", "--dry-run", *runs, "--", "torchrun", "--bogus", "train.py"]) == 2
     assert "unrecognized arguments: --bogus" in capsys.readouterr().err
+
+
+# ---- TRL, where it is installed
+
+
+@pytest.mark.slow
+def test_trl(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl")
+    monkeypatch.undo()  # read in an interpreter of its own
+    (folder / "sft.yaml").write_text(
+        "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\nuse_cpu: true\n"
+    )
+    command = "trl sft --config sft.yaml --accelerate_config zero2 --num_processes 2 --max_steps 9"
+    words, launcher = read(command, folder)
+    assert (launcher.kind, launcher.processes) == ("trl", 2)
+    assert Path(words[0]).name == "sft.py"
+    assert words[1:] == ("--config", "sft.yaml", "--max_steps", "9")
+    assert launcher.words == ("trl",)
+    assert launcher.script == tuple(command.split()[1:])
+    assert launcher.env["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "2"
+    with pytest.raises(InputError, match="trl: "):
+        read("trl env", folder)
