@@ -256,6 +256,15 @@ def test_a_task_of_srun_knows_its_number(folder: Path) -> None:
     assert (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NTASKS"]) == ("1", "1", "2")
 
 
+def test_what_srun_sets_for_its_tasks(folder: Path) -> None:
+    command = "srun -n 2 -c 6 --export=ALL,A=b --cpu-bind=cores python train.py"
+    launcher = read(command, folder)[1]
+    assert (launcher.env["A"], launcher.env["SLURM_CPUS_PER_TASK"]) == ("b", "6")
+    assert launcher.notes == ("srun --cpu-bind is not applied in probes",)
+    (note,) = read("srun --export=A=b,HOME torchrun train.py", folder)[1].notes
+    assert "keep the whole environment" in note
+
+
 def test_srun_in_an_allocation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NNODES", "1")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
@@ -306,6 +315,8 @@ def test_axolotl(folder: Path) -> None:
         ("srun -n 8 --ntasks-per-node=4 python train.py", "need 2 nodes"),
         ("srun --wonder 3 python train.py", "--wonder is not known"),
         ("srun -n x python train.py", "no number of tasks"),
+        ("srun -n 2 --gpus-per-task=1 python train.py", "its own GPU alone"),
+        ("srun -n 2 --gpu-bind=closest python train.py", "its own GPU alone"),
         ("srun ./run.sh", "paste the command"),
         (
             "srun --ntasks-per-node=2 torchrun --nproc-per-node 2 train.py",
