@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -239,6 +242,27 @@ def test_srun_is_called_once_by_the_batch_script(folder: Path) -> None:
     batch = (folder / "best" / "job.sbatch").read_text()
     assert "#SBATCH --ntasks-per-node=2" in batch
     assert "exec ./clocks.sh ./launch.sh" in batch
+
+
+@pytest.mark.slow  # imports torch and DeepSpeed
+def test_the_hook_takes_sruns_numbers(folder: Path) -> None:
+    (folder / "train.py").write_text("import sys; print('ARGUMENTS', *sys.argv[1:])\n")
+    job = job_of("srun -n 4 python train.py {rank}/{world_size}", folder, TRAINER)
+    words, _ = written(job, OTHER, folder)
+    clean = {name: text for name, text in os.environ.items() if not name.endswith("RANK")}
+    task = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
+    options = {"JOULEFRONT_OPTIONS": str(folder / "best" / "options.json")}
+    done = subprocess.run(
+        [sys.executable, *words[4:]],
+        env={**clean, **task, **options},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "ARGUMENTS 1/2" in done.stdout
 
 
 # ---- frameworks with a file of their own
