@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +15,10 @@ import pytest
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
+from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.launchers import Launcher, reading
 from tuner.workload.scripts.script_job import Framework, ScriptJob
 
 GPU = Cluster(
@@ -42,6 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(reading, "_answer", answer_here)
     return tmp_path
 
 
@@ -238,6 +244,27 @@ def test_srun_is_called_once_by_the_batch_script(folder: Path) -> None:
     assert "exec ./clocks.sh ./launch.sh" in batch
 
 
+@pytest.mark.slow  # imports torch and DeepSpeed
+def test_the_hook_takes_sruns_numbers(folder: Path) -> None:
+    (folder / "train.py").write_text("import sys; print('ARGUMENTS', *sys.argv[1:])\n")
+    job = job_of("srun -n 4 python train.py {rank}/{world_size}", folder, TRAINER)
+    words, _ = written(job, OTHER, folder)
+    clean = {name: text for name, text in os.environ.items() if not name.endswith("RANK")}
+    task = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
+    options = {"JOULEFRONT_OPTIONS": str(folder / "best" / "options.json")}
+    done = subprocess.run(
+        [sys.executable, *words[4:]],
+        env={**clean, **task, **options},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "ARGUMENTS 1/2" in done.stdout
+
+
 # ---- frameworks with a file of their own
 
 
@@ -269,3 +296,33 @@ def test_axolotls_file(folder: Path) -> None:
         *("--", "--nproc_per_node", "2"),
     ]
     assert file.read_text() == "micro_batch_size: 2\ngradient_accumulation_steps: 4 # one\n"
+
+
+def test_trls_files(folder: Path) -> None:
+    """As `trl sft` is read where TRL is installed (tests/workload/scripts/launchers)."""
+    (folder / "sft.yaml").write_text("# small\nper_device_train_batch_size: 4  # fits\nseed: 1\n")
+    (folder / "zero.yaml").write_text(FILE.format(kind="DEEPSPEED", section=SECTION))
+    command = "trl sft --config sft.yaml --accelerate_config zero.yaml --num_processes 4"
+    launcher = Launcher(
+        "trl", ("trl",), tuple(command.split()[1:]), 4, {"A": "b"}, config="zero.yaml"
+    )
+    config = {**CONFIG, "zero_optimization": {"stage": 2}}
+    frame = replace(TRAINER, kind="deepspeed", config=config)
+    plain = job_of("train.py --config sft.yaml", folder, frame)
+    job = replace(plain, launcher=launcher, devices=4)
+    assert written(job, job.baseline, folder)[0] == command.split()
+    other = Configuration.of(data_parallel=2, micro_batch=2, zero_stage=3)
+    words, text = written(job, other, folder)
+    best = (folder / "best").resolve()
+    assert words == [
+        *("trl", "sft", "--config", f"{best}/sft.yaml"),
+        *("--accelerate_config", f"{best}/zero.yaml", "--num_processes", "2"),
+        *("--gradient_accumulation_steps", "4"),
+    ]
+    assert (best / "sft.yaml").read_text() == (
+        "# small\nper_device_train_batch_size: 2  # fits\nseed: 1\n"
+    )
+    zero = (best / "zero.yaml").read_text()
+    assert "zero_stage: 3   # fits" in zero
+    assert "gradient_accumulation_steps: 4" in zero
+    assert "joulefront_hook" not in text

@@ -234,12 +234,12 @@ class Relaunch:
             words = [word for word in words if word not in ("--multi_gpu", "--multi-gpu")]
         if kind == "deepspeed" and (at := _option(words, ("--include", "-i"))) is not None:
             del words[at : at + (1 if "=" in words[at] else 2)]
-        written = False
+        written, short = False, kind in ("torchrun", "deepspeed")  # argparse's default
         names = (
             ("-n", *_PROCESSES[kind], "--tasks-per-node") if kind == "srun" else _PROCESSES[kind]
         )
         for name in names:
-            if (at := _option(words, (name,))) is not None:
+            if (at := _option(words, (name,), short=short)) is not None:
                 words, written = _with_value(words, at, world), True
         config = Path(self._job.cwd) / self._launcher.config
         if written or (config.is_file() and "num_processes" in _load(config)):
@@ -312,18 +312,18 @@ class Relaunch:
         else:
             text = changed_keys(path, keys)
         name = path.name
-        if name in ("ds_config.json", "job.json", "options.json"):  # launch files of ours
+        while name in ("ds_config.json", "job.json", "options.json", *self.files):
             name = f"launcher-{name}"
         self.files[name] = text
         return str(self._folder / name)
 
 
-def _option(words: Sequence[str], names: Sequence[str]) -> int | None:
-    """Return the place of an option among words, or None; unique abbreviations count."""
+def _option(words: Sequence[str], names: Sequence[str], *, short: bool = False) -> int | None:
+    """Return the place of an option among words, or None; with `short` an abbreviation counts."""
     for at, word in enumerate(words):
         given = word.partition("=")[0]
-        short = len(given) > 5 and given.startswith("--")
-        if given in names or (short and any(name.startswith(given) for name in names)):
+        abbreviated = short and len(given) > 3 and given.startswith("--")
+        if given in names or (abbreviated and any(name.startswith(given) for name in names)):
             return at
         if len(names[0]) == 2 and word.startswith(names[0]) and word[2:].isdigit():
             return at

@@ -64,7 +64,13 @@ def job_of_script(
     Raises:
         InputError: as `tuner.workload.scripts.inspection.inspect_script`.
     """
-    from tuner.workload.scripts.inspection import STEPS, blank_job, inspect_script, ranks_today
+    from tuner.workload.scripts.inspection import (
+        STEPS,
+        blank_job,
+        inspect_script,
+        launcher_on,
+        ranks_today,
+    )
 
     before = parse_job(run.read_study() or {})
     here = str(Path(script.cwd).resolve())
@@ -72,6 +78,7 @@ def job_of_script(
         isinstance(before, ScriptJob)
         and (before.words, before.cwd) == (script.words, here)
         and before.devices == nodes * ranks_today(script, cluster)
+        and before.launcher == launcher_on(script, cluster)
         and _ways(before.declares(script.knobs)) == _ways(before)
     ):
         return replace(before.declares(script.knobs), steps=script.steps or STEPS)

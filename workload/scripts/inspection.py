@@ -25,7 +25,7 @@ from tuner.workload.probe import INSPECTIONS, ProbeRecord, ProbeRequest, WindowP
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
 
-__all__ = ["STEPS", "blank_job", "inspect_script", "ranks_today"]
+__all__ = ["STEPS", "blank_job", "inspect_script", "launcher_on", "ranks_today"]
 
 #: Taken where the user does not say how many steps the solution takes.
 STEPS = 1000
@@ -102,7 +102,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         words=script.words,
         cwd=str(Path(script.cwd).resolve()),
         devices=nodes * ranks_today(script, cluster),
-        launcher=_launcher_on(script, cluster),
+        launcher=launcher_on(script, cluster),
     )
     replicas = blank.baseline.data_parallel
     micro, times = micro_batches(blank.file_config, replicas)
@@ -145,7 +145,7 @@ def ranks_today(script: Script, cluster: Cluster) -> int:
     return ranks or devices
 
 
-def _launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
+def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
     """Return the launcher without the threads that it sets where a device is one core."""
     launcher = script.launcher
     if launcher is None or cluster.device.type != "cpu":

@@ -205,7 +205,7 @@ def _read_srun(
     inner, rest = _assignments(srun.rest)
     if not _without_python(rest):
         raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
-    script, launcher = _read(rest, cwd, {**environment, **inner})
+    script, launcher = _read(rest, cwd, {**environment, **srun.env, **inner})
     if launcher is None:
         if Path(rest[0]).suffix != ".py" and not _PYTHON.fullmatch(Path(rest[0]).name):
             raise InputError(
@@ -214,14 +214,20 @@ def _read_srun(
             )
         at = len(words) - len(script)
         launcher = Launcher("srun", tuple(words[:at]), script, srun.tasks or 1)
-        return script, replace(launcher, env={**inner, **task_environment()})
+        env = {**srun.env, **inner, **task_environment()}
+        return script, replace(launcher, env=env, notes=srun.notes)
     if srun.tasks > 1:
         raise InputError(
             f"srun starts {srun.tasks} tasks on a node, and each would start the ranks of "
             f"{launcher.kind}; give --ntasks-per-node=1"
         )
     ahead = tuple(words[: len(words) - len(rest)])
-    return script, replace(launcher, words=(*ahead, *launcher.words), env={**inner, **launcher.env})
+    return script, replace(
+        launcher,
+        words=(*ahead, *launcher.words),
+        env={**srun.env, **inner, **launcher.env},
+        notes=(*srun.notes, *launcher.notes),
+    )
 
 
 def _read_llamafactory(
@@ -234,8 +240,8 @@ def _read_llamafactory(
     if len(words) < 3 or words[1] != "train":
         raise InputError("of llamafactory-cli's commands only `llamafactory-cli train FILE` trains")
     check_config("llamafactory-cli train", words[2], None)
-    if int(environment.get("NNODES") or 1) > 1:
-        raise InputError("NNODES is set above 1, and a script is probed within one node")
+    if environment.get("NNODES", "1") not in ("", "1"):
+        raise InputError("NNODES is not 1, and a script is probed within one node")
     env = {}
     if environment.get("OPTIM_TORCH", "1").lower() in ("true", "y", "1"):
         # What it sets for torch's DDP.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tuner.search_spaces.errors import InputError
 
@@ -47,7 +47,7 @@ _WITH_VALUE = frozenset(
     tres-bind tres-per-task uid wait wckey
     """.split()  # noqa: SIM905 - a table to read
 )
-_LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir"}
+_LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir", "c": "cpus-per-task", "m": "distribution"}
 #: The options that say how many ranks there are.
 TASK_OPTIONS = ("ntasks", "ntasks-per-node")
 
@@ -61,12 +61,16 @@ class Srun:
         rest: the command that it starts.
         tasks: tasks on this node; 0 if neither its options nor the allocation says.
         chdir: the folder that it starts in; "" for the current one.
+        env: what its options set for the tasks.
+        notes: what joulefront leaves out, one sentence each.
     """
 
     words: tuple[str, ...]
     rest: tuple[str, ...]
     tasks: int
     chdir: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
@@ -103,7 +107,37 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
             f"srun's {tasks} tasks at {each} on a node need {-(-tasks // each)} nodes, and a "
             f"script is probed within one: give --ntasks={each}"
         )
-    return Srun(tuple(words[:at]), tuple(words[at:]), tasks or each, told.get("chdir", ""))
+    if "gpus-per-task" in told or told.get("gpu-bind", "none") != "none":
+        option = "gpus-per-task" if "gpus-per-task" in told else "gpu-bind"
+        raise InputError(
+            f"srun --{option} shows each task its own GPU alone, and a rank of a probe sees those "
+            "of all; give --gpus-per-node and let the script take the GPU of its local rank"
+        )
+    env, notes = _exported(told.get("export", "ALL"))
+    if "cpus-per-task" in told:
+        env["SLURM_CPUS_PER_TASK"] = told["cpus-per-task"]
+    notes += [
+        f"srun --{option} is not applied in probes"
+        for option in ("cpu-bind", "mem-bind", "distribution", "hint")
+        if option in told
+    ]
+    return Srun(
+        tuple(words[:at]),
+        tuple(words[at:]),
+        tasks or each,
+        told.get("chdir", ""),
+        env,
+        tuple(notes),
+    )
+
+
+def _exported(text: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that --export sets, and a note if it keeps others from the tasks."""
+    items = text.split(",")
+    env = dict(item.split("=", 1) for item in items if "=" in item)
+    if "ALL" in items:
+        return env, []
+    return env, [f"srun --export={text}: probes keep the whole environment of tuner"]
 
 
 def task_environment() -> dict[str, str]:

@@ -11,9 +11,10 @@ import pytest
 from tuner.cli.main import main
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
+from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import Launcher, vendor
+from tuner.workload.scripts.launchers import Launcher, reading, vendor
 from tuner.workload.scripts.script_job import ScriptJob
 
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
@@ -40,7 +41,7 @@ num_processes: 4
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A folder with a script, outside any Slurm allocation and with no threads set."""
     (tmp_path / "train.py").touch()
     (tmp_path / "a.yaml").write_text(ACCELERATE)
@@ -48,6 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HOME", str(tmp_path))  # where accelerate's default file would be
     for name in ("OMP_NUM_THREADS", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
+    if "bogus" not in request.node.name:  # that one asks an interpreter of its own
+        monkeypatch.setattr(reading, "_answer", answer_here)
     return tmp_path
 
 
@@ -253,6 +256,15 @@ def test_a_task_of_srun_knows_its_number(folder: Path) -> None:
     assert (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NTASKS"]) == ("1", "1", "2")
 
 
+def test_what_srun_sets_for_its_tasks(folder: Path) -> None:
+    command = "srun -n 2 -c 6 --export=ALL,A=b --cpu-bind=cores python train.py"
+    launcher = read(command, folder)[1]
+    assert (launcher.env["A"], launcher.env["SLURM_CPUS_PER_TASK"]) == ("b", "6")
+    assert launcher.notes == ("srun --cpu-bind is not applied in probes",)
+    (note,) = read("srun --export=A=b,HOME torchrun train.py", folder)[1].notes
+    assert "keep the whole environment" in note
+
+
 def test_srun_in_an_allocation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NNODES", "1")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
@@ -303,6 +315,8 @@ def test_axolotl(folder: Path) -> None:
         ("srun -n 8 --ntasks-per-node=4 python train.py", "need 2 nodes"),
         ("srun --wonder 3 python train.py", "--wonder is not known"),
         ("srun -n x python train.py", "no number of tasks"),
+        ("srun -n 2 --gpus-per-task=1 python train.py", "its own GPU alone"),
+        ("srun -n 2 --gpu-bind=closest python train.py", "its own GPU alone"),
         ("srun ./run.sh", "paste the command"),
         (
             "srun --ntasks-per-node=2 torchrun --nproc-per-node 2 train.py",
@@ -349,5 +363,27 @@ def test_the_command_after_two_dashes(
     assert "either the job" in capsys.readouterr().err
     assert main(["optimize", "--dry-run", *runs, *given]) == 0
     assert "torchrun --nproc-per-node 100000 train.py --x 'a b'" in capsys.readouterr().out
-    assert main(["optimize", "--dry-run", *runs, "--", "torchrun", "--bogus", "train.py"]) == 2
-    assert "unrecognized arguments: --bogus" in capsys.readouterr().err
+    assert main(["optimize", "--dry-run", *runs, "--", "torchrun", "--nnodes=2", "train.py"]) == 2
+    assert "asks for 2 nodes" in capsys.readouterr().err
+
+
+# ---- TRL, where it is installed
+
+
+@pytest.mark.slow
+def test_trl(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl")
+    monkeypatch.undo()  # read in an interpreter of its own
+    (folder / "sft.yaml").write_text(
+        "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\nuse_cpu: true\n"
+    )
+    command = "trl sft --config sft.yaml --accelerate_config zero2 --num_processes 2 --max_steps 9"
+    words, launcher = read(command, folder)
+    assert (launcher.kind, launcher.processes) == ("trl", 2)
+    assert Path(words[0]).name == "sft.py"
+    assert words[1:] == ("--config", "sft.yaml", "--max_steps", "9")
+    assert launcher.words == ("trl",)
+    assert launcher.script == tuple(command.split()[1:])
+    assert launcher.env["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "2"
+    with pytest.raises(InputError, match="trl: "):
+        read("trl env", folder)
