@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tuner.results.result import Interval, Point, Result
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.declared import Knob
     from tuner.search_spaces.errors import InputError
     from tuner.search_spaces.job import TrainingJob
     from tuner.study.callbacks import Progress
@@ -33,6 +34,7 @@ __all__ = [
     "InputError",
     "Interrupted",
     "Interval",
+    "Knob",
     "Point",
     "Progress",
     "Recommendation",
@@ -55,6 +57,7 @@ _MODULES = {
     "Constraints": "tuner.problem.constraints",
     "InputError": "tuner.search_spaces.errors",
     "Interval": "tuner.results.result",
+    "Knob": "tuner.search_spaces.declared",
     "Interrupted": "tuner.study.session",
     "Point": "tuner.results.result",
     "Progress": "tuner.study.callbacks",

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from tuner.executors.base import Executor
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
+from tuner.problem.declared_knobs import with_knobs
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.question import Notify, question_of
 from tuner.workload.scripts.script_job import Script
@@ -37,7 +39,7 @@ def optimize(
     job: TrainingJob | Script | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
     power_cap_W: float | None = None,
@@ -51,6 +53,8 @@ def optimize(
     try_first: Sequence[str | Configuration] = (),
     prefer: Sequence[str] = (),
     clocks: bool = True,
+    knobs: Sequence[Knob | str] = (),
+    allow_changed_training: bool = False,
     sampler: str | BaseSampler | None = None,
     surrogate: Any = None,
     executor: str | Executor | None = None,
@@ -86,7 +90,9 @@ def optimize(
             own training script as a `tuner.workload.scripts.script_job.Script`: it is started once
             to see which knobs can be turned on it (docs/your-script.md).
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        space: the search space's name or path.
+        space: the search space's name or path. If not given, an existing run keeps its own; a new
+            one searches "large", which has tensor and pipeline parallelism, on several nodes or if
+            the training states do not fit one device, else "default".
         budget_kJ: maximum energy of the *training job*; `best` is the fastest that meets it.
         deadline_s: maximum time of the training job; `best` takes the least energy in time.
         power_cap_W: maximum average power of the training job.
@@ -112,6 +118,9 @@ def optimize(
         prefer: weights of knob values that are expected to be good, such as "zero1:3"; the more is
             measured, the less they count (docs/search.md).
         clocks: search clocks and power limits, too, where they can be set.
+        knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
+            packs such as "nccl", or files of them (docs/knobs.md).
+        allow_changed_training: search also those that are declared to change what is learnt.
         sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
             Optuna sampler.
         surrogate: the model that learns step time and power: "gaussian-process" (the default),
@@ -144,7 +153,7 @@ def optimize(
     from tuner.study.session import Session
 
     asked = question_of(
-        job,
+        with_knobs(job, knobs),
         cluster=cluster,
         space=space,
         constraints=(constraints or Constraints()).limited(
@@ -160,7 +169,7 @@ def optimize(
         runs_dir=runs_dir,
         notify=on_progress,
     )
-    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress)
+    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress, allow_changed_training)
     if plan is not None:
         from tuner.study.plan_run import probes_of_plan
 
@@ -192,12 +201,14 @@ def dry_run(
     job: TrainingJob | Script | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     target_gpus: int | None = None,
     clocks: bool = True,
+    knobs: Sequence[Knob | str] = (),
+    allow_changed_training: bool = False,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
     device_kind: str | None = None,
@@ -213,7 +224,7 @@ def dry_run(
     from tuner.study.dry_run import describe, describe_script
 
     asked = question_of(
-        job,
+        with_knobs(job, knobs),
         cluster=cluster,
         space=space,
         constraints=constraints or Constraints(),
@@ -232,10 +243,10 @@ def dry_run(
         how = "nothing: probes are predictions of the models"
     elif asked.executor not in (None, "ray"):
         how = "processes of this machine, one probe at a time"
-    if isinstance(job, Script):
-        run = RunFolder.named(runs_dir, asked.name or new_name(job.name, runs_dir))
-        return describe_script(job, asked.settings, asked.constraints, run, how)
-    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress)
+    if isinstance(asked.job, Script):
+        run = RunFolder.named(runs_dir, asked.name or new_name(asked.job.name, runs_dir))
+        return describe_script(asked.job, asked.settings, asked.constraints, run, how)
+    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress, allow_changed_training)
     return describe(problem, settings, asked.constraints, run, how)
 
 
@@ -243,7 +254,7 @@ def plan(
     job: TrainingJob | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     gpus: Sequence[int] = (),
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
@@ -264,7 +275,7 @@ def plan(
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        space: the search space's name or path.
+        space: the search space's name or path; "default" or "large" as for `optimize` if not given.
         gpus: numbers of GPUs of this kind to compare (`Result.plan.sizes`), with whole nodes; if
             none is given, every number up to the cluster's may be used.
         name: name of the run; no run of this name may exist.

@@ -84,8 +84,8 @@ REVIEWED = [
     ),
     (
         19,
-        ["optimize", "--script", "torchrun train.py", "--cluster", "cpu-2"],
-        ["torchrun starts ranks itself", "give the script and its own arguments alone"],
+        ["optimize", "--script", "mpirun train.py", "--cluster", "cpu-2"],
+        ["mpirun starts ranks itself", "give the script and its own arguments alone"],
     ),
     (
         20,
@@ -100,7 +100,7 @@ REVIEWED = [
     ),
     (
         27,
-        ["optimize", "lmm-72b", "--cluster", "a100-40gb-8", *SIMULATED],
+        ["optimize", "lmm-72b", "--cluster", "a100-40gb-8", "--space", "default", *SIMULATED],
         [
             "lmm-72b does not fit on a100-40gb-8: the smallest of 2,556 configurations of space "
             "'default' needs 69.4 GB of a GPU's 42.9 GB (26.4 GB too many); try ",

@@ -177,9 +177,10 @@ def test_a_target_that_cannot_be_is_refused_before_anything_runs(
 ) -> None:
     common = ["--cluster", "gh200-32", "--executor", "simulated", "--runs-dir", str(tmp_path)]
     common += ["--max-probes", "2"]
+    whole = ["--space", "default"]  # pipelines would use as many
     assert main(["optimize", "--job", "opt-350m", "--target-gpus", "6", *common]) == 2
     assert "target_gpus" in capsys.readouterr().err
-    assert main(["optimize", "--job", "opt-350m", "--target-gpus", "65536", *common]) == 2
+    assert main(["optimize", "--job", "opt-350m", "--target-gpus", "65536", *common, *whole]) == 2
     assert "65536" in capsys.readouterr().err
     assert main(["optimize", "opt-350m", "--job", "opt-350m", *common]) == 2
     assert "once" in capsys.readouterr().err

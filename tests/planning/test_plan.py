@@ -113,7 +113,10 @@ def test_a_limit_that_nothing_meets_is_exit_code_3(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["lmm-72b", "--cluster", "a100-40gb-8"], "does not fit on a100-40gb-8"),
+        (
+            ["lmm-72b", "--cluster", "a100-40gb-8", "--space", "default"],
+            "does not fit on a100-40gb-8",
+        ),
         (["opt-350m", "--cluster", "a100-8", "--gpus", "8,x"], "--gpus takes numbers such as"),
         (["opt-350m", "--cluster", "a100-8", "--gpus", "12"], "multiple of the 8 devices"),
         (["opt-350m", "--cluster", "a100-8", "--gpus", "4096"], "on 4096 GPUs"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,10 @@ exit codes:
 
 Answers go to standard output (with --json as JSON), progress to standard error.
 """
+
+
+#: Commands that a user's program may follow, after `--`.
+_WITH_PROGRAM = ("run", "optimize", "probe")
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -100,7 +105,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = command_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     program: list[str] = []
-    if words[:1] == ["run"] and "--" in words:  # the user's program follows
+    if words and words[0] in _WITH_PROGRAM and "--" in words:  # the user's program follows
         cut = words.index("--")
         words, program = words[:cut], words[cut + 1 :]
     args = parser.parse_args(words, argparse.Namespace(program=program))
@@ -118,6 +123,7 @@ def _main(argv: Sequence[str] | None) -> int:
             from tuner.workload.clocks.elsewhere import COMMAND
 
             os.environ[COMMAND] = args.clock_command
+        _take_program(args)
         apply_defaults(args, _given(args))
         _name_latest(args)
         code: int = args.run_command(args)
@@ -150,6 +156,15 @@ def _main(argv: Sequence[str] | None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _take_program(args: argparse.Namespace) -> None:
+    """Take the command after `--` for the one of --script, where a command has both."""
+    if not args.program or not hasattr(args, "script"):
+        return
+    if args.script is not None:
+        raise InputError("give the script's command once: after -- or by --script")
+    args.script = shlex.join(args.program)
 
 
 def _name_latest(args: argparse.Namespace) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +19,12 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import declared_options
 from tuner.study.callbacks import Progress
+from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.script_job import Script, ScriptJob
 
 if TYPE_CHECKING:
     from tuner.problem.problem import Problem
+    from tuner.problem.user_script import Launches, RunProbe
 
 __all__ = ["Notify", "Question", "question_of"]
 
@@ -35,13 +38,14 @@ class Question:
 
     job: TrainingJob | Script | str | Path | None
     cluster: Cluster | str
-    space: str
+    space: str | None
     constraints: Constraints
     settings: SearchSettings
     baseline: Baseline
     executor: str | Executor | None
     name: str | None
     runs_dir: str | Path
+    ray_address: str | None = None
 
     @property
     def simulated(self) -> bool:
@@ -53,24 +57,28 @@ class Question:
         target_gpus: int | None,
         clocks: bool,
         notify: Notify | None,
+        allow_changed_training: bool = False,
     ) -> tuple[Problem, RunFolder, SearchSettings]:
         """Return the problem, the run folder and the settings; a script is started once."""
+        from tuner.problem.default_space import space_of_run
         from tuner.problem.from_job import problem_of_job
 
         job, cluster, name, settings = self.job, self.cluster, self.name, self.settings
         if isinstance(job, Script):
             name = name or new_name(job.name, self.runs_dir)
             run = RunFolder.named(self.runs_dir, name)
-            job, cluster = _inspected(job, cluster, run, notify)
+            job, cluster = self._inspected(job, run, notify)
+        before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         problem = problem_of_job(
             job,
             cluster,
-            self.space,
+            self.space or space_of_run(before),
             baseline=self.baseline,
             plan=self.simulated,
             target_gpus=target_gpus,
             max_gpus=self.constraints.max_gpus,
             clocks=clocks,
+            allow_changed_training=allow_changed_training,
         )
         if self.simulated:
             problem = _as_prediction(problem)
@@ -78,12 +86,40 @@ class Question:
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
         return problem, run, settings
 
+    def _inspected(
+        self, script: Script, run: RunFolder, notify: Notify | None
+    ) -> tuple[ScriptJob, Cluster]:
+        """Return a script as a job, and the machine or Ray cluster on which it was inspected."""
+        from tuner.problem.user_script import job_of_script, launched_here
+        from tuner.search_spaces.cluster import load_cluster
+        from tuner.workload.node.machine import detect_cluster
+
+        cluster, address = self.cluster, self.ray_address
+        if not isinstance(cluster, Cluster):
+            cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
+        here = cluster
+        notify = notify or (lambda event: None)
+        say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
+        if address is None:
+            if script.nodes not in (None, 1):
+                raise InputError(
+                    f"nodes is {script.nodes}, and without a Ray cluster a script runs on this "
+                    "machine alone; join one with --ray ADDRESS (docs/clusters.md)"
+                )
+            launches: Launches = lambda job: launched_here(job, here, run, say)  # noqa: E731
+            return job_of_script(script, cluster, run, launches, say=say), cluster
+        nodes = script.nodes or cluster.nodes
+        if nodes > cluster.nodes:
+            raise InputError(f"nodes is {nodes}, and the Ray cluster has {cluster.nodes} usable")
+        launches = lambda job: _launched_on_ray(job, here, run, address, say)  # noqa: E731
+        return job_of_script(script, cluster, run, launches, nodes=nodes, say=say), cluster
+
 
 def question_of(
     job: TrainingJob | Script | str | Path | None,
     *,
     cluster: Cluster | str,
-    space: str,
+    space: str | None,
     constraints: Constraints,
     search: SearchSettings | None,
     baseline: Baseline,
@@ -117,22 +153,44 @@ def question_of(
             "in_flight is for a simulated cluster; a real one runs what it has room for"
         )
     settings = (search or SearchSettings()).with_default_limits(simulated=simulated)
-    return Question(job, cluster, space, constraints, settings, baseline, executor, name, runs_dir)
+    return Question(
+        job,
+        cluster,
+        space,
+        constraints,
+        settings,
+        baseline,
+        executor,
+        name,
+        runs_dir,
+        ray_address,
+    )
 
 
-def _inspected(
-    script: Script, cluster: Cluster | str, run: RunFolder, notify: Notify | None
-) -> tuple[ScriptJob, Cluster]:
-    """Return a script as a job, and the machine on which it was inspected."""
-    from tuner.problem.user_script import job_of_script
-    from tuner.search_spaces.cluster import load_cluster
-    from tuner.workload.node.machine import detect_cluster
+@contextmanager
+def _launched_on_ray(
+    job: ScriptJob, cluster: Cluster, run: RunFolder, address: str, say: Callable[[str], None]
+) -> Iterator[RunProbe]:
+    """Run probes on the nodes of a Ray cluster.
 
-    if not isinstance(cluster, Cluster):
-        cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
-    notify = notify or (lambda event: None)
-    say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
-    return job_of_script(script, cluster, run, say), cluster
+    Raises:
+        InputError: Ray does not answer, or no node can prepare for training.
+    """
+    from tuner.executors.ray_executor import RayExecutor
+
+    executor = RayExecutor(job, cluster, run_dir=run.path, address=address, say=say)
+
+    def run_probe(request: ProbeRequest) -> ProbeRecord:
+        executor.submit(request)
+        while (record := executor.wait(1.0)) is None:
+            pass
+        return record
+
+    try:
+        executor.prepare()
+        yield run_probe
+    finally:
+        executor.close()
 
 
 def _on_ray(
@@ -198,7 +256,7 @@ def _elsewhere(
     device: str,
     job: TrainingJob | Script | str | Path | None,
     cluster: Cluster | str,
-    space: str,
+    space: str | None,
     constraints: Constraints,
     baseline: Baseline,
 ) -> str:
@@ -213,7 +271,7 @@ def _elsewhere(
     words = ["tuner", "plan"]
     if job is not None:
         words.append(job.name if isinstance(job, TrainingJob) else str(job))
-    words += ["--cluster", name, *(["--space", space] if space != "default" else [])]
+    words += ["--cluster", name, *(["--space", space] if space else [])]
     for item, declared in declared_options(Constraints):
         value = getattr(constraints, item.name)
         if value != item.default and not declared.keyword_only:

@@ -84,8 +84,7 @@ def test_words_of_a_command(tmp_path: Path, command: str, words: tuple[str, ...]
     [
         ("", "needs a command"),
         ("nowhere.py", "no script 'nowhere.py'"),
-        ("torchrun --nproc-per-node 2 train.py", "torchrun starts ranks itself"),
-        ("deepspeed train.py", "deepspeed starts ranks itself"),
+        ("mpirun -n 2 python train.py", "mpirun starts ranks itself"),
         ("train.py --x {micro_bach}", "unknown placeholder 'micro_bach'"),
         ("train.py --x {zero_stage=7}", "zero_stage"),
         ("train.py 'x", "cannot be read"),
