@@ -1,10 +1,11 @@
 """The analytic models compared with published measurements.
 
-Five comparisons, a table and a plot each: Sailor's measured plans on GH200, the study of multimodal
-training on JUPITER, the study of parallelism and clock on A100, and recorded tables over power
-limits and over plans. Each prints its shortcomings and their causes, and a summary says at the end
-what each result is worth. Data that is not on this machine (`../shared`) is skipped and named; the
-table of the JUPITER study comes with the repository.
+Six comparisons, most with a plot: Sailor's measured plans on GH200, the study of multimodal
+training on JUPITER, models of both that the constants were not fitted to, the study of parallelism
+and clock on A100, and recorded tables over power limits and over plans. Each prints its
+shortcomings and their causes, and a summary says at the end what each result is worth. Data that is
+not on this machine (`../shared`) is skipped and named; the table of the JUPITER study comes with
+the repository.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from benchmarks.validation.comparison import Comparison
 from benchmarks.validation.jupiter import compare as compare_jupiter
 from benchmarks.validation.recorded import compare_perseus, compare_zeus
 from benchmarks.validation.sailor import compare as compare_sailor
+from benchmarks.validation.unseen import compare as compare_unseen
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GH200_TABLE = REPOSITORY / "benchmarks" / "data" / "gh200_multimodal.csv"
@@ -35,6 +37,7 @@ def comparisons(
             lambda: compare_sailor(shared, refit=fit),
         ),
         ("jupiter", None, lambda: compare_jupiter(GH200_TABLE, refit=fit)),
+        ("unseen", None, lambda: compare_unseen(GH200_TABLE)),
         ("clock_study", None, compare_clock_study),
         ("zeus", traces / "zeus-nsdi23" / "table.csv", lambda: compare_zeus(shared)),
         ("perseus", traces / "perseus-a100" / "table.csv", lambda: compare_perseus(shared)),

@@ -154,9 +154,14 @@ class SearchSpace:
         )
 
     def groups(
-        self, job: TrainingJob, cluster: Cluster
+        self, job: TrainingJob, cluster: Cluster, *, gpus: int | None = None
     ) -> Iterator[tuple[Settings, tuple[Settings, ...]]]:
         """Yield each launch of `candidates` with its live settings, so that none need be kept.
+
+        Args:
+            job: what is trained.
+            cluster: where.
+            gpus: only launches of this number of ranks, none if there are none; of any if None.
 
         Raises:
             InputError: as `candidates`, once all were tried.
@@ -165,7 +170,7 @@ class SearchSpace:
         self._check_micro_batches(values, job)
         launch_values = {n: v for n, v in values.items() if KNOBS[n].kind == "launch"}
         live_values = {n: v for n, v in values.items() if KNOBS[n].kind == "live"}
-        walk = _Walk(launch_values, job, cluster)
+        walk = _Walk(launch_values, job, cluster, gpus)
 
         # Live rules may read launch knobs (one clock per stage): check once per value of these.
         rules = [r for r in RULES if any(KNOBS[k].kind == "live" for k in r.knobs)]
@@ -190,6 +195,8 @@ class SearchSpace:
                 checked[context] = shared.setdefault(allowed, allowed)
             yield launch, checked[context]
         if first is None:
+            if gpus is not None:
+                return
             raise InputError(
                 f"space {self.name!r} has no configuration that can train job {job.name!r} on "
                 f"cluster {cluster.name!r}: {walk.verdict()}"
@@ -277,11 +284,15 @@ class _Walk:
     """Depth-first enumeration of launches that applies each rule once its knobs are chosen."""
 
     def __init__(
-        self, values: Mapping[str, tuple[Value, ...]], job: TrainingJob, cluster: Cluster
+        self,
+        values: Mapping[str, tuple[Value, ...]],
+        job: TrainingJob,
+        cluster: Cluster,
+        gpus: int | None,
     ) -> None:
         self._names = list(values)
         self._values = list(values.values())
-        self._job, self._cluster = job, cluster
+        self._job, self._cluster, self._gpus = job, cluster, gpus
         self._refused: dict[str, int] = {}
         self._examples: dict[str, str] = {}
         # below[d]: number of launches under one choice of the first d knobs.
@@ -290,6 +301,7 @@ class _Walk:
             self._below[depth] = self._below[depth + 1] * len(self._values[depth])
         # due[d]: the rules whose knobs are all chosen (or have defaults) after d knobs.
         place = {name: depth + 1 for depth, name in enumerate(self._names)}
+        self._all_degrees = max((place.get(degree, 0) for degree in _DEGREES), default=0)
         self._due: list[list[Rule]] = [[] for _ in range(len(values) + 1)]
         for rule in RULES:
             if all(KNOBS[knob].kind == "launch" for knob in rule.knobs):
@@ -298,12 +310,17 @@ class _Walk:
     def launches(self, chosen: tuple[Value, ...] = ()) -> Iterator[Settings]:
         """Yield the launches that no rule refuses, under values of the first knobs."""
         depth = len(chosen)
-        settings = Settings(dict(zip(self._names, chosen, strict=False)))
-        if self._due[depth] and self._refuses(Configuration(settings), depth):
-            return
-        if depth == len(self._names):
-            yield settings
-            return
+        sized = self._gpus is not None and depth == self._all_degrees
+        if sized or self._due[depth] or depth == len(self._names):
+            settings = Settings(dict(zip(self._names, chosen, strict=False)))
+            configuration = Configuration(settings)
+            if sized and configuration.world_size != self._gpus:
+                return
+            if self._due[depth] and self._refuses(configuration, depth):
+                return
+            if depth == len(self._names):
+                yield settings
+                return
         for value in self._values[depth]:
             yield from self.launches((*chosen, value))
 

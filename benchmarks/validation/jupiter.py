@@ -24,7 +24,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.model_facts import facts_of
 
-__all__ = ["compare", "fit"]
+__all__ = ["compare", "fit", "predict_row"]
 
 ASSUMED = (
     "assumed: ZeRO-3 (or the stage named), sequences of 12,288 tokens, all blocks recomputed, the "
@@ -82,7 +82,7 @@ def _published(row: dict[str, str]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _predict(row: dict[str, str], constants: Constants | None = None) -> dict[str, float]:
+def predict_row(row: dict[str, str], constants: Constants | None = None) -> dict[str, float]:
     """TFLOP/s and watts a superchip."""
     n, u, stage = int(row["n_gpus"]), int(row["sp"]), int(row["zero_stage"] or 3)
     offloads = row["technique"].endswith("_offload")
@@ -127,7 +127,7 @@ def _runs(path: Path) -> list[Run]:
     work: dict[tuple[str, str], float] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
-            published, predicted = _published(row), _predict(row)
+            published, predicted = _published(row), predict_row(row)
             n, key = int(row["n_gpus"]), (row["study"], row["model"])
             if "wall_time_min" in published and "tflops_per_gpu" in published:
                 done = published["tflops_per_gpu"] * published["wall_time_min"] * 60 * n
@@ -165,7 +165,7 @@ def fit(path: Path) -> Constants:
     def residual(x: np.ndarray) -> list[float]:
         off = {}
         for label in ("A1", "A5", "A9", "A12"):
-            predicted, published = _predict(rows[label], constants(x)), _published(rows[label])
+            predicted, published = predict_row(rows[label], constants(x)), _published(rows[label])
             off[label] = [
                 float(np.log(predicted[column] / published[column])) for column in COLUMNS[:2]
             ]

@@ -1,7 +1,7 @@
 """Published runs that ran or ran out of memory, and what the models say of each.
 
 Nothing here was used to fit the models: it is all held out. The table and its sources are in
-`benchmarks/data/published_memory.csv` and `.md`.
+`benchmarks/data/published_runs.csv` and `.md`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.models.analytic.model import AnalyticModel
+from tuner.models.analytic.model import AnalyticModel, Prediction
 from tuner.models.memory_margin import MemoryMargin
 from tuner.planning.fit import LIKELY, SURE
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_device
@@ -20,7 +20,7 @@ from tuner.search_spaces.job import TrainingJob
 
 __all__ = ["TABLE", "Ran", "read_runs"]
 
-TABLE = Path(__file__).resolve().parents[1] / "data" / "published_memory.csv"
+TABLE = Path(__file__).resolve().parents[1] / "data" / "published_runs.csv"
 
 
 def _llama(hidden: int, layers: int, heads: int, between: int, **more: int) -> dict[str, Any]:
@@ -121,8 +121,21 @@ class Ran:
             steps=1,
         )
 
+    @property
+    def step_time_s(self) -> float | None:
+        """Measured time of a step; None if none is stated."""
+        stated = self.row["step_time_s"]
+        return float(stated) if stated else None
+
     def predicted_bytes(self) -> float:
         """Return the peak that the models predict."""
+        return float(self._predicted().memory_bytes[0])
+
+    def predicted_s(self) -> float:
+        """Return the time of a step that the models predict."""
+        return float(self._predicted().step_time_s[0])
+
+    def _predicted(self) -> Prediction:
         blocks = [int(part) for part in self.row["blocks"].split("-") if part]
         model = AnalyticModel(
             self.job,
@@ -130,7 +143,7 @@ class Ran:
             fused_attention=self.row["attention"] == "fused",
             partitions={len(blocks): blocks} if blocks else None,
         )
-        return float(model.memory_bytes([self.configuration])[0])
+        return model.predict([self.configuration])
 
     def probability(self, predicted_bytes: float) -> float:
         """Return the probability of fitting that `tuner fit` would state."""

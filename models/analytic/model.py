@@ -13,7 +13,7 @@ published measurements. All candidates are computed at once with NumPy; the part
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
@@ -247,16 +247,19 @@ class AnalyticModel:
         """Return clocks after the limit, slots at them (members, kinds), and steps (members,)."""
         parts, constants = group.parts, self.constants
 
-        def power_at(flat: np.ndarray, clock: np.ndarray) -> np.ndarray:
-            # A limit acts within milliseconds, so it applies to a slot's power, not a step's.
-            one = flat.reshape(-1, 1)
-            row, kind = np.divmod(one[:, 0], group.clock.shape[1])
+        def power_of(flat: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+            row, kind = np.divmod(flat, group.clock.shape[1])
             here = _flat(parts, row, kind)
-            slot = here.slot_s(clock, constants)
             busy = _busy_slot(here)
-            return self.power.watts(busy, clock, np.maximum(slot, 1e-12))
 
-        clock = capped_clock(power_at, group.clock, group.limit_W)
+            def watts(clock: np.ndarray) -> np.ndarray:
+                # A limit acts within milliseconds, so it applies to a slot's power, not a step's.
+                slot = here.slot_s(clock, constants)
+                return self.power.watts(busy, clock, np.maximum(slot, 1e-12))
+
+            return watts
+
+        clock = capped_clock(power_of, group.clock, group.limit_W)
         slot = parts.slot_s(clock, constants)
         return clock, slot, parts.step_s(slot, group.stages, constants)
 

@@ -79,7 +79,7 @@ class PowerModel:
 
 
 def capped_clock(
-    power_at: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    power_of: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]],
     clock: np.ndarray,
     limit_W: np.ndarray,
     *,
@@ -89,7 +89,7 @@ def capped_clock(
     """Return the clock under a limit as a share of the highest, by bisection if the limit binds.
 
     Args:
-        power_at: returns the watts of flat indices at clocks.
+        power_of: returns, for flat indices, the function from their clocks to their watts.
         clock: the clocks to limit, any shape.
         limit_W: the limits, same shape.
         lowest: lowest clock; a device at it may exceed its limit.
@@ -97,12 +97,12 @@ def capped_clock(
     """
     flat, limit = clock.ravel().copy(), limit_W.ravel()
     every = np.arange(flat.size)
-    over = every[power_at(every, flat) > limit]
+    over = every[power_of(every)(flat) > limit]
     if len(over):
-        low, high = np.full(len(over), lowest), flat[over]
+        low, high, watts = np.full(len(over), lowest), flat[over], power_of(over)
         for _ in range(rounds):
             middle = 0.5 * (low + high)
-            above = power_at(over, middle) > limit[over]
+            above = watts(middle) > limit[over]
             high, low = np.where(above, middle, high), np.where(above, low, middle)
         flat[over] = low
     return flat.reshape(clock.shape)

@@ -307,3 +307,14 @@ def test_spaces_have_names_by_intent() -> None:
     for alias, name in ALIASES.items():
         assert load_space(alias) == load_space(name)
         assert alias not in space_names()
+
+
+def test_launches_of_one_number_of_gpus_are_those_among_all() -> None:
+    job, cluster = load_job("opt-350m"), load_cluster("a100-8")
+    space = load_space("parallelism")
+    every = list(space.groups(job, cluster))
+    for gpus in (1, 4, 8):
+        wanted = [g for g in every if Configuration(g[0]).world_size == gpus]
+        assert wanted
+        assert list(space.groups(job, cluster, gpus=gpus)) == wanted
+    assert not list(space.groups(job, cluster, gpus=3))

@@ -160,7 +160,7 @@ def evaluate(
     kept = _Kept(slack, seed)
     count = fitting = 0
     least = np.inf
-    for block in _blocks(space.groups(job, cluster), gpus):
+    for block in _blocks(space.groups(job, cluster, gpus=gpus)):
         said = model.predict_groups(block)
         fits = np.flatnonzero(_fits(said, cluster))
         count, fitting = count + len(said.step_time_s), fitting + len(fits)
@@ -191,12 +191,10 @@ def _numbered(block: Sequence[Group], starts: np.ndarray, number: int) -> Config
     return Configuration(launch, lives[number - int(starts[group])])
 
 
-def _blocks(groups: Iterator[Group], gpus: int | None) -> Iterator[list[Group]]:
+def _blocks(groups: Iterator[Group]) -> Iterator[list[Group]]:
     block: list[Group] = []
     size = 0
     for launch, lives in groups:
-        if gpus is not None and Configuration(launch).world_size != gpus:
-            continue
         block.append((launch, lives))
         size += len(lives)
         if size >= BLOCK:

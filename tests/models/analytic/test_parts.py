@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,16 +242,16 @@ def test_a_limit_lowers_the_clock_until_the_power_fits() -> None:
     none = np.zeros(3)
     busy = Busy(np.ones(3), none, none, none, none)
 
-    def watts(flat: np.ndarray, clock: np.ndarray) -> np.ndarray:
+    def watts(flat: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         part = Busy(*(value[flat] for value in vars(busy).values()))
-        return power.watts(part, clock, 1 / clock)
+        return lambda clock: power.watts(part, clock, 1 / clock)
 
     asked = np.ones(3)
     limit = np.array([150.0, 250.0, 1000.0])
     clock = capped_clock(watts, asked, limit)
     assert clock[2] == 1.0
     assert clock[0] < clock[1] < 1.0
-    assert watts(np.arange(3), clock)[:2] == pytest.approx(limit[:2], rel=1e-2)
+    assert watts(np.arange(3))(clock)[:2] == pytest.approx(limit[:2], rel=1e-2)
 
 
 def test_the_voltage_is_flat_below_the_knee() -> None:
