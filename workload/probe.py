@@ -23,6 +23,7 @@ from tuner.workload.drift import Drift
 
 __all__ = [
     "BLAMELESS",
+    "INSPECTIONS",
     "SCHEMA_VERSION",
     "Drift",
     "Failure",
@@ -49,6 +50,10 @@ FailureKind = Literal[
 
 #: Kinds of failure that say nothing of the configuration.
 BLAMELESS: frozenset[str] = frozenset({"cancelled", "node"})
+
+#: Purposes of a launch that shows how a user's script trains: with the batch split differently
+#: where that is possible, and as it is.
+INSPECTIONS = ("inspection", "plain inspection")
 
 #: A delivered clock this close to the one asked for, in MHz, is the one asked for: GPUs change
 #: theirs in steps of 15 (NVIDIA) and the mean over a window is not a whole step.
@@ -117,7 +122,7 @@ class ProbeRequest:
         time_limit_s: the whole probe is killed after this.
         first_step_limit_s, step_limit_s: the longest that the first optimizer step and any other
             may take; None for the defaults of `tuner.workload.limits`.
-        purpose: why it runs: "baseline", "search", "remeasure", "probe".
+        purpose: why it runs: "baseline", "search", "remeasure", "probe", or one of `INSPECTIONS`.
         extendable: once these are visited, further settings of the same launch may follow
             (`tuner.workload.runners.Continuation`). The stored key is "open".
         front: (step time in s, energy of a step in J) that measured configurations reach, at the
@@ -135,6 +140,11 @@ class ProbeRequest:
     purpose: str = "search"
     extendable: bool = False
     front: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def inspects(self) -> bool:
+        """True if the launch ends after its first step, to show how a user's script trains."""
+        return self.purpose in INSPECTIONS
 
     def configurations(self) -> tuple[Configuration, ...]:
         """Return the configurations to visit, one for each live setting."""

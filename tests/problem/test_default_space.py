@@ -49,7 +49,8 @@ def test_the_large_space_has_every_launch_knob_of_the_default_one() -> None:
 
 def test_an_existing_run_keeps_the_space_that_it_names(tmp_path) -> None:
     """Releases before the space "large" searched "default" on several nodes."""
-    asked = {"cluster": "h100-32", "name": "old", "runs_dir": tmp_path, "report": False}
+    asked = {"cluster": "h100-32", "executor": "simulated", "name": "old", "runs_dir": tmp_path}
+    asked["report"] = False
     one, two = (tuner.SearchSettings(max_probes=n) for n in (1, 2))
     before = tuner.optimize("opt-350m", space="default", search=one, **asked)
     after = tuner.optimize("opt-350m", search=two, **asked)
