@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import tuner
 from tuner.display.html.answer_parts import top_part
 from tuner.display.html.reason_parts import LEAST_COMPARISONS, explanation_part
 from tuner.display.text import units_of
@@ -73,3 +74,16 @@ def test_guidelines_on_few_comparisons_are_folded_away_and_have_no_colour() -> N
     assert "finding 1" in folded
     assert "finding 2" in folded
     assert "verdict fails" not in folded
+
+
+def test_a_prediction_is_never_called_measured(tmp_path) -> None:
+    result = tuner.optimize(
+        "opt-350m",
+        cluster="a100-8",
+        search=tuner.SearchSettings(max_probes=4),
+        runs_dir=tmp_path,
+    )
+    page = result.report_path.read_text()
+    assert len(result.points) > len(result.front_points)
+    assert f"All {len(result.points)} points predicted, least energy first" in page
+    assert "<div>predicted, not measured</div>" not in page

@@ -1,4 +1,9 @@
-"""Threads of the driver's linear algebra, which must not take cores from probes beside it."""
+"""Threads of the driver's linear algebra: one, because its matrices are small.
+
+Threads of small products wait for each other, and longer where other processes use the cores: the
+searches of `tuner demo` took four times the processor time with two threads. On a machine whose
+cores are the devices they would also take them from the probes.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +12,11 @@ from contextlib import contextmanager
 
 from threadpoolctl import ThreadpoolController
 
-from tuner.problem.problem import Problem
-
-__all__ = ["beside_probes"]
+__all__ = ["one_thread"]
 
 
 @contextmanager
-def beside_probes(problem: Problem, in_flight: int) -> Iterator[None]:
-    """Compute in one thread while real probes use this kind of machine's cores as devices.
-
-    Args:
-        problem: what is searched.
-        in_flight: number of probes in flight.
-    """
-    cores = problem.cluster is not None and problem.cluster.device.type == "cpu"
-    if not in_flight or not cores or problem.simulated:
-        yield
-        return
+def one_thread() -> Iterator[None]:
+    """Compute in one thread; libraries that are loaded inside are not limited."""
     with ThreadpoolController().limit(limits=1):
         yield

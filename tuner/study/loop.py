@@ -31,7 +31,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError
 from tuner.study.baseline_due import baseline_due
-from tuner.study.blas_threads import beside_probes
+from tuner.study.blas_threads import one_thread
 from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus, most_left_s
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
@@ -256,7 +256,7 @@ class SearchLoop:
         waits = self._recorder.patiently(lambda: sampler.better_to_wait(study))
         if waits and self._flying:  # not for what another driver of this study has in flight
             return None
-        with beside_probes(self._problem, len(self._flying)):
+        with one_thread():
             plan = self._recorder.patiently(lambda: sampler.plan(study))
         for sentence in sampler.take_notes():
             self.note(sentence)
@@ -365,7 +365,7 @@ class SearchLoop:
         so_far = ProbeRecord(request, tuple(measurements), self._executor.meter)
         so_far = in_job_steps(so_far, self._problem.job)
         try:
-            with beside_probes(self._problem, len(self._flying)):
+            with one_thread():
                 return self._plan_continuation(flight, so_far)
         except StorageError as error:  # the launch is not kept up until it answers
             self.note(f"{request.probe_id} is not continued: {error}")

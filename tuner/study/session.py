@@ -38,6 +38,7 @@ from tuner.search.user_prior import user_prior
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
+from tuner.study.blas_threads import one_thread
 from tuner.study.callbacks import (
     Callback,
     OpenStudy,
@@ -163,7 +164,8 @@ class Session:
             writer = TraceWriter(self._run.trace)
             with closing(writer), self._open(writer, storage) as loop:
                 self._search(loop)
-            return self._answer()
+            with one_thread():
+                return self._answer()
 
     def _read_last_session(self) -> None:
         before = self._run.read_study() or {}

@@ -53,6 +53,7 @@ PRELOAD_OPTIONAL = (
     "deepspeed.runtime.pipe.engine",
     "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.ops.op_builder.all_ops",
+    "setuptools",  # by torch.utils.cpp_extension, 0.13 s of a core in each rank
     "deepspeed.runtime.superoffload.superoffload_stage3",
     "deepspeed.comm.mori",
     "torch._subclasses.schema_check_mode",

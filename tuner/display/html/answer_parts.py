@@ -255,9 +255,10 @@ class _Table:
         if how == "measured" and point.windows:
             how += f", {point.windows} window{'s' * (point.windows != 1)}"
         how = point.how_measured if self.meters > 1 else how
-        flags = "".join(f"<div>{escape(flag)}</div>" for flag in point.flags)
-        if len(point.flags) > 1:
-            flags = f"<details><summary>{len(point.flags)} notes</summary>{flags}</details>"
+        notes = [flag for flag in point.flags if not flag.startswith(f"{point.source}, ")]
+        flags = "".join(f"<div>{escape(flag)}</div>" for flag in notes)
+        if len(notes) > 1:
+            flags = f"<details><summary>{len(notes)} notes</summary>{flags}</details>"
         cells = [
             (
                 "Configuration",
@@ -314,9 +315,8 @@ def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -
     others = sorted(result.points, key=lambda p: p.energy_to_solution_kJ)
     if len(others) > len(shown):
         text += (
-            f"<details><summary>All {len(others)} points measured, least energy first</summary>"
-            + table.html(others[:_MOST_POINTS])
-            + "</details>"
+            f"<details><summary>All {len(others)} points {others[0].source}, least energy first"
+            "</summary>" + table.html(others[:_MOST_POINTS]) + "</details>"
         )
     count = f"{len(front)} configuration{'s' if len(front) != 1 else ''}"
     predicted = ""
