@@ -51,7 +51,7 @@ def test_explain_answers_for_people_and_for_scripts(capsys, run: Path) -> None:
     ("words", "told"),
     [
         (["--", "nowhere.py", "--lr", "1"], "there is no script 'nowhere.py'"),
-        (["--", "torchrun", "train.py"], "starts ranks itself"),
+        (["--", "mpirun", "train.py"], "starts ranks itself"),
         (["--point", "nothing"], "unknown measured point"),
         (["--steps", "0"], "steps"),
     ],

@@ -112,8 +112,10 @@ def test_what_cannot_be_started_is_refused(run: Path) -> None:
     from tuner.deploy.train import train
 
     result = tuner.load_result(run)
-    with pytest.raises(InputError, match="starts ranks itself"):
-        train(result, program=["torchrun", "train.py"])
+    with pytest.raises(InputError, match="without a launcher"):
+        train(result, program=["srun", "python", __file__])
+    with pytest.raises(InputError, match="mpirun starts ranks itself"):
+        train(result, program=["mpirun", "train.py"])
     with pytest.raises(InputError, match="there is no script"):
         train(result, program=["nowhere.py"])
     with pytest.raises(InputError, match="measured point"):

@@ -227,24 +227,27 @@ def test_finding_10_a_launch_decides_by_one_step_of_the_largest(
 class Engine:
     """Batches of a DeepSpeed engine."""
 
-    dp_world_size, micro_steps, batch = 2, 5, 0
+    def __init__(self) -> None:
+        self._config = SimpleNamespace(train_batch_size=6, gradient_accumulation_steps=1)
+        self.dp_world_size, self.micro_steps = None, 5  # as under an mpu that does not tell it
 
-    def train_micro_batch_size_per_gpu(self) -> int:
-        return 3
+    def train_batch_size(self) -> int:
+        return int(self._config.train_batch_size)
 
-    def set_train_batch_size(self, batch: int) -> None:
-        self.batch = batch
+    def gradient_accumulation_steps(self) -> int:
+        return int(self._config.gradient_accumulation_steps)
 
 
 def test_finding_10_the_hook_sets_an_engine_and_counts_what_it_takes() -> None:
     steering, engine = hook.Steering(4), Engine()
     steering.engine(engine)
-    assert (engine.batch, engine.micro_steps) == (24, 0)
+    assert (engine.train_batch_size(), engine.gradient_accumulation_steps()) == (24, 4)
+    assert engine.micro_steps == 0
     steering.engine_took(engine, 4)
     steering.engine_took(Engine(), 9)  # of another engine, such as a teacher
     assert (steering.taken(), steering.taken()) == (4, 0)
     steering.set(1)
-    assert engine.batch == 6
+    assert engine.train_batch_size() == 6
 
 
 def test_finding_10_the_trainer_asks_for_the_micro_batches_of_each_step(

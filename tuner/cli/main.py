@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tuner.cli import catalog, demo, deploy, evidence, optimize, plan, probe, runs, runs_folder
+from tuner.cli import catalog, demo, deploy, evidence, fit, optimize, plan, probe, runs, runs_folder
 from tuner.cli.defaults import KEYS, apply_defaults
 from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, RUNS, RUNS_DIR, Commands, Parser
 from tuner.search_spaces.errors import InputError
@@ -29,11 +30,15 @@ exit codes:
   0    success
   1    failure: a probe that failed, a study that measured nothing, a machine that lacks something
   2    bad input; one sentence on standard error says what is allowed
-  3    answered, but no measured configuration meets the limits of the training job
+  3    answered, but no configuration meets the limits of the training job, or it does not fit
   130  interrupted; every finished probe is kept, and the message says how to continue
 
 Answers go to standard output (with --json as JSON), progress to standard error.
 """
+
+
+#: Commands that a user's program may follow, after `--`.
+_WITH_PROGRAM = ("run", "optimize", "probe")
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -46,7 +51,7 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
-    modules = (optimize, plan, demo, probe, runs, runs_folder, evidence, deploy, catalog)
+    modules = (optimize, plan, fit, demo, probe, runs, runs_folder, evidence, deploy, catalog)
     for module in modules:
         module.add(commands)
     return parser
@@ -100,7 +105,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = command_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     program: list[str] = []
-    if words[:1] == ["run"] and "--" in words:  # the user's program follows
+    if words and words[0] in _WITH_PROGRAM and "--" in words:  # the user's program follows
         cut = words.index("--")
         words, program = words[:cut], words[cut + 1 :]
     args = parser.parse_args(words, argparse.Namespace(program=program))
@@ -118,6 +123,7 @@ def _main(argv: Sequence[str] | None) -> int:
             from tuner.workload.clocks.elsewhere import COMMAND
 
             os.environ[COMMAND] = args.clock_command
+        _take_program(args)
         apply_defaults(args, _given(args))
         _name_latest(args)
         code: int = args.run_command(args)
@@ -150,6 +156,15 @@ def _main(argv: Sequence[str] | None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _take_program(args: argparse.Namespace) -> None:
+    """Take the command after `--` for the one of --script, where a command has both."""
+    if not args.program or not hasattr(args, "script"):
+        return
+    if args.script is not None:
+        raise InputError("give the script's command once: after -- or by --script")
+    args.script = shlex.join(args.program)
 
 
 def _name_latest(args: argparse.Namespace) -> None:

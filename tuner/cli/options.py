@@ -263,7 +263,12 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     from tuner.workload.scripts.command import Script
 
     group = parser.add_argument_group("your own training script")
-    group.add_argument("--script", metavar="CMD", help='the command, e.g. "train.py --data DIR"')
+    group.add_argument(
+        "--script",
+        metavar="CMD",
+        help='the command, e.g. "train.py --data DIR" or "torchrun ... train.py"; or put it after '
+        "--, as it is",
+    )
     add_options(group, Script)
 
 

@@ -3,8 +3,8 @@
 They start it as a probe did: the same DeepSpeed JSON, the same program, the same environment for
 the ranks, but under `torchrun` or the `deepspeed` launcher, alone or under Slurm, and without the
 hook. Clocks are set by a script of their own (`tuner.deploy.clock_script`), which restores the
-earlier ones. A user's own script is started as it was probed too, with the hook only if its
-settings cannot be passed to it in another way. All text from the user is quoted for the shell.
+earlier ones. A user's own script is started as it was probed too, by the launcher that it came with
+(`tuner.deploy.script_program`). All text from the user is quoted for the shell.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import json
 import math
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.deploy.clock_script import clocks_sh
+from tuner.deploy.script_program import Program, program_of_script
 from tuner.formatting import one_line, short
 from tuner.problem.run_folder import write_toml
 from tuner.results.result import Result
@@ -28,7 +27,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import knob_named
-from tuner.search_spaces.safe_files import SCRIPT_MODE, write_bytes, write_text
+from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
+from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.node.ops import extensions_dir
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -73,7 +73,9 @@ def write_launch_files(
 
     These are ds_config.json, job.json, launch.sh (torchrun), launch_deepspeed.sh, job.sbatch
     (Slurm), clocks.sh and clocks.toml (the live settings) and README.txt; for a user's script that
-    needs them, also the folder joulefront_hook and options.json.
+    needs them, also the folder joulefront_hook and options.json. For a command that came with its
+    launcher, launch.sh starts that launcher, and its configuration file is written with the changed
+    keys, instead of launch_deepspeed.sh.
 
     Args:
         what: a result, or a configuration with its job and cluster.
@@ -102,22 +104,26 @@ def write_launch_files(
         expected_s = None  # no time limit that Slurm accepts
     folder = Path(out_dir)
     if isinstance(job, ScriptJob):
-        program, files = _program_of_script(configuration, job, cluster, folder)
+        program, files = program_of_script(configuration, job, cluster, folder)
     else:
         program, files = _built_in(launch, script)
     texts = {
         **files,
         "job.json": json.dumps(job.to_json(), indent=2) + "\n",
         "launch.sh": _launch_sh(launch, program, "torchrun"),
-        "launch_deepspeed.sh": _launch_sh(launch, program, "deepspeed"),
-        "job.sbatch": _sbatch(launch, folder.resolve(), expected_s),
+        **(
+            {}
+            if program.command  # its own launcher alone
+            else {"launch_deepspeed.sh": _launch_sh(launch, program, "deepspeed")}
+        ),
+        "job.sbatch": _sbatch(launch, folder.resolve(), expected_s, program),
         "clocks.sh": clocks_sh(
             configuration,
             configuration.world_size // _nodes_of(launch),
             cores=cluster is not None and cluster.device.type == "cpu",
         ),
         "clocks.toml": _clocks_toml(configuration),
-        "README.txt": _readme(configuration, job, script),
+        "README.txt": _readme(configuration, job, script, program),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -150,26 +156,7 @@ def _nodes_of(launch: Launch) -> int:
     )
 
 
-@dataclass(frozen=True)
-class _Program:
-    """Program that launch.sh starts.
-
-    Attributes:
-        words: the program and its arguments.
-        about: comment lines before it.
-        folder: its working folder; "" for the folder of launch.sh.
-        exports: `NAME=VALUE` words, already quoted.
-        steps: True if it accepts `--steps`.
-    """
-
-    words: Sequence[str]
-    about: Sequence[str]
-    folder: str = ""
-    exports: Sequence[str] = ()
-    steps: bool = False
-
-
-def _built_in(launch: Launch, script: Sequence[str]) -> tuple[_Program, dict[str, str]]:
+def _built_in(launch: Launch, script: Sequence[str]) -> tuple[Program, dict[str, str]]:
     """Return the program that is given the DeepSpeed JSON, and the files it reads."""
     from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
     from tuner.workload.node.runner import training_program
@@ -181,57 +168,24 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[_Program, dict[str
         nvme_path=cluster.nvme_path if cluster else "",
         on_cuda=cluster is not None and cluster.device.type == "cuda",
     )
-    config = json.dumps(rendered, indent=2) + "\n"
-    files = {"ds_config.json": config}
+    files = {"ds_config.json": json.dumps(rendered, indent=2) + "\n"}
+    exports = export_words(environment(configuration, job.knobs))
     if script:
         about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
-        return _Program([*script, "--deepspeed_config", "ds_config.json"], about), files
+        words = [*script, "--deepspeed_config", "ds_config.json"]
+        return Program(words, about, exports=exports), files
     words = [str(training_program()), "--job", "job.json", "--deepspeed_config", "ds_config.json"]
     about = [
         "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
         "# Yours must read ds_config.json, and apply the settings that it cannot contain:",
         "#   " + one_line(short(configuration)),
     ]
-    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false"]
+    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", *exports]
     arguments = training_arguments(configuration)
-    return _Program([*words, *arguments], about, exports=exports, steps=True), files
+    return Program([*words, *arguments], about, exports=exports, steps=True), files
 
 
-def _program_of_script(
-    configuration: Configuration, job: ScriptJob, cluster: Cluster | None, folder: Path
-) -> tuple[_Program, dict[str, str]]:
-    """Return the user's script as it was probed, and the files it reads."""
-    start = job.start(configuration, folder, probe=False)
-    files = {}
-    if start.config:
-        files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
-    words, exports = list(start.words), []
-    on_cpu = cluster is not None and cluster.device.type == "cpu"
-    about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
-    if job.needs_hook or (on_cpu and job.frame.on_deepspeed):
-        hook = folder / "joulefront_hook"
-        _write_hook(hook)
-        files["options.json"] = json.dumps(start.options, indent=2) + "\n"
-        words = [str((hook / "__main__.py").resolve()), "run", *words]
-        exports = ["JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))]
-        about.append("# joulefront_hook merges options.json into what it passes to DeepSpeed.")
-    return _Program(words, about, folder=start.cwd, exports=exports), files
-
-
-def _write_hook(folder: Path) -> None:
-    """Replace the hook's package: a module or bytecode left in its folder would be imported."""
-    import tuner.workload.hook
-
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    for module in Path(tuner.workload.hook.__file__).parent.glob("*.py"):
-        write_bytes(folder / module.name, module.read_bytes())
-
-
-def _torchrun(nodes: int, each: int, program: _Program) -> tuple[str, str]:
+def _torchrun(nodes: int, each: int, program: Program) -> tuple[str, str]:
     """Return torchrun's arguments, and a comment line that says where to start it."""
     if nodes == 1:
         where = ["--standalone", "--nnodes=1"]
@@ -249,7 +203,7 @@ def _torchrun(nodes: int, each: int, program: _Program) -> tuple[str, str]:
     return f"-m {module} {' '.join(where)} --nproc-per-node={each}", how
 
 
-def _deepspeed(nodes: int, each: int, program: _Program) -> tuple[str, str]:
+def _deepspeed(nodes: int, each: int, program: Program) -> tuple[str, str]:
     """Return the same for DeepSpeed's launcher, which reaches other nodes by pdsh."""
     words = [f"--num_nodes={nodes}", f"--num_gpus={each}", "--no_local_rank"]
     if nodes == 1:
@@ -270,7 +224,7 @@ SYNTHETIC_STEPS = 100
 _STARTERS = {"torchrun": _torchrun, "deepspeed": _deepspeed}
 
 
-def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
+def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
     configuration, job, cluster = launch
     nodes = _nodes_of(launch)
     ranks = configuration.world_size // nodes
@@ -295,7 +249,7 @@ def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
             "",
             *program.about,
             *([f'steps="${{STEPS:-{job.steps}}}"'] if program.steps else []),
-            f"program=({shlex.join(words)}{steps})",
+            *([] if program.command else [f"program=({shlex.join(words)}{steps})"]),
             *(_refuse_long(words[0], _file(starter)) if program.steps else []),
             "",
             f"installed_python={shlex.quote(sys.executable)}",
@@ -303,7 +257,9 @@ def _launch_sh(launch: Launch, program: _Program, starter: str) -> str:
             *_environment(cluster, nodes, ranks, starter),
             *(["export " + " ".join(program.exports)] if program.exports else []),
             "",
-            f'exec "$python" {start} "${{program[@]}}"',
+            f"exec {shlex.join(program.command)}"
+            if program.command
+            else f'exec "$python" {start} "${{program[@]}}"',
             "",
         ]
     )
@@ -369,7 +325,7 @@ def _file(starter: str) -> str:
 _SLURM_SHARE, _SLURM_SPARE_S = 0.25, 900.0
 
 
-def _sbatch(launch: Launch, folder: Path, expected_s: float | None) -> str:
+def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Program) -> str:
     """Return the script for `sbatch job.sbatch`."""
     configuration, job, cluster = launch
     nodes = _nodes_of(launch)
@@ -379,8 +335,10 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None) -> str:
     options = [
         f"--job-name={name}",
         f"--nodes={nodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={each}" if on_cpu else f"--gpus-per-node={each}",
+        f"--ntasks-per-node={each if program.by_srun else 1}",
+        f"--cpus-per-task={1 if program.by_srun else each}"
+        if on_cpu
+        else f"--gpus-per-node={each}",
         "--exclusive",
         "--output=%x-%j.out",
         "--signal=TERM@60",
@@ -404,8 +362,13 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None) -> str:
             f"cd -- {shlex.quote(str(folder))}",
             'HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"',
             "export HEAD",
-            "# One task per node; clocks.sh restores the earlier clocks on each, also on scancel.",
-            "exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 ./clocks.sh ./launch.sh",
+            "# One task per node; clocks.sh restores the earlier clocks on each, also on scancel."
+            if not program.by_srun
+            else "# launch.sh calls srun itself; clocks.sh restores the earlier clocks, also on "
+            "scancel.",
+            "exec ./clocks.sh ./launch.sh"
+            if program.by_srun
+            else "exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 ./clocks.sh ./launch.sh",
             "",
         ]
     )
@@ -432,16 +395,22 @@ def synthetic_notice(job: TrainingJob) -> str:
     )
 
 
-def _readme(configuration: Configuration, job: TrainingJob, script: Sequence[str]) -> str:
+def _readme(
+    configuration: Configuration, job: TrainingJob, script: Sequence[str], program: Program
+) -> str:
     live = configuration.live.short if configuration.live else ""
     start = "./clocks.sh ./launch.sh" if live else "./launch.sh"
     return (
         f"{start} trains {one_line(job.name)} for {job.steps} optimizer steps under "
         f"{one_line(configuration.short)}, with {live or 'clocks left to the device'}.\n\n"
         + (f"{notice}.\n\n" if (notice := "" if script else synthetic_notice(job)) else "")
-        + "launch.sh            starts it by torchrun\n"
-        "launch_deepspeed.sh  starts it by DeepSpeed's own launcher\n"
-        "job.sbatch           starts it under Slurm: sbatch job.sbatch\n"
+        + (
+            "launch.sh            starts it by the command that it was tuned with\n"
+            if program.command
+            else "launch.sh            starts it by torchrun\n"
+            "launch_deepspeed.sh  starts it by DeepSpeed's own launcher\n"
+        )
+        + "job.sbatch           starts it under Slurm: sbatch job.sbatch\n"
         "clocks.sh            runs a command under the settings of clocks.toml, and restores\n"
         "                     the earlier ones when it ends, in whatever way; to set any it needs\n"
         "                     root, CAP_SYS_ADMIN or zeusd\n"

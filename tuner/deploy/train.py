@@ -27,6 +27,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, require_own, write_text
+from tuner.workload.declared_knobs import environment
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters.timeline import Timeline
@@ -115,7 +116,8 @@ class _TrainingLaunch(RankLaunch):
         path = self.folder / "ds_config.json"
         write_text(path, json.dumps(config, indent=2) + "\n")
         words = [*self._program, "--deepspeed_config", str(path)]
-        return Start(tuple(words), os.getcwd(), {}, config, {})
+        env = environment(self.configuration, job.knobs)
+        return Start(tuple(words), os.getcwd(), {}, config, env)
 
 
 class _Training(Probe):
@@ -219,10 +221,16 @@ def train(
     require_own(result.run_dir)
     if steps is not None and (type(steps) is not int or steps < 1):
         raise InvalidValue("steps", steps, "an integer of at least 1")
-    # Refuses a command that starts ranks itself or does not exist.
-    words = tuple(Script(shlex.join(program)).words) if program else ()
-    if words and isinstance(job, ScriptJob):
-        job, words = replace(job, words=words, cwd=str(Path.cwd())), ()
+    given = Script(shlex.join(program)) if program else None
+    words = given.words if given else ()  # refuses a command that does not exist
+    if given and isinstance(job, ScriptJob):
+        job = replace(job, words=words, cwd=str(Path.cwd()), launcher=given.launcher)
+        words = ()
+    elif given and given.launcher:
+        raise InputError(
+            "the built-in job was tuned without a launcher, so its ranks start without one; give "
+            "the script and its own arguments alone"
+        )
     cluster = _this_node(studied, configuration)
     # At another global batch than the job's own, the solution takes another number of steps.
     steps_to_solution = round(result.steps * steps_a_job_step(configuration, job))

@@ -130,7 +130,12 @@ def describe(
 def describe_script(
     script: Script, settings: SearchSettings, constraints: Constraints, run: RunFolder, ray: str
 ) -> DryRun:
-    """Return what a search of a script would do before it is known which knobs it has."""
+    """Return what a search of a script would do before it is known which knobs it has.
+
+    Raises:
+        InputError: the command or its launcher cannot be read.
+    """
+    left_out = script.launcher.notes if script.words and script.launcher else ()
     started = f"once, to see which knobs can be turned on it: {script.command}"
     return DryRun(
         forecast=None,
@@ -141,7 +146,7 @@ def describe_script(
         files=tuple(f"{run.path}/{name}" for name in FILES),
         clocks=("clocks and power limits where they can be set; --no-clocks leaves them alone",),
         limits=limits_of(settings),
-        notes=tuple(_asked(constraints)),
+        notes=(*left_out, *_asked(constraints)),
     )
 
 

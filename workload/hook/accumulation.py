@@ -44,8 +44,11 @@ class Steering:
         self.wanted = micro_batches
         engine = self._engine
         if engine is not None:
-            micro = engine.train_micro_batch_size_per_gpu()
-            engine.set_train_batch_size(micro * engine.dp_world_size * micro_batches)
+            # As `set_train_batch_size` does, which does not know the data-parallel degree where the
+            # program brings an mpu that does not tell it (DeepSpeed's own for Ulysses, 0.19.8).
+            a_micro_batch = engine.train_batch_size() // engine.gradient_accumulation_steps()
+            engine._config.train_batch_size = a_micro_batch * micro_batches
+            engine._config.gradient_accumulation_steps = micro_batches
             engine.micro_steps = 0  # the engine steps where this is a multiple
 
     def engine_took(self, engine: Any, micro_batches: int) -> None:

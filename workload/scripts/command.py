@@ -14,9 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
+from tuner.workload.scripts.launchers import Launcher, read_command
 
 __all__ = ["LAUNCH", "PLACEHOLDER", "Script", "Start", "filled", "imported_frameworks"]
 
@@ -25,9 +27,6 @@ PLACEHOLDER = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 _EXTRA = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank")
 #: A script's global batch is the user's: the number of steps at another one is unknown.
 LAUNCH = tuple(n for n, knob in KNOBS.items() if knob.kind == "launch" and n != "global_batch")
-#: Starters that would start the ranks themselves, which is the agent's part.
-_STARTERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun")
-
 
 #: Frameworks that take long to import, and the modules of theirs that training needs.
 _FRAMEWORKS = {
@@ -65,9 +64,12 @@ class Script:
     """Script as the user names it.
 
     Attributes:
-        command: the program and its arguments as one shell line, e.g. "train.py --ds ds.json".
+        command: the program and its arguments as one shell line, e.g. "train.py --ds ds.json" or
+            "torchrun --nproc-per-node 8 train.py"; the launcher is read, and joulefront starts the
+            ranks that it would start.
             `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is today's.
         cwd: the folder it is started in; relative paths of the command are found from there.
+        knobs: knobs that the user declares.
     """
 
     command: str
@@ -79,45 +81,59 @@ class Script:
     sequence_length: int | None = option(
         None, "tokens per sample, if the first batch does not show it", least=1
     )
+    nodes: int | None = option(
+        None, "nodes that it runs on today, through --ray (default: all usable ones)", least=1
+    )
     model_config: Path | None = option(
         None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"
     )
+    knobs: tuple[Knob, ...] = ()
 
     def __post_init__(self) -> None:
         check_options(self)
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """The command's words, without the interpreter.
+        """The words that each rank runs, without the interpreter or a launcher.
 
         Raises:
-            InputError: there is no script, it starts ranks itself, or a placeholder is unknown.
+            InputError: there is no script, its launcher cannot be read, or a placeholder is
+                unknown.
         """
-        try:
-            words = shlex.split(self.command)
-        except ValueError as error:
-            raise InputError(f"the script's command cannot be read: {error}") from error
-        while words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
-            words = words[1:]
+        words, _ = self._read
         if not words:
             raise InputError('a script needs a command, e.g. --script "train.py --data DIR"')
-        if Path(words[0]).name in _STARTERS:
-            raise InputError(
-                f"{Path(words[0]).name} starts ranks itself, which is joulefront's part here; give "
-                'the script and its own arguments alone, e.g. --script "train.py --data DIR"'
-            )
         if words[0] == "-m":
             if len(words) == 1:
                 raise InputError("-m must be followed by a module's name")
         elif not (self.cwd / words[0]).is_file():
             raise InputError(f"there is no script {words[0]!r} in {self.cwd}")
+        declared = [knob.name for knob in self.knobs]
         for word in words:
             for name, value in PLACEHOLDER.findall(word):
-                if name not in (*LAUNCH, *_EXTRA):
-                    raise UnknownName("placeholder", name, (*LAUNCH, *_EXTRA))
+                if name not in (*LAUNCH, *_EXTRA, *declared):
+                    hint = f"or any name whose values are declared, --knob '{name}=VALUE,VALUE'"
+                    raise UnknownName("placeholder", name, (*LAUNCH, *_EXTRA, *declared, hint))
                 if value and name in LAUNCH:
                     KNOBS[name].check(int(value) if value.isdigit() else value)
-        return tuple(words)
+        return words
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """The launcher in front of the script; None without one.
+
+        Raises:
+            InputError: it cannot be read or honoured.
+        """
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[tuple[str, ...], Launcher | None]:
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            raise InputError(f"the script's command cannot be read: {error}") from error
+        return read_command(words, Path(self.cwd))
 
     @property
     def name(self) -> str:
@@ -138,7 +154,7 @@ class Start:
             `quiet` (no checkpoints are written),
             `inspect` and `alter` (see `tuner.workload.scripts.inspection`).
         config: the DeepSpeed configuration that results; empty where the script uses none.
-        env: what is added to the environment.
+        env: what is added to the environment; `{rank}` and the like as in the words.
     """
 
     words: tuple[str, ...]
@@ -149,6 +165,17 @@ class Start:
 
     def argv(self, rank: int, world: int, local_rank: int | None = None) -> tuple[str, ...]:
         """Return the command of one rank of `world`; `local_rank` is its number on its node."""
-        local = str(rank if local_rank is None else local_rank)
-        mine = {"rank": str(rank), "local_rank": local, "world_size": str(world)}
+        mine = _numbers(rank, world, local_rank)
         return tuple(filled(word, mine) for word in self.words)
+
+    def environment(
+        self, rank: int, world: int, local_rank: int | None = None
+    ) -> Mapping[str, str]:
+        """Return what is added to the environment of one rank."""
+        mine = _numbers(rank, world, local_rank)
+        return {name: filled(value, mine) for name, value in self.env.items()}
+
+
+def _numbers(rank: int, world: int, local_rank: int | None) -> dict[str, str]:
+    local = rank if local_rank is None else local_rank
+    return {"rank": str(rank), "local_rank": str(local), "world_size": str(world)}

@@ -84,8 +84,7 @@ def test_words_of_a_command(tmp_path: Path, command: str, words: tuple[str, ...]
     [
         ("", "needs a command"),
         ("nowhere.py", "no script 'nowhere.py'"),
-        ("torchrun --nproc-per-node 2 train.py", "torchrun starts ranks itself"),
-        ("deepspeed train.py", "deepspeed starts ranks itself"),
+        ("mpirun -n 2 python train.py", "mpirun starts ranks itself"),
         ("train.py --x {micro_bach}", "unknown placeholder 'micro_bach'"),
         ("train.py --x {zero_stage=7}", "zero_stage"),
         ("train.py 'x", "cannot be read"),
@@ -113,7 +112,9 @@ def test_the_command_line_refuses_in_one_sentence(
     script = ["--script", str(tmp_path / "train.py"), "--cluster", "gh200-32"]
     (tmp_path / "train.py").touch()
     assert main(["optimize", *script, *runs]) == 2
-    assert "simulated" in capsys.readouterr().err
+    assert "tuner plan JOB --cluster gh200-32" in capsys.readouterr().err
+    assert main(["optimize", *script, *runs, "--executor", "simulated"]) == 2
+    assert "not simulated" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
 
 

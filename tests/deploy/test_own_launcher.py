@@ -1,0 +1,271 @@
+"""Pasted commands written back: what changed is changed, and the launcher's parser reads it so."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.deploy.launch_files import write_launch_files
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.script_job import Framework, ScriptJob
+
+GPU = Cluster(
+    "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
+)
+CONFIG = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}
+DEEPSPEED = Framework(
+    "deepspeed", config=CONFIG, micro_batch=4, accumulation=1, follows=True, measured=True
+)
+TRAINER = Framework(
+    "torch",
+    "transformers",
+    micro_batch=4,
+    accumulation=1,
+    measured=True,
+    can_checkpoint=True,
+    turns=("micro_batch", "gradient_accumulation"),
+)
+OTHER = Configuration.of(data_parallel=2, micro_batch=2)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's repository."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return tmp_path
+
+
+def job_of(command: str, folder: Path, frame: Framework) -> ScriptJob:
+    blank = blank_job(Script(command, cwd=folder), GPU)
+    return replace(blank, global_batch=16, steps=100, frame=frame)
+
+
+def written(job: ScriptJob, to: Configuration, folder: Path) -> tuple[list[str], str]:
+    """Return the command of launch.sh, and the whole file."""
+    files = write_launch_files((to, job, GPU), folder / "best")
+    assert not (folder / "best" / "launch_deepspeed.sh").exists()
+    assert all(path.exists() for path in files)
+    text = (folder / "best" / "launch.sh").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("exec ")]
+    return shlex.split(line)[1:], text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nproc_per_node 4 --rdzv-backend c10d train.py --ds ds.json 'a b'",
+        "python3 -m torch.distributed.run --nproc-per-node=4 -m train --ds ds.json",
+        "deepspeed --num_gpus 4 train.py --deepspeed_config ds.json",
+        "accelerate launch --multi_gpu --num_processes 4 train.py --ds ds.json",
+        "srun -u --ntasks-per-node=4 python -u train.py --ds ds.json",
+        "srun --nodes=1 torchrun --nproc-per-node 4 train.py --ds ds.json",
+    ],
+)
+def test_the_baseline_is_the_command_as_it_came_in(command: str, folder: Path) -> None:
+    job = job_of(command, folder, DEEPSPEED)
+    assert job.baseline.data_parallel == 4
+    words, text = written(job, job.baseline, folder)
+    config = str((folder / "best" / "ds_config.json").resolve())
+    assert words == [word if word != "ds.json" else config for word in shlex.split(command)]
+    assert "joulefront_hook" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun --nproc_per_node 4 train.py X", "torchrun --nproc_per_node 2 train.py X"),
+        ("torchrun --nproc-per=4 train.py X", "torchrun --nproc-per=2 train.py X"),
+        (
+            "python -m torch.distributed.launch --nproc-per-node 4 train.py X",
+            "python -m torch.distributed.launch --nproc-per-node 2 train.py X",
+        ),
+        ("deepspeed --num_gpus=4 train.py X", "deepspeed --num_gpus=2 train.py X"),
+        (
+            "deepspeed --include localhost:0,1,2,3 train.py X",
+            "deepspeed --num_gpus=2 train.py X",
+        ),
+        (
+            "accelerate launch --multi_gpu --num_processes 4 train.py X",
+            "accelerate launch --multi_gpu --num_processes 2 train.py X",
+        ),
+        ("srun -n4 -N1 python train.py X", "srun -n2 -N1 python train.py X"),
+        (
+            "srun -n 4 --ntasks-per-node 4 python train.py X",
+            "srun -n 2 --ntasks-per-node 2 python train.py X",
+        ),
+        (
+            "srun --ntasks-per-node=1 torchrun --nproc-per-node 4 train.py X",
+            "srun --ntasks-per-node=1 torchrun --nproc-per-node 2 train.py X",
+        ),
+    ],
+)
+def test_another_number_of_processes(command: str, expected: str, folder: Path) -> None:
+    job = job_of(command.replace("X", "--ds ds.json"), folder, DEEPSPEED)
+    words, _ = written(job, OTHER, folder)
+    config = str((folder / "best" / "ds_config.json").resolve())
+    assert words == shlex.split(expected.replace("X", f"--ds {config}"))
+    rendered = json.loads(Path(config).read_text())
+    assert rendered["train_micro_batch_size_per_gpu"] == 2
+    assert rendered["gradient_accumulation_steps"] == 4
+    # Its own parser reads it as it was meant.
+    again = Script(shlex.join(words), cwd=folder)
+    assert again.launcher is not None
+    assert again.launcher.processes == 2
+    assert again.words == tuple(config if word == "ds.json" else word for word in job.words)
+
+
+def test_all_devices_become_a_number(folder: Path) -> None:
+    job = job_of("deepspeed train.py --ds ds.json", folder, DEEPSPEED)
+    assert job.baseline.data_parallel == 8
+    words, text = written(job, OTHER, folder)
+    assert words[:3] == ["deepspeed", "--num_gpus=2", "train.py"]
+    assert "# 2 processes instead of 8" in text
+
+
+FILE = """\
+# the team's file
+compute_environment: LOCAL_MACHINE
+distributed_type: {kind}  # eight of them
+{section}mixed_precision: 'bf16'
+num_machines: 1
+num_processes: 4   # all
+use_cpu: false
+"""
+SECTION = """\
+deepspeed_config:
+  zero_stage: 2   # fits
+  gradient_accumulation_steps: 1
+"""
+
+
+def test_accelerates_file_keeps_its_comments(folder: Path) -> None:
+    before = FILE.format(kind="MULTI_GPU", section="")
+    (folder / "a.yaml").write_text(before)
+    command = "NCCL_ALGO=Ring accelerate launch --config_file a.yaml train.py --ds ds.json"
+    job = job_of(command, folder, DEEPSPEED)
+    words, text = written(job, job.baseline, folder)
+    assert words[:4] == ["accelerate", "launch", "--config_file", "a.yaml"]
+    assert "export NCCL_ALGO=Ring OMP_NUM_THREADS=1" in text
+    words, text = written(job, OTHER, folder)
+    file = (folder / "best" / "a.yaml").resolve()
+    assert words[:5] == ["accelerate", "launch", "--config_file", str(file), "train.py"]
+    assert file.read_text() == before.replace("num_processes: 4 ", "num_processes: 2 ")
+    assert (folder / "a.yaml").read_text() == before
+    again = Script(shlex.join(words), cwd=folder).launcher
+    assert again is not None
+    assert again.processes == 2
+
+
+def test_accelerates_section_for_deepspeed(folder: Path) -> None:
+    (folder / "a.yaml").write_text(FILE.format(kind="DEEPSPEED", section=SECTION))
+    config = {**CONFIG, "zero_optimization": {"stage": 2}}
+    frame = Framework(
+        "deepspeed", "accelerate", config=config, micro_batch=4, accumulation=1, measured=True
+    )
+    job = job_of("accelerate launch --config_file a.yaml train.py", folder, frame)
+    other = Configuration.of(data_parallel=4, micro_batch=4, zero_stage=3, optimizer_offload="cpu")
+    words, text = written(job, other, folder)
+    changed = (folder / "best" / "a.yaml").read_text()
+    assert "zero_stage: 3   # fits" in changed
+    assert "  offload_optimizer_device: cpu\nmixed_precision" in changed
+    assert "num_processes: 4   # all" in changed
+    assert "# deepspeed_config.zero_stage is 3" in text
+    again = Script(shlex.join([*words[:4], "train.py"]), cwd=folder).launcher
+    assert again is not None
+    assert again.env["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+    assert again.env["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] == "cpu"
+
+
+# ---- the Trainer's own arguments, and the hook
+
+
+def test_the_trainers_own_flags_are_changed_without_the_hook(folder: Path) -> None:
+    job = job_of(
+        "torchrun --nproc-per-node 4 train.py --per_device_train_batch_size 4 "
+        "--gradient_accumulation_steps=1 --output_dir out",
+        folder,
+        TRAINER,
+    )
+    words, text = written(job, OTHER, folder)
+    assert words == shlex.split(
+        "torchrun --nproc-per-node 2 train.py --per_device_train_batch_size 2 "
+        "--gradient_accumulation_steps=4 --output_dir out"
+    )
+    assert "joulefront_hook" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun --nproc-per-node 4 -m train", ["torchrun", "--nproc-per-node", "2"]),
+        (
+            "deepspeed --num_gpus 4 train.py",
+            ["deepspeed", "--no_local_rank", "--num_gpus", "2"],
+        ),
+        (
+            "python -m torch.distributed.launch --nproc-per-node 4 train.py",
+            ["python", "-m", "torch.distributed.launch", "--use-env", "--nproc-per-node", "2"],
+        ),
+        ("srun -m block -n 4 python train.py", ["srun", "-m", "block", "-n", "2", "python"]),
+    ],
+)
+def test_the_hook_stands_before_the_script(command: str, expected: list[str], folder: Path) -> None:
+    job = job_of(command, folder, TRAINER)
+    words, text = written(job, OTHER, folder)
+    hook = str((folder / "best" / "joulefront_hook" / "__main__.py").resolve())
+    # The script gets the rank as it did from its launcher, from the hook.
+    assert words == [*expected, hook, "run", *job.words]
+    options = json.loads((folder / "best" / "options.json").read_text())
+    assert options["owned"] == {"micro_batch": 2, "gradient_accumulation": 4}
+    assert "JOULEFRONT_OPTIONS=" in text
+
+
+def test_srun_is_called_once_by_the_batch_script(folder: Path) -> None:
+    job = job_of("srun -n 4 python train.py --ds ds.json", folder, DEEPSPEED)
+    written(job, OTHER, folder)
+    batch = (folder / "best" / "job.sbatch").read_text()
+    assert "#SBATCH --ntasks-per-node=2" in batch
+    assert "exec ./clocks.sh ./launch.sh" in batch
+
+
+# ---- frameworks with a file of their own
+
+
+def test_llamafactorys_file(folder: Path) -> None:
+    (folder / "f.yaml").write_text(
+        "model_name_or_path: m  # small\nper_device_train_batch_size: 4\nbf16: true\n"
+    )
+    job = job_of("NPROC_PER_NODE=4 llamafactory-cli train f.yaml", folder, TRAINER)
+    other = Configuration.of(data_parallel=2, micro_batch=2, activation_checkpointing="full")
+    words, text = written(job, other, folder)
+    file = folder / "best" / "f.yaml"
+    assert words == ["llamafactory-cli", "train", str(file.resolve())]
+    assert "NPROC_PER_NODE=2" in text
+    assert "FORCE_TORCHRUN=1" in text
+    assert "NPROC_PER_NODE=4" not in text
+    assert file.read_text() == (
+        "model_name_or_path: m  # small\nper_device_train_batch_size: 2\nbf16: true\n"
+        "gradient_accumulation_steps: 4\ndisable_gradient_checkpointing: false\n"
+    )
+
+
+def test_axolotls_file(folder: Path) -> None:
+    (folder / "f.yaml").write_text("micro_batch_size: 4\ngradient_accumulation_steps: 1 # one\n")
+    job = job_of("axolotl train f.yaml --launcher torchrun -- --nproc_per_node 4", folder, TRAINER)
+    words, _ = written(job, OTHER, folder)
+    file = folder / "best" / "f.yaml"
+    assert words == [
+        *("axolotl", "train", str(file.resolve()), "--launcher", "torchrun"),
+        *("--", "--nproc_per_node", "2"),
+    ]
+    assert file.read_text() == "micro_batch_size: 2\ngradient_accumulation_steps: 4 # one\n"

@@ -1,0 +1,353 @@
+"""Pasted commands, read by the real parsers of torch, DeepSpeed and Accelerate."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.errors import InputError
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.launchers import Launcher, vendor
+from tuner.workload.scripts.script_job import ScriptJob
+
+CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
+GPU = Cluster(
+    "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
+)
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU  # eight of them
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+"""
+ZERO = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  zero_stage: 2
+  offload_optimizer_device: cpu
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, outside any Slurm allocation and with no threads set."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "a.yaml").write_text(ACCELERATE)
+    (tmp_path / "zero.yaml").write_text(ZERO)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))  # where accelerate's default file would be
+    for name in ("OMP_NUM_THREADS", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def read(command: str, folder: Path) -> tuple[tuple[str, ...], Launcher]:
+    script = Script(command, cwd=folder)
+    assert script.launcher is not None
+    return script.words, script.launcher
+
+
+# ---- torchrun
+
+
+@pytest.mark.parametrize(
+    ("arguments", "processes", "script"),
+    [
+        ("--nproc_per_node 8 train.py --lr 1", 8, ["train.py", "--lr", "1"]),
+        ("--nproc-per-node=auto --standalone train.py", 0, ["train.py"]),
+        (
+            "--nproc-per 2 --nnodes 1:1 --rdzv-backend c10d -m pkg.train x",
+            2,
+            ["-m", "pkg.train", "x"],
+        ),
+        ("train.py --nproc_per_node 3", 1, ["train.py", "--nproc_per_node", "3"]),
+    ],
+)
+def test_torchrun(arguments: str, processes: int, script: list[str]) -> None:
+    answer = vendor.torchrun(arguments.split())
+    assert (answer["processes"], answer["script"]) == (processes, script)
+    # As torchrun does: one thread a rank if there are several and the user set none.
+    assert answer["env"].get("OMP_NUM_THREADS") == (None if processes == 1 else "1")
+    assert answer["env"]["ROLE_WORLD_SIZE"] == "{world_size}"
+
+
+def test_the_older_launcher_tells_the_rank_in_the_command() -> None:
+    legacy = vendor.launch(["--nproc-per-node", "2", "train.py", "x"])
+    assert legacy["script"] == ["train.py", "--local-rank={local_rank}", "x"]
+    assert vendor.launch(["--use-env", "train.py", "x"])["script"] == ["train.py", "x"]
+
+
+def test_a_pasted_torchrun_becomes_the_job(folder: Path) -> None:
+    words, launcher = read("FOO=1 torchrun --nproc-per-node 4 train.py --x {micro_batch=4}", folder)
+    assert words == ("train.py", "--x", "{micro_batch=4}")
+    assert launcher.words == ("torchrun", "--nproc-per-node", "4")
+    assert launcher.env["FOO"] == "1"
+    command = "FOO=1 python3 -m torch.distributed.run --nproc-per-node 4 train.py"
+    script = Script(command, cwd=folder)
+    job = blank_job(script, GPU)
+    assert (job.devices, job.baseline.data_parallel) == (4, 4)  # not all eight
+    start = job.start(job.baseline, folder / "probe")
+    assert start.environment(5, 8, 1)["ROLE_RANK"] == "5"
+    assert start.environment(5, 8, 1)["FOO"] == "1"
+    again = ScriptJob.from_json(json.loads(json.dumps(job.to_json())))
+    assert again == job
+    assert again.launcher == job.launcher
+    assert again.launcher is not None
+    assert again.launcher.env == script.launcher.env  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="torchrun would start 4 processes, and this node has 2"):
+        blank_job(script, CPU)
+
+
+def test_a_core_keeps_to_one_thread(folder: Path) -> None:
+    job = blank_job(Script("torchrun --nproc-per-node 2 train.py", cwd=folder), CPU)
+    assert "OMP_NUM_THREADS" not in job.start(job.baseline, folder / "probe").env
+
+
+def test_a_job_without_a_launcher_is_written_as_before(folder: Path) -> None:
+    job = blank_job(Script("train.py", cwd=folder), CPU)
+    assert "launcher" not in job.to_json()
+    assert ScriptJob.from_json(job.to_json()) == job
+
+
+# ---- deepspeed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "processes", "script"),
+    [
+        ("--num_gpus 4 train.py --deepspeed", 4, ["--local_rank={local_rank}", "--deepspeed"]),
+        ("--num_gpus=2 --no_local_rank train.py", 2, []),
+        ("train.py", 0, ["--local_rank={local_rank}"]),
+        ("--include localhost:0,1,2 train.py", 3, ["--local_rank={local_rank}"]),
+        ("--include localhost train.py", 0, ["--local_rank={local_rank}"]),
+    ],
+)
+def test_deepspeed(arguments: str, processes: int, script: list[str]) -> None:
+    answer = vendor.deepspeed(["--hostfile=/dev/null", *arguments.split()])
+    assert (answer["processes"], answer["script"]) == (processes, ["train.py", *script])
+
+
+def test_deepspeed_starts_a_module(tmp_path: Path) -> None:
+    answer = vendor.deepspeed(["--module", "--num_gpus", "1", "pkg.train", "x"])
+    assert answer["script"] == ["-m", "pkg.train", "--local_rank={local_rank}", "x"]
+    assert vendor.deepspeed(["--bind_cores_to_rank", "t.py"])["notes"] == [
+        "--bind_cores_to_rank is not applied in probes"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--num_nodes 2 train.py", "2 nodes"),
+        ("--include localhost:2,3 train.py", "CUDA_VISIBLE_DEVICES"),
+        ("--include a@b train.py", "several nodes"),
+        ("--exclude localhost:0 train.py", "CUDA_VISIBLE_DEVICES"),
+        ("--autotuning run train.py", "search of its own"),
+        ("--no_python train.sh", "another program"),
+    ],
+)
+def test_deepspeed_options_that_would_falsify_the_figures(arguments: str, sentence: str) -> None:
+    with pytest.raises(vendor.Refused, match=sentence):
+        vendor.deepspeed(arguments.split())
+
+
+def test_a_hostfile_of_two_nodes(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=4\nb slots=4\n")
+    with pytest.raises(vendor.Refused, match="names 2 nodes"):
+        vendor.deepspeed(["--hostfile", str(hosts), "train.py"])
+    assert vendor.deepspeed(["--hostfile", str(hosts), "--num_nodes", "1", "train.py"])
+
+
+# ---- accelerate
+
+
+def test_accelerate_with_its_file(folder: Path) -> None:
+    words, launcher = read("accelerate launch --config_file a.yaml train.py --x 1", folder)
+    assert words == ("train.py", "--x", "1")
+    assert (launcher.kind, launcher.processes, launcher.config) == ("accelerate", 4, "a.yaml")
+    assert launcher.env["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert launcher.env["OMP_NUM_THREADS"] == "1"
+
+
+def test_accelerate_with_deepspeed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    arguments = ["--config_file", "zero.yaml", "--num_processes", "2", "train.py"]
+    answer = vendor.accelerate(arguments)
+    assert answer["processes"] == 2  # the option goes before the file
+    env = answer["env"]
+    assert env["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert env["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "2"
+    assert env["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] == "cpu"
+    assert (
+        env["ACCELERATE_CONFIG_DS_FIELDS"] == "zero_stage,offload_optimizer_device,mixed_precision"
+    )
+
+
+def test_accelerate_with_fsdp2_and_parallelism() -> None:
+    answer = vendor.accelerate(
+        shlex.split(
+            "--use_fsdp --fsdp_version 2 --num_processes 4 --fsdp_reshard_after_forward true "
+            "--use_parallelism_config --parallelism_config_tp_size 2 train.py"
+        )
+    )
+    env = answer["env"]
+    assert (env["FSDP_VERSION"], env["PARALLELISM_CONFIG_TP_SIZE"]) == ("2", "2")
+    assert answer["processes"] == 4
+
+
+def test_accelerate_without_several_gpus_starts_one_process() -> None:
+    answer = vendor.accelerate(["--cpu", "--num_processes", "2", "train.py"])
+    assert answer["processes"] == 1
+    assert "accelerate starts 1 process" in answer["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--multi_gpu --num_processes 16 --num_machines 2 train.py", "2 nodes"),
+        ("--multi_gpu --num_processes 2 --gpu_ids 2,3 train.py", "CUDA_VISIBLE_DEVICES"),
+        ("--no_python --num_processes 1 train.sh", "another program"),
+        ("--tpu train.py", "another kind of machine"),
+    ],
+)
+def test_accelerate_options_that_would_falsify_the_figures(arguments: str, sentence: str) -> None:
+    with pytest.raises(vendor.Refused, match=sentence):
+        vendor.accelerate(arguments.split())
+
+
+# ---- srun
+
+
+@pytest.mark.parametrize(
+    ("command", "processes", "script"),
+    [
+        ("srun -n 4 --gpus-per-node=4 python train.py --n 3", 4, ("train.py", "--n", "3")),
+        ("srun -N1 --ntasks-per-node 4 -p gpu -u python -u train.py", 4, ("train.py",)),
+        ("srun -lu --exclusive --nodes=1 -n2 --cpu-bind=none python -m pkg", 2, ("-m", "pkg")),
+        ("srun --exclusive python train.py", 1, ("train.py",)),
+        ("srun -N 1 env A=b python train.py", 1, ("train.py",)),
+        # srun starts one task, which starts the ranks.
+        ("srun -N 1 --ntasks-per-node=1 torchrun --nproc-per-node 4 train.py", 4, ("train.py",)),
+    ],
+)
+def test_srun(command: str, processes: int, script: tuple[str, ...], folder: Path) -> None:
+    words, launcher = read(command, folder)
+    assert (words, launcher.processes) == (script, processes)
+    assert launcher.words + launcher.script == tuple(command.split())
+
+
+def test_a_task_of_srun_knows_its_number(folder: Path) -> None:
+    job = blank_job(Script("srun -n 2 python train.py", cwd=folder), GPU)
+    env = job.start(job.baseline, folder / "probe").environment(1, 2, 1)
+    assert (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NTASKS"]) == ("1", "1", "2")
+
+
+def test_srun_in_an_allocation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NNODES", "1")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
+    assert read("srun python train.py", folder)[1].processes == 4
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    with pytest.raises(InputError, match="2 nodes"):
+        read("srun python train.py", folder)
+
+
+# ---- LLaMA-Factory and Axolotl
+
+
+def test_llamafactory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, launcher = read("llamafactory-cli train a.yaml learning_rate=1e-4", folder)
+    assert words == ("-m", "llamafactory.launcher", "a.yaml", "learning_rate=1e-4")
+    assert launcher.processes == 0
+    assert launcher.env["TORCH_NCCL_AVOID_RECORD_STREAMS"] == "1"
+    assert read("NPROC_PER_NODE=2 llamafactory-cli train a.yaml", folder)[1].processes == 2
+
+
+def test_axolotl(folder: Path) -> None:
+    command = "axolotl train a.yaml --launcher torchrun --debug -- --nproc_per_node 2"
+    words, launcher = read(command, folder)
+    assert words == ("-m", "axolotl.cli.train", "a.yaml", "--debug")
+    assert (launcher.kind, launcher.processes, launcher.config) == ("axolotl", 2, "a.yaml")
+    words, launcher = read("axolotl train a.yaml --num-processes 2 -- --multi_gpu", folder)
+    assert words == ("-m", "axolotl.cli.train", "a.yaml")
+    assert launcher.processes == 2
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("torchrun --bogus train.py", "torchrun: unrecognized arguments: --bogus"),
+        ("torchrun --nnodes 2 --nproc-per-node 2 train.py", "2 nodes"),
+        ("torchrun --no-python train.sh", "another program than Python's"),
+        ("torchrun --nproc-per-node 2 nowhere.py", "no script 'nowhere.py'"),
+        ("accelerate launch --config_file nofile.yaml train.py", "nofile.yaml` does not exist"),
+        ("accelerate launch --config_file - train.py", "standard input"),
+        ("accelerate launch --config_file /dev/stdin train.py", "standard input"),
+        ("accelerate config", "only `accelerate launch` trains"),
+        ("mpirun -n 2 python train.py", "mpirun starts ranks itself"),
+        ("srun", "followed by a command"),
+        ("srun --nodes=2 -n 4 python train.py", "2 nodes"),
+        ("srun -n 8 --ntasks-per-node=4 python train.py", "need 2 nodes"),
+        ("srun --wonder 3 python train.py", "--wonder is not known"),
+        ("srun -n x python train.py", "no number of tasks"),
+        ("srun ./run.sh", "paste the command"),
+        (
+            "srun --ntasks-per-node=2 torchrun --nproc-per-node 2 train.py",
+            "give --ntasks-per-node=1",
+        ),
+        ("CUDA_VISIBLE_DEVICES=1 python train.py", "goes before tuner"),
+        ("env -i python train.py", "env -i is not read"),
+        ("axolotl preprocess a.yaml", "only `axolotl train FILE` trains"),
+        ("llamafactory-cli chat a.yaml", "only `llamafactory-cli train FILE` trains"),
+        ("llamafactory-cli train -", "standard input"),
+    ],
+)
+def test_what_cannot_be_honoured_is_one_sentence(command: str, sentence: str, folder: Path) -> None:
+    with pytest.raises(InputError, match=sentence) as raised:
+        _ = Script(command, cwd=folder).words
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (ACCELERATE + "debug: &no false\n", "anchor or alias 'no' in line 6"),
+        ("base: {a: 1}\n<<: {num_processes: 2}\n", "merge key"),
+        ("a: [1\n", "is no YAML"),
+    ],
+)
+def test_a_file_that_could_not_be_written_back(folder: Path, text: str, sentence: str) -> None:
+    (folder / "b.yaml").write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        _ = Script("accelerate launch --config_file b.yaml train.py", cwd=folder).words
+
+
+def test_the_command_after_two_dashes(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    runs = ["--runs-dir", str(folder / "runs")]
+    given = ["--", "torchrun", "--nproc-per-node", "100000", "train.py", "--x", "a b"]
+    assert main(["probe", *runs, *given]) == 2
+    assert "torchrun would start 100000 processes" in capsys.readouterr().err
+    assert main(["probe", "--script", "train.py", *runs, *given]) == 2
+    assert "after -- or by --script" in capsys.readouterr().err
+    assert main(["optimize", "tiny-gpt", *runs, *given]) == 2
+    assert "either the job" in capsys.readouterr().err
+    assert main(["optimize", "--dry-run", *runs, *given]) == 0
+    assert "torchrun --nproc-per-node 100000 train.py --x 'a b'" in capsys.readouterr().out
+    assert main(["optimize", "--dry-run", *runs, "--", "torchrun", "--bogus", "train.py"]) == 2
+    assert "unrecognized arguments: --bogus" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""The user's own script as launch.sh starts it, with the files that it reads.
+
+A script that was tuned alone is started by torchrun; a command that came with its launcher is
+written as it came in, with what changed (`tuner.deploy.own_launcher`). The hook goes along only if
+the script's settings cannot be passed to it in another way.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tuner.deploy.own_launcher import Relaunch, takes_hook
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.safe_files import write_bytes
+from tuner.workload.declared_knobs import environment, export_words
+from tuner.workload.scripts.launchers import Launcher
+from tuner.workload.scripts.script_job import ScriptJob, Start
+
+__all__ = ["Program", "program_of_script"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Program that launch.sh starts.
+
+    Attributes:
+        words: the program and its arguments.
+        about: comment lines before it.
+        folder: its working folder; "" for the folder of launch.sh.
+        exports: `NAME=VALUE` words, already quoted.
+        steps: True if it accepts `--steps`.
+        command: the whole command with its own launcher; empty to start `words` by torchrun.
+        by_srun: that launcher is srun.
+    """
+
+    words: Sequence[str]
+    about: Sequence[str]
+    folder: str = ""
+    exports: Sequence[str] = ()
+    steps: bool = False
+    command: Sequence[str] = ()
+    by_srun: bool = False
+
+
+def program_of_script(
+    configuration: Configuration, job: ScriptJob, cluster: Cluster | None, folder: Path
+) -> tuple[Program, dict[str, str]]:
+    """Return the user's script as it was probed, and the files it reads.
+
+    Raises:
+        InputError: the launcher's configuration file cannot be read or changed.
+    """
+    start = job.start(configuration, folder, probe=False)
+    files = {}
+    if start.config:
+        files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
+    on_cpu = cluster is not None and cluster.device.type == "cpu"
+    always = on_cpu and job.frame.on_deepspeed
+    if job.launcher is not None and job.launcher.words:
+        program = _relaunched(configuration, job, job.launcher, start, folder, files, always)
+        return program, files
+    words = list(start.words)
+    exports = _quoted(start.env)
+    about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
+    if job.needs_hook or always:
+        words, option = _hooked(words, start, folder, files)
+        exports.append(option)
+        about.append("# joulefront_hook merges options.json into what it passes to DeepSpeed.")
+    return Program(words, about, folder=start.cwd, exports=exports), files
+
+
+def _relaunched(
+    configuration: Configuration,
+    job: ScriptJob,
+    launcher: Launcher,
+    start: Start,
+    folder: Path,
+    files: dict[str, str],
+    always: bool,
+) -> Program:
+    """Return the command with its own launcher, and add the files that it reads."""
+    typed = replace(job, words=launcher.script, launcher=None)  # as the launcher passes it on
+    again = Relaunch(launcher, configuration, job, folder)
+    words = list(typed.start(configuration, folder, probe=False).words)
+    given = {name: start.env[name] for name in launcher.assigned if name in start.env}
+    if "OMP_NUM_THREADS" in start.env:
+        given["OMP_NUM_THREADS"] = start.env["OMP_NUM_THREADS"]
+    given |= environment(configuration, job.knobs)
+    about = ["# Your own command, as it was probed: checkpoints and loggers are yours again."]
+    changed = configuration.launch != job.baseline.launch
+    words, settled = again.with_arguments(words)
+    if settled:  # then the hook is for DeepSpeed's settings and what the script reads alone
+        typed = replace(typed, frame=replace(typed.frame, turns=(), can_checkpoint=False))
+    hook = always or (changed and typed.needs_hook)
+    if hook and takes_hook(launcher):
+        words, option = _hooked(list(start.words), start, folder, files)
+        about.append("# joulefront_hook merges options.json into what the script sets by itself.")
+    else:
+        hook, option = False, ""
+    head = again.head(hook=hook)
+    exports = [*_quoted({**given, **again.env}), *filter(None, [option])]
+    files.update(again.files)
+    about += [f"# {line}" for line in again.changes]
+    return Program(
+        words,
+        about,
+        folder=start.cwd,
+        exports=exports,
+        command=[*head, *words],
+        by_srun="srun" in (Path(word).name for word in launcher.words[:1]),
+    )
+
+
+def _hooked(
+    words: Sequence[str], start: Start, folder: Path, files: dict[str, str]
+) -> tuple[list[str], str]:
+    """Return the words with the hook before them, and the variable that it reads."""
+    hook = folder / "joulefront_hook"
+    _write_hook(hook)
+    files["options.json"] = json.dumps(start.options, indent=2) + "\n"
+    option = "JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))
+    return [str((hook / "__main__.py").resolve()), "run", *words], option
+
+
+def _quoted(env: Mapping[str, str]) -> list[str]:
+    # What differs from rank to rank is the launcher's to say.
+    return export_words({name: text for name, text in env.items() if "{" not in text})
+
+
+def _write_hook(folder: Path) -> None:
+    """Replace the hook's package: a module or bytecode left in its folder would be imported."""
+    import tuner.workload.hook
+
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    for module in Path(tuner.workload.hook.__file__).parent.glob("*.py"):
+        write_bytes(folder / module.name, module.read_bytes())

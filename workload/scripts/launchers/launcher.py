@@ -1,0 +1,56 @@
+"""The launcher in front of a user's script: what it says, kept with the job of the script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tuner.search_spaces.errors import InputError
+
+__all__ = ["Launcher"]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Launcher of a pasted command.
+
+    Attributes:
+        kind: "torchrun", "deepspeed", "accelerate", "trl", "axolotl", "llamafactory", "srun", or
+            "" for a command with nothing but variables in front of it.
+        words: its own words as typed, up to the script, without variables in front.
+        script: the words after them, as typed.
+        processes: ranks that it would start on this node; 0 for one on each device.
+        env: what it sets for the ranks; `{rank}`, `{local_rank}` and `{world_size}` stand for
+            values that differ from rank to rank.
+        assigned: the variables written in front of the command (`NAME=VALUE torchrun ...`).
+        config: path of its configuration file; "" without one.
+        notes: what joulefront leaves out, one sentence each.
+    """
+
+    kind: str
+    words: tuple[str, ...] = ()
+    script: tuple[str, ...] = ()
+    processes: int = 0
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    assigned: Mapping[str, str] = field(default_factory=dict, hash=False)
+    config: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON."""
+        lists = {name: list(getattr(self, name)) for name in ("words", "script", "notes")}
+        return {**asdict(self), **lists}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Launcher:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: it is no launcher.
+        """
+        try:
+            lists = {name: tuple(data.get(name, ())) for name in ("words", "script", "notes")}
+            return cls(**{**data, **lists})
+        except (TypeError, ValueError) as error:
+            raise InputError(f"this is not the launcher of a script: {error}") from error

@@ -1,0 +1,185 @@
+"""`srun` in front of a command: its tasks, told apart from its nodes.
+
+srun is no Python program, so its options are a table: those of src/common/slurm_opt.c in Slurm's
+source (August 2026) that srun takes, older ones, and the container options of the plugin pyxis.
+Another option must be written as `--name=value`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.search_spaces.errors import InputError
+
+__all__ = ["TASK_OPTIONS", "Srun", "read_srun", "task_environment"]
+
+#: Letters of short options: those that take a value (the next word or the same one), and those
+#: that take none or one in the same word only.
+_SHORT_WITH_VALUE = set("AbBcCdDeFGiJLmMnNopPqrRStTUwWx")
+_SHORT_ALONE = set("EhHIklOQsuvVXZK")
+#: Long options that take no word after them.
+_ALONE = frozenset(
+    """
+    async bcast compress consolidate-segments contiguous debugger-test disable-status exact
+    exclusive external-launcher get-user-env help hold immediate interactive kill-on-bad-exit
+    label multi-prog nice no-allocate no-kill oom-kill-step overcommit overlap oversubscribe
+    parsable preserve-env propagate pty quiet quit-on-interrupt reboot resv-ports send-libs
+    spread-job spread-segments stepmgr test-only unbuffered usage use-min-nodes verbose version
+    wait-for-children whole x11
+    """.split()  # noqa: SIM905 - a table to read
+)
+_WITH_VALUE = frozenset(
+    """
+    accel-bind account acctg-freq autocomplete bb bbf bcast-exclude begin chdir cluster
+    cluster-constraint clusters comment constraint container container-id container-image
+    container-mounts container-name container-workdir context core-spec cores-per-socket
+    cpu-bind cpu-freq cpu_bind cpus-per-gpu cpus-per-task deadline delay-boot dependency
+    distribution epilog error exclude export extra extra-node-info gid gpu-bind gpu-freq gpus
+    gpus-per-node gpus-per-socket gpus-per-task gres gres-flags het-group hint ignore-signals
+    input job-name jobid licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu
+    mem-per-gpu mem-update mincpus mpi msg-timeout network nodefile nodelist nodes ntasks
+    ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode
+    output pack-group partition prefer priority profile prolog qos relative reservation
+    resources runtime segment signal slurmd-debug sockets-per-node switches task-epilog
+    task-prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp treewidth
+    tres-bind tres-per-task uid wait wckey
+    """.split()  # noqa: SIM905 - a table to read
+)
+_LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir"}
+#: The options that say how many ranks there are.
+TASK_OPTIONS = ("ntasks", "ntasks-per-node")
+
+
+@dataclass(frozen=True)
+class Srun:
+    """srun's options in front of a command.
+
+    Attributes:
+        words: srun and its options, as typed.
+        rest: the command that it starts.
+        tasks: tasks on this node; 0 if neither its options nor the allocation says.
+        chdir: the folder that it starts in; "" for the current one.
+    """
+
+    words: tuple[str, ...]
+    rest: tuple[str, ...]
+    tasks: int
+    chdir: str = ""
+
+
+def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
+    """Read a command that begins with srun.
+
+    Args:
+        words: the command.
+        environment: of this process; inside an allocation it holds Slurm's own figures.
+
+    Raises:
+        InputError: an option is unknown, several nodes are asked for, or no command follows.
+    """
+    told, at = _options(words)
+    if at >= len(words):
+        raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
+    if ":" in words[at:]:
+        raise InputError("srun of a heterogeneous job (`:`) starts several programs; give one")
+    for option in ("multi-prog", "pty"):
+        if option in told:
+            raise InputError(f"srun --{option} is not for a training script; leave it out")
+    nodes = _nodes(told, environment)
+    if nodes > 1:
+        raise InputError(
+            f"srun asks for {nodes} nodes, and a script is probed within one: give --nodes=1 and "
+            "the tasks of one node (--ntasks-per-node)"
+        )
+    each, tasks = _number(told, "ntasks-per-node"), _number(told, "ntasks")
+    if not each and not tasks:
+        each = _first_number(environment.get("SLURM_NTASKS_PER_NODE", ""))
+        tasks = _first_number(environment.get("SLURM_NTASKS", ""))
+    # --ntasks wins over --ntasks-per-node, which then is a limit (srun(1)).
+    if tasks and each and tasks > each:
+        raise InputError(
+            f"srun's {tasks} tasks at {each} on a node need {-(-tasks // each)} nodes, and a "
+            f"script is probed within one: give --ntasks={each}"
+        )
+    return Srun(tuple(words[:at]), tuple(words[at:]), tasks or each, told.get("chdir", ""))
+
+
+def task_environment() -> dict[str, str]:
+    """Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT")."""
+    return {
+        "SLURM_PROCID": "{rank}",
+        "SLURM_LOCALID": "{local_rank}",
+        "SLURM_NODEID": "0",
+        "SLURM_NTASKS": "{world_size}",
+        "SLURM_NPROCS": "{world_size}",
+    }
+
+
+def _options(words: Sequence[str]) -> tuple[dict[str, str], int]:
+    """Return srun's options with their values, and the place of the command."""
+    told: dict[str, str] = {}
+    at = 1
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        word = words[at]
+        at += 1
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            if not equals and name in _WITH_VALUE:
+                value, at = _value(words, at, word)
+            elif not equals and name not in _ALONE:
+                raise InputError(f"srun's option {word} is not known; write it as {word}=VALUE")
+            told["ntasks-per-node" if name == "tasks-per-node" else name] = value
+            continue
+        letters = word[1:]
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            if letter in _SHORT_WITH_VALUE:
+                value, letters = letters, ""
+                if not value:
+                    value, at = _value(words, at, f"-{letter}")
+                told[_LONG_OF.get(letter, letter)] = value
+            elif letter in "IkK":  # a value may follow in the same word
+                letters = ""
+            elif letter not in _SHORT_ALONE:
+                raise InputError(f"srun's option -{letter} is not known; use its long form")
+    return told, at
+
+
+def _value(words: Sequence[str], at: int, option: str) -> tuple[str, int]:
+    if at >= len(words):
+        raise InputError(f"srun's option {option} must be followed by a value")
+    return words[at], at + 1
+
+
+def _nodes(told: Mapping[str, str], environment: Mapping[str, str]) -> int:
+    """Return the number of nodes; a range ("1-4") asks for its largest."""
+    text = told.get("nodes", "")
+    if not text:
+        if "ntasks" in told or "ntasks-per-node" in told:
+            return 1 if told.get("ntasks") == "1" else _in_allocation(environment)
+        return _in_allocation(environment)
+    numbers = [int(number) for number in re.findall(r"\d+", text.partition(":")[0])]
+    if not numbers:
+        raise InputError(f"srun's --nodes={text} is no number of nodes")
+    return numbers[-1]
+
+
+def _in_allocation(environment: Mapping[str, str]) -> int:
+    return _first_number(environment.get("SLURM_NNODES", "")) or 1
+
+
+def _number(told: Mapping[str, str], name: str) -> int:
+    if name not in told:
+        return 0
+    if not told[name].isdigit() or not int(told[name]):
+        raise InputError(f"srun's --{name}={told[name]} is no number of tasks")
+    return int(told[name])
+
+
+def _first_number(text: str) -> int:
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 0

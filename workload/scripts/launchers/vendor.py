@@ -1,0 +1,290 @@
+"""What torchrun, deepspeed, accelerate or trl would start, by their own parsers.
+
+`tuner.workload.scripts.launchers.reading` runs this file in an interpreter of its own, because the
+parsers import torch and may end the process. It gets the launcher's name and arguments as JSON on
+standard input, and prints one line of JSON with the fields below after `MARK`. The functions of
+torch, DeepSpeed and Accelerate which compute the environment of the ranks are called, and nothing
+is started.
+
+    script      the words that each rank runs
+    given       the number of words at the end of the arguments that the launcher leaves alone
+    processes   ranks on this node; 0 for one on each device
+    env         what the launcher sets for the ranks
+    config      its configuration file, or ""
+    notes       what joulefront leaves out, one sentence each
+    refuse      in place of all these, the sentence why it cannot be honoured
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+MARK = "joulefront-launcher "
+
+#: What each rank is told by us.
+_OURS = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTHONPATH"}
+
+
+class Refused(Exception):
+    """A command that cannot be honoured, with the sentence why."""
+
+
+def main() -> None:
+    """Answer one question from standard input."""
+    asked = json.load(sys.stdin)
+    try:
+        answer = READERS[asked["launcher"]](asked["arguments"])
+    except Refused as error:
+        answer = {"refuse": str(error)}
+    except ImportError as error:
+        answer = {"refuse": f"it cannot be imported here ({error})"}
+    except (Exception, AssertionError) as error:
+        answer = {"refuse": f"it refuses this command: {error or type(error).__name__}"}
+    print("\n" + MARK + json.dumps(answer), flush=True)
+
+
+def torchrun(arguments: Sequence[str]) -> dict[str, Any]:
+    """Read the arguments of torchrun, which is `python -m torch.distributed.run`."""
+    import torch.distributed.run
+
+    args = torch.distributed.run.parse_args(list(arguments))
+    return _torchrun(args)
+
+
+def launch(arguments: Sequence[str]) -> dict[str, Any]:
+    """Read the arguments of the older `python -m torch.distributed.launch`."""
+    from torch.distributed.launch import parse_args
+
+    args = parse_args(list(arguments))
+    read = _torchrun(args)
+    if not args.use_env:  # it tells the rank in the command
+        at = 2 if args.module else 1
+        read["script"].insert(at, "--local-rank={local_rank}")
+    return read
+
+
+def _torchrun(args: argparse.Namespace) -> dict[str, Any]:
+    import torch
+    from torch.distributed.run import parse_min_max_nnodes
+
+    _one_node("--nnodes", max(parse_min_max_nnodes(args.nnodes)))
+    if args.no_python:
+        _no_python("--no-python")
+    if getattr(args, "virtual_local_rank", False):
+        raise Refused("--virtual-local-rank gives each rank one GPU, and a probe gives it all")
+    each = str(args.nproc_per_node)
+    processes = int(each) if each.isdigit() else 0
+    if each == "cpu" and torch.cuda.is_available():
+        raise Refused(
+            "--nproc-per-node cpu starts a rank on each core, and a probe one on each GPU"
+        )
+    if each.isdigit() and not processes:
+        raise Refused("--nproc-per-node must be at least 1")
+    notes = []
+    if getattr(args, "numa_binding", None):
+        notes.append(f"--numa-binding {args.numa_binding} is not applied in probes")
+    return _read(args, processes, {**_elastic(args), **_one_thread(processes)}, notes=notes)
+
+
+def _elastic(args: argparse.Namespace) -> dict[str, str]:
+    """Return what torchrun's agent tells its ranks beside their numbers.
+
+    From torch/distributed/elastic/agent/server/local_elastic_agent.py; it makes no store for us.
+    """
+    rdzv_id = getattr(args, "rdzv_id", "none")
+    return {
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": "{rank}",
+        "ROLE_WORLD_SIZE": "{world_size}",
+        "ROLE_NAME": str(getattr(args, "role", "default")),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": str(getattr(args, "max_restarts", 0)),
+        "TORCHELASTIC_RUN_ID": str(rdzv_id),
+    }
+
+
+def _one_thread(processes: int) -> dict[str, str]:
+    """Return OMP_NUM_THREADS=1 where torchrun sets it: several ranks, and the user set none."""
+    return {} if processes == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+
+
+def deepspeed(arguments: Sequence[str]) -> dict[str, Any]:
+    """Read the arguments of DeepSpeed's launcher."""
+    from deepspeed.launcher.runner import fetch_hostfile, parse_args
+
+    args = parse_args(list(arguments))
+    if not args.user_script:
+        raise Refused("it names no script")
+    if args.autotuning:
+        raise Refused("--autotuning starts a search of its own; leave it out")
+    if getattr(args, "elastic_training", False):
+        raise Refused("--elastic_training changes the number of ranks while it trains")
+    if args.no_python:
+        _no_python("--no_python")
+    hosts = fetch_hostfile(args.hostfile) or {}
+    one = args.num_nodes == 1 or args.no_ssh
+    _one_node(f"--hostfile {args.hostfile}" if hosts else "--num_nodes", args.num_nodes)
+    if len(hosts) > 1 and not one and "@" not in args.include:
+        raise Refused(
+            f"{args.hostfile} names {len(hosts)} nodes, and a script is probed within one: "
+            "give --num_nodes 1"
+        )
+    if args.exclude:
+        raise Refused(f"--exclude {args.exclude}: {_visible('the others')}")
+    processes = max(args.num_gpus, 0)
+    if args.include:
+        if "@" in args.include:
+            raise Refused(f"--include {args.include} names several nodes; a probe has one")
+        slots = args.include.partition(":")[2]
+        processes = _first_devices(slots, f"--include {args.include}") if slots else 0
+    notes = []
+    if args.bind_cores_to_rank:
+        notes.append("--bind_cores_to_rank is not applied in probes")
+    if getattr(args, "venv_script", None):
+        notes.append("--venv_script is not sourced: probes run in the environment of tuner")
+    env = {"CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    read = _read(args, processes, env, notes, args.user_script, args.user_args)
+    if not args.no_local_rank:
+        read["script"].insert(2 if args.module else 1, "--local_rank={local_rank}")
+    return read
+
+
+def accelerate(arguments: Sequence[str]) -> dict[str, Any]:
+    """Read the arguments of `accelerate launch` and its configuration file."""
+    from accelerate.commands.launch import launch_command_parser
+
+    return _accelerate(launch_command_parser().parse_args(list(arguments)))
+
+
+def _accelerate(args: argparse.Namespace) -> dict[str, Any]:
+    from accelerate.commands import launch as accelerate_launch
+    from accelerate.commands.config.config_args import default_config_file
+    from accelerate.utils import check_cuda_p2p_ib_support
+    from accelerate.utils.launch import (
+        prepare_deepspeed_cmd_env,
+        prepare_multi_gpu_env,
+        prepare_simple_launcher_cmd_env,
+    )
+
+    config = args.config_file or ""
+    if not config and os.path.isfile(default_config_file) and not args.cpu:
+        config = default_config_file
+    args, defaults, from_file = accelerate_launch._validate_launch_command(args)
+    place = str(getattr(defaults, "compute_environment", ""))
+    if args.tpu or "SAGEMAKER" in place:
+        raise Refused("it is set up for another kind of machine than one with GPUs or cores")
+    _one_node("num_machines", int(args.num_machines or 1))
+    if args.no_python:
+        _no_python("--no_python")
+    if getattr(args, "mpirun_hostfile", None):
+        raise Refused("mpirun_hostfile starts the ranks by MPI, which is joulefront's part here")
+    notes: list[str] = []
+    processes = int(args.num_processes or 0)
+    if args.use_deepspeed and not args.cpu:
+        fields = list(defaults.deepspeed_config) if defaults else []
+        fields += ["mixed_precision"] * from_file
+        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        _, env = prepare_deepspeed_cmd_env(args)
+        env = {**_elastic(args), **_one_thread(processes), **env}
+    elif (args.use_fsdp or args.use_megatron_lm or args.multi_gpu) and not args.cpu:
+        env = {**_elastic(args), **prepare_multi_gpu_env(args)}
+    else:
+        _, env = prepare_simple_launcher_cmd_env(args)
+        if processes > 1:
+            notes.append(
+                f"num_processes is {processes}, but accelerate starts 1 process with these "
+                "settings (neither multi_gpu nor DeepSpeed nor FSDP), and so does the baseline"
+            )
+        processes = 1
+    if not check_cuda_p2p_ib_support():
+        env = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1", **env}
+    if "CUDA_VISIBLE_DEVICES" in env and args.gpu_ids not in (None, "all"):
+        _first_devices(str(args.gpu_ids), f"gpu_ids {args.gpu_ids}")
+    return {**_read(args, processes, env, notes), "config": str(config)}
+
+
+def trl(arguments: Sequence[str]) -> dict[str, Any]:
+    """Read the arguments of `trl COMMAND`, which starts a script of its own by accelerate."""
+    import accelerate.commands.launch as accelerate_launch
+
+    caught: list[argparse.Namespace] = []
+    # TRL's own command line is run up to the place where it would launch.
+    accelerate_launch.launch_command = caught.append
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name="trl")
+    sys.argv = ["trl", *arguments]
+    entry.load()()
+    if not caught:
+        raise Refused(f"trl {arguments[0] if arguments else ''} trains nothing")
+    return {**_accelerate(caught[0]), "given": len(arguments)}
+
+
+READERS: dict[str, Callable[[Sequence[str]], dict[str, Any]]] = {
+    "torchrun": torchrun,
+    "launch": launch,
+    "deepspeed": deepspeed,
+    "accelerate": accelerate,
+    "trl": trl,
+}
+
+
+def _read(
+    args: argparse.Namespace,
+    processes: int,
+    env: dict[str, str],
+    notes: Sequence[str] = (),
+    script: str | None = None,
+    rest: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    script = args.training_script if script is None else script
+    rest = args.training_script_args if rest is None else rest
+    changed = {
+        name: value
+        for name, value in env.items()
+        if name not in _OURS and os.environ.get(name) != value
+    }
+    if str(changed.get("CUDA_VISIBLE_DEVICES", "")):
+        del changed["CUDA_VISIBLE_DEVICES"]  # the first ones, which are a probe's too
+    return {
+        "script": ["-m"] * bool(args.module) + [script, *rest],
+        "given": 1 + len(rest),
+        "processes": processes,
+        "env": changed,
+        "config": "",
+        "notes": list(notes),
+    }
+
+
+def _one_node(option: str, nodes: int) -> None:
+    if nodes > 1:
+        raise Refused(
+            f"{option} asks for {nodes} nodes, and a script is probed within one: give one node "
+            "and its processes"
+        )
+
+
+def _no_python(option: str) -> NoReturn:
+    raise Refused(f"{option} starts another program than Python's, and a probe needs a script")
+
+
+def _visible(devices: str) -> str:
+    return (
+        f"probes and their meter take the GPUs that tuner sees; name {devices} by "
+        "CUDA_VISIBLE_DEVICES=... before tuner instead"
+    )
+
+
+def _first_devices(text: str, option: str) -> int:
+    """Return the number of devices if they are the first ones of this node."""
+    numbers = [item for item in text.replace(" ", "").split(",") if item]
+    if numbers != [str(number) for number in range(len(numbers))]:
+        raise Refused(f"{option}: {_visible('those')}")
+    return len(numbers)
+
+
+if __name__ == "__main__":
+    main()
