@@ -41,10 +41,13 @@ REFIT_GROWTH = 1.2
 LENGTH_LOG_MEDIAN, LENGTH_LOG_SD = np.sqrt(2.0), 0.7
 #: Log-sd of the priors of the amplitude and of the noise (as standard deviations).
 AMPLITUDE_LOG_SD, NOISE_LOG_SD = 1.0, 0.7
-#: Draws of the hyperparameters behind `marginal`, and rows up to which they are still in doubt.
+#: The fitted noise is at least this share of the expected one: with half of it, the noise of quiet
+#: recordings was overstated, and their searches ended while more was left to find.
+NOISE_FLOOR = 0.1
+#: Draws of the hyperparameters behind `marginal` and `draw_marginal`, and rows up to which they are
+#: in doubt: beyond, a factor per draw is too slow for a proposal (0.4 s at 400 rows, for time and
+#: again for power). With 128 rows, a search of 640 launches ended when the doubt was dropped.
 MARGINAL_DRAWS, MARGINAL_ROWS = 24, 400
-#: Rows up to which joint draws hold that doubt: beyond, a fit per draw is too slow for a proposal.
-MARGINAL_DRAW_ROWS = 128
 
 
 def draw_normal(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -> np.ndarray:
@@ -155,8 +158,8 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
     Args:
         kinds: the kind of each column (`tuner.models.surrogate.kernel`), one a column; None for all
             of one kind, that is one kernel of all columns.
-        noise: expected standard deviation of the noise, in units of y (median of its prior; half of
-            it is the floor).
+        noise: expected standard deviation of the noise, in units of y (median of its prior;
+            `NOISE_FLOOR` of it is the floor).
         amplitude: expected standard deviation of f, in units of y, used until there are data to
             judge it by.
         own_level: give each launch a level of its own in the kernel.
@@ -300,7 +303,7 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
         likelihood = Likelihood(fresh, x, y, variance, constant=9.0 * spread**2)
         here = likelihood.present
         count, d = len(here), self.n_features_in_
-        floor = (0.5 * self.noise) ** 2
+        floor = (NOISE_FLOOR * self.noise) ** 2
         prior_mean = np.concatenate(
             [
                 2 * np.log(fresh.amplitudes[here]),
@@ -508,11 +511,11 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
             normals: standard normal draws, (draws, at least m).
 
         Returns:
-            Draws of offset + f, (draws, m). With more than `MARGINAL_DRAW_ROWS` rows, or too few to
-            fit anything, they are `draw`'s.
+            Draws of offset + f, (draws, m). With more than `MARGINAL_ROWS` rows, or too few to fit
+            anything, they are `draw`'s.
         """
         n = self._data_rows
-        if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_DRAW_ROWS:
+        if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_ROWS:
             return self.draw(x, normals)
         thetas, weights = self._hyper_draws(self._posterior)
         # Systematic resampling: each set of hyperparameters gets its share of the draws.
@@ -568,20 +571,6 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
         """Return joint draws of offset + f at rows `x`, shape (draws, m), made of standard normal
         ones, shape (draws, at least m)."""
         return draw_normal(*self.joint(x), normals)
-
-    def draw_watched(self, rows: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """Draw as `draw` does, at these of the watched rows, without solving again."""
-        return draw_normal(*self._joint_watched(rows), normals)
-
-    def _joint_watched(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean (m,) and covariance (m, m) of offset + f at these of the watched rows."""
-        self._build_watched()
-        assert self._projected is not None
-        covariance = self._covariance(self._watched[rows])
-        projected = self._projected[:, rows]
-        covariance -= projected.T @ projected
-        covariance[np.diag_indices(len(rows))] += 1e-10
-        return self._centre + self._weights @ projected, covariance
 
     def joint(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean (m,) and covariance (m, m) of offset + f at rows `x`."""

@@ -78,9 +78,6 @@ class Regressor(Protocol):
     def watched(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance at the watched rows."""
 
-    def draw_watched(self, rows: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """Draw as `draw` does, at these of the watched rows."""
-
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (noise included) of each datum, predicted from others."""
 
@@ -257,13 +254,6 @@ class ScikitRegressor:
         if self._watched_posterior is None:
             self._watched_posterior = self.posterior(self._watched)
         return self._watched_posterior
-
-    def draw_watched(self, rows: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """See `Regressor.draw_watched`."""
-        if self._model is not None and self._model.has_covariance:
-            return self.draw(self._watched[rows], normals)
-        mean, variance = self.watched()
-        return _draw_apart(mean[rows], variance[rows], normals)
 
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Regressor.leave_one_out`: by refits on `FOLDS` folds, at most one a datum."""

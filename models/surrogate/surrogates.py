@@ -344,24 +344,41 @@ class Surrogates:
         )
         return time, power
 
-    def sample_wide(
+    def sample_marginal(
         self, configurations: Sequence[Configuration], normals: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Sample as `sample` does, as wide as `with_intervals`.
+        """Sample as `sample` does, with the doubt about the hyperparameters.
 
-        The draws hold the doubt about the hyperparameters, and their deviations from the mean are
-        widened by the factor for few measurements (`FEW`).
+        Configurations that are only believed (`believe`) are taken as not measured.
 
         Args:
             configurations: at most a few hundred.
             normals: standard normal draws, shape (draws, 2, at least len(configurations)).
         """
         x = self.features.transform(configurations)
+        time, power = (
+            output.regressor.draw_marginal(x, normals[:, i]) + output.base(configurations)
+            for i, output in enumerate(self._outputs)
+        )
+        return time, power
+
+    def sample_wide(
+        self, configurations: Sequence[Configuration], normals: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Sample as `sample_marginal` does, as wide as `with_intervals`.
+
+        The deviations from the mean are widened by the factor for few measurements (`FEW`).
+
+        Args:
+            configurations: at most a few hundred.
+            normals: standard normal draws, shape (draws, 2, at least len(configurations)).
+        """
         parts = []
-        for i, (output, factor) in enumerate(zip(self._outputs, self.widening, strict=True)):
-            drawn = output.regressor.draw_marginal(x, normals[:, i])
+        for drawn, factor in zip(
+            self.sample_marginal(configurations, normals), self.widening, strict=True
+        ):
             centre = drawn.mean(axis=0)
-            parts.append(centre + factor * (drawn - centre) + output.base(configurations))
+            parts.append(centre + factor * (drawn - centre))
         return parts[0], parts[1]
 
     @property
@@ -369,16 +386,6 @@ class Surrogates:
         """Factors by which few measurements widen the deviations of time and power (`FEW`)."""
         n = max(len(self._y), 1)
         return 1 + FEW[0] / n, 1 + FEW[1] / n
-
-    def sample_watched(
-        self, rows: np.ndarray, normals: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Sample as `sample` does, at these of the watched rows, without solving again."""
-        time, power = (
-            output.regressor.draw_watched(rows, normals[:, i]) + base[rows]
-            for i, (output, base) in enumerate(zip(self._outputs, self._watched_base, strict=True))
-        )
-        return time, power
 
     def watch(self, configurations: Sequence[Configuration]) -> None:
         """Keep the posterior of these up to date cheaply from fit to fit (see `watched`)."""

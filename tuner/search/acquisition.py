@@ -5,7 +5,8 @@ that it is predicted to cost. A launch is paid once, a further live setting only
 its window, so live settings are added while they are worth it (`tuner.search.live_sweep`). A
 running launch is extended for the windows alone, and another launch is charged for coming back to
 it where settings of it are still missing. Expectations are over fixed quasi-random joint draws of
-the surrogates, in which energy is step time times power and so moves with time. Before there is
+the surrogates, each at hyperparameters of its own, in which energy is step time times power and so
+moves with time. Before there is
 enough to model, a few launches are spread over the space (`farthest`).
 """
 
@@ -256,7 +257,7 @@ class ProbeAcquisition:
         """Return joint draws of the measured configurations and of these."""
         near = front.nearest(MEASURED_TRIED)
         both = [*(front.configurations[i] for i in near), *tried]
-        log_t, log_p = self.surrogates.sample(both, self.draws[1])
+        log_t, log_p = self.surrogates.sample_marginal(both, self.draws[1])
         return LogRegret(log_t + log_p, log_t, measured=len(near))
 
     def _nearest(
