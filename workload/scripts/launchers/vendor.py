@@ -262,8 +262,9 @@ def _read(
 def _one_node(option: str, nodes: int) -> None:
     if nodes > 1:
         raise Refused(
-            f"{option} asks for {nodes} nodes, and a script is probed within one: give one node "
-            "and its processes"
+            f"{option} asks for {nodes} nodes, and a script is probed within one under its "
+            "launcher: give one node and its processes, or the script without the launcher and "
+            f"--ray ADDRESS --nodes {nodes} (docs/clusters.md)"
         )
 
 
