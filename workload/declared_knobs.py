@@ -166,6 +166,7 @@ def resolved(
     cwd: Path,
     config: Mapping[str, Any],
     config_file: Path | None = None,
+    launcher_env: Mapping[str, str] | None = None,
 ) -> Knob:
     """Return a declared knob with `how` and the baseline filled in.
 
@@ -176,6 +177,7 @@ def resolved(
         cwd: the folder it is started in.
         config: DeepSpeed's configuration today, as far as it is known.
         config_file: the DeepSpeed configuration that the command names; its keys are set there.
+        launcher_env: variables that the command's launcher sets for the ranks.
 
     Raises:
         InputError: the knob cannot be applied, or its baseline contradicts what is found.
@@ -187,7 +189,7 @@ def resolved(
         knob = replace(knob, how=f"deepspeed:{key}")
     if way == "env":
         _check_variable(knob, key)
-        return _with_baseline(knob, os.environ.get(key))
+        return _with_baseline(knob, {**os.environ, **(launcher_env or {})}.get(key))
     if way == "deepspeed":
         return _with_baseline(knob, _setting(config, key))
     if way.endswith(FILE_KINDS):

@@ -255,6 +255,7 @@ class ScriptJob(TrainingJob):
             cwd=Path(self.cwd),
             config=self.frame.config or self.file_config,
             config_file=self.config_word[1] if self.config_word else None,
+            launcher_env=self.launcher.env if self.launcher else {},
         )
         if not self.frame.kind:  # not inspected yet
             return knob

@@ -19,10 +19,11 @@ from tuner.problem.from_job import problem_of_job
 from tuner.problem.study_file import parse_job
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError
 from tuner.workload.declared_knobs import program_knobs, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config
+from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
 
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
@@ -92,6 +93,9 @@ def test_the_environment_today_is_the_baseline(
     made = job(tmp_path, "train.py", "env:NCCL_ALGO=Ring,Tree")
     assert made.knobs[0].levels == ("CollNet", "Ring", "Tree")
     assert made.start(made.baseline, tmp_path / "a").env["NCCL_ALGO"] == "CollNet"
+    launched = replace(made, launcher=Launcher("torchrun", env={"NCCL_ALGO": "Tree"}), knobs=())
+    again = launched.declares([parse_knob("env:NCCL_ALGO=Ring,Tree")])
+    assert again.knobs[0].levels == ("Tree", "Ring")
 
 
 def test_variables_that_are_read_early_need_a_fresh_interpreter() -> None:
