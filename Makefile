@@ -21,9 +21,11 @@ ONE_THREAD := OMP_NUM_THREADS=1
 
 .PHONY: run demo test check slow docs install hashes sbom clean
 
-# What `make run` tunes (examples/laptop), and the limits of its search.
+# What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
+# cores without clocks have little to trade, and a node of GPUs has more.
 EXAMPLE := examples/laptop
 SEARCH ?= --max-probes 24 --search-time 170s
+PLAN ?= opt-350m --cluster a100-8
 
 run: $(RUNNABLE)
 	@$(BIN)/tuner doctor --brief
@@ -31,6 +33,8 @@ run: $(RUNNABLE)
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/tuner optimize $(EXAMPLE)/job.toml \
 	    --space $(EXAMPLE)/space.toml --executor inline $(SEARCH) \
 	    --baseline $(EXAMPLE)/ds_config.json activation_checkpointing=full
+	@printf '\n%s\n' "Measured here: the search above. Predicted, without measuring: tuner plan $(PLAN)"
+	@$(BIN)/tuner plan $(PLAN) --quiet
 
 demo: $(RUNNABLE)
 	$(BIN)/tuner demo

@@ -7,10 +7,13 @@ stamps. All times count from the end of the install.
   cache decides much of it: the first install of a machine downloads).
 - `first_picture_s`: until the live view is drawn.
 - `first_point_s`: until it shows the first measured point.
-- `answer_s`: until the answer and the report are there.
+- `answer_s`: until the answer of the search and its report are there.
 - `probes`, `answer_lines`: of that search.
 - `others_share`: share of the cores that other processes used meanwhile; a figure of a busy machine
   says little.
+- `twin_...`: the same of the same search on a node of two twin GPUs with clocks
+  (`tuner.testing.twin`), with `--twin`. Such a GPU is an eighth of a core, and the job as much
+  smaller.
 
 Aims on two quiet cores: 120, 5, 15 and 180 s, at least 16 probes, at most 12 lines.
 """
@@ -18,6 +21,7 @@ Aims on two quiet cores: 120, 5, 15 and 180 s, at least 16 probes, at most 12 li
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -34,6 +38,7 @@ from pathlib import Path
 import tuner
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from tuner.display.answer import answer_lines
+from tuner.search_spaces.job import load_job
 
 __all__ = ["Screen", "watch"]
 
@@ -43,6 +48,10 @@ MOMENTS = {
     "first_point_s": re.compile(rb"front so far"),
     "answer_s": re.compile(rb"Report: "),
 }
+
+
+#: Limits of the search of `make run`.
+SEARCH = "--max-probes 24 --search-time 170s"
 
 
 @dataclass
@@ -118,29 +127,54 @@ def _cpu_s() -> tuple[float, float]:
     return (user + nice + system) / ticks, times.children_user + times.children_system
 
 
-def run(venv: Path, options: Sequence[str]) -> list[Figure]:
-    """Run `make run` and return its figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        before, began_s = _cpu_s(), time.monotonic()
-        screen = watch(
-            # -o: the environment is taken as it is.
-            ["make", "-s", "-o", f"{venv}/.runnable", "run", f"VENV={venv}", *options],
-            {**os.environ, "JOULEFRONT_RUNS": folder},
-        )
-        after, seconds = _cpu_s(), time.monotonic() - began_s
-        if screen.code:
-            print(screen.text.decode(errors="replace")[-3000:], file=sys.stderr)
-            raise SystemExit(f"make run ended with {screen.code}")
-        result = tuner.load_result(runs_dir=folder)
-        lines = answer_lines(result)
+def small_job(folder: Path) -> Path:
+    """Write a job whose step takes a share of a core some 15 ms; return its file."""
+    model = {
+        **load_job("tiny-gpt").model,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "vocab_size": 512,
+    }
+    (folder / "config.json").write_text(json.dumps(model))
+    path = folder / "job.toml"
+    path.write_text(
+        'name = "twin-gpt"\nsequence_length = 32\nglobal_batch = 8\nsteps = 5000000\n'
+        'precision = "fp32"\n[model]\nconfig = "config.json"\n'
+    )
+    return path
+
+
+def on_twin(venv: Path, search: str, folder: Path) -> list[str]:
+    """Return the command of the search of `make run` on a twin node, with a smaller job."""
+    job, example = str(small_job(folder)), ROOT / "examples" / "laptop"
+    return [
+        *(f"{venv}/bin/python", "-m", "tuner.testing.twin", "--", f"{venv}/bin/tuner", "optimize"),
+        *(job, "--space", f"{example}/space.toml", "--executor", "inline", *search.split()),
+        *("--baseline", f"{example}/ds_config.json", "activation_checkpointing=full"),
+    ]
+
+
+def figures_of(command: Sequence[str], folder: str, prefix: str = "") -> list[Figure]:
+    """Run a command that searches, with its runs in a folder, and return its figures."""
+    before, began_s = _cpu_s(), time.monotonic()
+    screen = watch(command, {**os.environ, "JOULEFRONT_RUNS": folder})
+    after, seconds = _cpu_s(), time.monotonic() - began_s
+    if screen.code:
+        print(screen.text.decode(errors="replace")[-3000:], file=sys.stderr)
+        raise SystemExit(f"{' '.join(command)} ended with {screen.code}")
+    # `make run` ends with a plan.
+    (searched,) = (p.name for p in Path(folder).iterdir() if not p.name.startswith("plan-"))
+    result = tuner.load_result(searched, runs_dir=folder)
+    lines = answer_lines(result)
     print("\n".join(lines))
     busy_s, own_s = (b - a for a, b in zip(before, after, strict=True))
     others = max(0.0, busy_s - own_s) / (seconds * (os.cpu_count() or 1))
     return [
-        *(Figure(name, screen.moments[name], "s") for name in MOMENTS),
-        Figure("probes", result.spent.probes, "count"),
-        Figure("answer_lines", len(lines), "count"),
-        Figure("others_share", others, "ratio"),
+        *(Figure(f"{prefix}{name}", screen.moments[name], "s") for name in MOMENTS),
+        Figure(f"{prefix}probes", result.spent.probes, "count"),
+        Figure(f"{prefix}answer_lines", len(lines), "count"),
+        Figure(f"{prefix}others_share", others, "ratio"),
     ]
 
 
@@ -148,15 +182,21 @@ def main() -> None:
     parser = arguments("the first minutes of a new user")
     parser.add_argument("--install", action="store_true", help="install into a new environment")
     parser.add_argument("--search", help="limits of the search, instead of the Makefile's")
+    parser.add_argument("--twin", action="store_true", help="search on a twin GPU node, too")
     options = parser.parse_args()
-    given = [f"SEARCH={options.search}"] if options.search else []
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         venv = Path(sys.prefix)
         if options.install:
             venv = Path(folder) / "venv"
             figures.append(Figure("install_s", install(venv), "s"))
-        figures += run(venv, given)
+        given = [f"SEARCH={options.search}"] if options.search else []
+        # -o: the environment is taken as it is.
+        make = ["make", "-s", "-o", f"{venv}/.runnable", "run", f"VENV={venv}", *given]
+        figures += figures_of(make, f"{folder}/runs")
+        if options.twin:
+            command = on_twin(venv, options.search or SEARCH, Path(folder))
+            figures += figures_of(command, f"{folder}/twin", "twin_")
     publish(figures, options.json)
 
 

@@ -131,7 +131,13 @@ def try_script(frame: str, script: Script, runner: LocalRunner, cluster: Cluster
     tried = Tried(frame, script.command)
     seconds: list[str] = []
     try:
-        tried.job = job = inspect_script(script, runner, cluster, say=seconds.append)
+        blank = blank_job(script, cluster)
+        runner.turn_to(blank)
+        folder = runner.node.run_dir
+        tried.job = job = inspect_script(
+            script, blank, runner.run, folder=folder, say=seconds.append
+        )
+        runner.turn_to(job)
     except InputError as error:
         tried.why = str(error)
         return tried

@@ -1,11 +1,11 @@
-"""Windows that end early: joules to the same front, and whether intervals still hold.
+"""Windows as long as their decision needs: joules to the same front, and whether intervals hold.
 
 Whole searches run on problems whose truth is known to the benchmark alone: made-up ones
 (`benchmarks.noisy_cluster`), predicted ones, and the groups of recorded tables that are named.
 Every window is measured by the conductor of real probes, on scripted ranks and a scripted meter
 with simulated time, so its error depends on its length: steps and power scatter as on a machine
-that others use, and launches differ. The same searches run with windows that may end early and with
-windows that may not.
+that others use, and launches differ. The same searches run with windows that end early (at
+`WindowPolicy.search_se`, or once they are shown to be beaten) and with windows that do not.
 
 - `windows_energy_ratio`: joules until the reported front is as good, with early ends over without
   (geometric mean over the searches). As good: it misses no more of the true front's hypervolume
@@ -48,7 +48,7 @@ from tuner.testing.scripted_ranks import ScriptedClock, ScriptedRanks
 from tuner.workload.measure.measurement import measurement, reached
 from tuner.workload.measure.window import Conductor
 from tuner.workload.meters.base import PowerSample, Reading
-from tuner.workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest, WindowPolicy
 
 __all__ = ["Scatter", "WindowRunner", "search"]
 
@@ -278,7 +278,9 @@ def search(
         cost=ProbeCost(launch_s=scatter.launch_s, launch_power=0.7, window_s=5.0, min_steps=3),
     )
     runner = WindowRunner(truth, scatter, early=early, seed=seed)
-    settings = SearchSettings(max_probes=probes, max_regret=0.0, seed=seed)
+    window = WindowPolicy()
+    window = window if early else replace(window, search_se=window.target_se)
+    settings = SearchSettings(max_probes=probes, max_regret=0.0, seed=seed, window=window)
     with tempfile.TemporaryDirectory() as folder:
         Session(
             problem,

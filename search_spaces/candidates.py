@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS
 
@@ -28,11 +29,13 @@ class Candidates:
         lives: the live settings of each launch (not every launch of a recorded table has all of
             them). Equal settings are one object.
         among: the list that these were selected from; None if it is complete.
+        knobs: knobs that the user declares, which say how far their values are apart.
     """
 
     launches: tuple[Settings, ...]
     lives: tuple[tuple[Settings, ...], ...]
     among: Candidates | None = None
+    knobs: tuple[Knob, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.launches) != len(self.lives):
@@ -73,7 +76,10 @@ class Candidates:
         if len(kept) == len(self.launches):
             return self
         return Candidates(
-            tuple(self.launches[i] for i in kept), tuple(self.lives[i] for i in kept), self.whole
+            tuple(self.launches[i] for i in kept),
+            tuple(self.lives[i] for i in kept),
+            self.whole,
+            self.knobs,
         )
 
     @cached_property
@@ -117,7 +123,7 @@ class Candidates:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields without the indices, which are rebuilt on demand."""
-        return {"launches": self.launches, "lives": self.lives, "among": self.among}
+        return {name: getattr(self, name) for name in ("launches", "lives", "among", "knobs")}
 
     def _launch_position(self, launch: Settings) -> int | None:
         position = self._launch_positions.get(launch)

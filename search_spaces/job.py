@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.typed import names_a_file
 
@@ -38,6 +39,7 @@ _FIELDS = {
     "steps_at",
     "noise_scale",
     "min_steps",
+    "knobs",
 }
 _OPTIONAL = ("precision", "learning_rate", "seed", "frames")
 
@@ -65,6 +67,7 @@ class TrainingJob:
             / global batch). 0 if unknown.
         min_steps: least number of steps, in the limit of a large global batch.
         data: file of tokens that the built-in training program reads; random tokens if empty.
+        knobs: knobs that the user declares, in the order of `check_knobs`.
     """
 
     name: str
@@ -80,6 +83,7 @@ class TrainingJob:
     noise_scale: float = 0.0
     min_steps: int = 0
     data: str = ""
+    knobs: tuple[Knob, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -182,7 +186,8 @@ class TrainingJob:
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
         data["model"] = dict(self.model)
         data["steps_at"] = {str(size): steps for size, steps in self.steps_at.items()}
-        for name in ("steps_at", "noise_scale", "min_steps", "data"):
+        data["knobs"] = {knob.name: knob.to_table() for knob in self.knobs}
+        for name in ("steps_at", "noise_scale", "min_steps", "data", "knobs"):
             if not data[name]:
                 del data[name]
         return data
@@ -195,7 +200,10 @@ class TrainingJob:
             InputError: a field is missing or is not legal.
         """
         try:
-            return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
+            given = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+            if given.get("knobs"):
+                given["knobs"] = read_knobs(given["knobs"], "the job")
+            return cls(**given)
         except TypeError as error:
             raise InputError(f"this is not a job: {error}") from error
 
@@ -261,6 +269,8 @@ class TrainingJob:
                 raise InvalidValue(f"tokens in {path.name}", tokens, "an integer of at least 1")
             steps = -(-tokens // (global_batch * sequence_length))
         optional = {k: data[k] for k in _OPTIONAL if k in data}
+        if "knobs" in data:
+            optional["knobs"] = check_knobs(read_knobs(data["knobs"], path.name))
         if "data" in data:
             optional["data"] = token_file(path.parent / str(data["data"]))
         return cls(

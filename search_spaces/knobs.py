@@ -1,7 +1,8 @@
 """Knobs of the search: name, kind and legal values of each.
 
 A *launch* knob needs a new process to change; a *live* knob changes while the job runs. A recorded
-table may have knobs that are not listed here; its own toml gives their kind.
+table may have knobs that are not listed here; its own toml gives their kind. So may a job, whose
+user declares them (`tuner.search_spaces.declared`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 
 from tuner.search_spaces.errors import InvalidValue, UnknownName
 
-__all__ = ["KNOBS", "Knob", "Value", "knob_named", "parse_value"]
+__all__ = ["KNOBS", "StandardKnob", "Value", "knob_named", "parse_value"]
 
 #: Value of a knob. A tuple has one value per pipeline stage.
 Value = int | float | str | tuple[int, ...]
@@ -23,8 +24,8 @@ LARGEST = 10**9
 
 
 @dataclass(frozen=True)
-class Knob:
-    """Dimension of the search.
+class StandardKnob:
+    """Dimension of the search that joulefront knows.
 
     Attributes:
         name: the field's standard term, with its unit, if any.
@@ -70,18 +71,32 @@ class Knob:
         return value
 
 
-KNOBS: Mapping[str, Knob] = {
+KNOBS: Mapping[str, StandardKnob] = {
     knob.name: knob
     for knob in (
-        Knob("data_parallel", "launch", "log2", 1, "replicas that split the batch", minimum=1),
-        Knob("tensor_parallel", "launch", "log2", 1, "ranks that split each layer", minimum=1),
-        Knob("pipeline_parallel", "launch", "log2", 1, "stages that split the depth", minimum=1),
-        Knob("sequence_parallel", "launch", "log2", 1, "ranks that split the sequence", minimum=1),
-        Knob("expert_parallel", "launch", "log2", 1, "ranks that split the experts", minimum=1),
+        StandardKnob(
+            "data_parallel", "launch", "log2", 1, "replicas that split the batch", minimum=1
+        ),
+        StandardKnob(
+            "tensor_parallel", "launch", "log2", 1, "ranks that split each layer", minimum=1
+        ),
+        StandardKnob(
+            "pipeline_parallel", "launch", "log2", 1, "stages that split the depth", minimum=1
+        ),
+        StandardKnob(
+            "sequence_parallel", "launch", "log2", 1, "ranks that split the sequence", minimum=1
+        ),
+        StandardKnob(
+            "expert_parallel", "launch", "log2", 1, "ranks that split the experts", minimum=1
+        ),
         # Its default is the job's own; for another the number of steps must be known.
-        Knob("global_batch", "launch", "log2", None, "sequences an optimizer step", minimum=1),
-        Knob("micro_batch", "launch", "log2", 1, "sequences a rank takes at once", minimum=1),
-        Knob(
+        StandardKnob(
+            "global_batch", "launch", "log2", None, "sequences an optimizer step", minimum=1
+        ),
+        StandardKnob(
+            "micro_batch", "launch", "log2", 1, "sequences a rank takes at once", minimum=1
+        ),
+        StandardKnob(
             "zero_stage",
             "launch",
             "category",
@@ -89,7 +104,7 @@ KNOBS: Mapping[str, Knob] = {
             "ZeRO: what is sharded over the replicas",
             choices=(0, 1, 2, 3),
         ),
-        Knob(
+        StandardKnob(
             "optimizer_offload",
             "launch",
             "category",
@@ -97,7 +112,7 @@ KNOBS: Mapping[str, Knob] = {
             "where the optimizer's states live",
             choices=("none", "cpu", "async", "nvme"),
         ),
-        Knob(
+        StandardKnob(
             "parameter_offload",
             "launch",
             "category",
@@ -105,7 +120,7 @@ KNOBS: Mapping[str, Knob] = {
             "where the parameters live between uses",
             choices=("none", "cpu", "nvme"),
         ),
-        Knob(
+        StandardKnob(
             "activation_checkpointing",
             "launch",
             "category",
@@ -113,7 +128,7 @@ KNOBS: Mapping[str, Knob] = {
             "which blocks are recomputed instead of kept",
             choices=("none", "every_8", "every_4", "every_2", "full"),
         ),
-        Knob(
+        StandardKnob(
             "activation_offload",
             "launch",
             "category",
@@ -121,11 +136,13 @@ KNOBS: Mapping[str, Knob] = {
             "where kept activations live",
             choices=("none", "sync", "async"),
         ),
-        Knob(
+        StandardKnob(
             "clock_MHz", "live", "linear", None, "SM clock, one for all or one a stage", minimum=1
         ),
-        Knob("memory_clock_MHz", "live", "linear", None, "memory clock of each GPU", minimum=1),
-        Knob(
+        StandardKnob(
+            "memory_clock_MHz", "live", "linear", None, "memory clock of each GPU", minimum=1
+        ),
+        StandardKnob(
             "power_limit_W",
             "live",
             "linear",
@@ -137,7 +154,7 @@ KNOBS: Mapping[str, Knob] = {
 }
 
 
-def knob_named(name: str) -> Knob:
+def knob_named(name: str) -> StandardKnob:
     """Return the standard knob of this name.
 
     Raises:

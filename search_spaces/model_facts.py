@@ -19,7 +19,14 @@ from tuner.search_spaces.job import Precision, TrainingJob
 from tuner.search_spaces.parameter_count import Sizes, count_parameters, read_flag
 from tuner.search_spaces.vision_facts import VisionFacts
 
-__all__ = ["UNKNOWN_MODEL", "ModelFacts", "facts_of", "flops_per_step", "model_state_bytes"]
+__all__ = [
+    "UNKNOWN_MODEL",
+    "ModelFacts",
+    "facts_of",
+    "flops_per_step",
+    "model_state_bytes",
+    "model_state_parts",
+]
 
 
 @dataclass(frozen=True)
@@ -196,14 +203,14 @@ def flops_per_step(job: TrainingJob) -> float:
     return facts_of(job).flops(job.global_batch, job.sequence_length, job.frames)
 
 
-def model_state_bytes(
+def model_state_parts(
     parameters: float, zero_stage: int, replicas: int, precision: Precision = "bf16"
-) -> float:
-    """Return the bytes of parameters, gradients and Adam's states on one rank.
+) -> tuple[float, float, float]:
+    """Return the bytes of parameters, gradients and optimizer states on one rank.
 
     ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3 and figure 1) with K = 12: in mixed
-    precision 2 + 2 bytes a parameter for weights and gradients and 12 for the fp32 copy and two
-    moments; in fp32 4 + 4 + 8. Stage 1 shards the last part over the replicas, stage 2 the
+    precision 2 + 2 bytes a parameter for weights and gradients and 12 for the fp32 copy and Adam's
+    two moments; in fp32 4 + 4 + 8. Stage 1 shards the last part over the replicas, stage 2 the
     gradients too, stage 3 all. No activations, buffers or fragmentation.
 
     Args:
@@ -214,4 +221,15 @@ def model_state_bytes(
     """
     weights, gradients, states = (4.0, 4.0, 8.0) if precision == "fp32" else (2.0, 2.0, 12.0)
     shards = [1 / replicas if zero_stage >= stage else 1.0 for stage in (3, 2, 1)]
-    return parameters * (weights * shards[0] + gradients * shards[1] + states * shards[2])
+    return (
+        parameters * weights * shards[0],
+        parameters * gradients * shards[1],
+        parameters * states * shards[2],
+    )
+
+
+def model_state_bytes(
+    parameters: float, zero_stage: int, replicas: int, precision: Precision = "bf16"
+) -> float:
+    """Return the sum of `model_state_parts`."""
+    return sum(model_state_parts(parameters, zero_stage, replicas, precision))

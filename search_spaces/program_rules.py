@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
@@ -58,10 +59,11 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
 
     The list is empty if it can. Without a job, limits that depend on the model are not checked.
     """
+    declared = {*(knob.name for knob in job.knobs), CHANGED} if job is not None else set()
     phrases = [
         f"{name} is not a knob of the built-in training program"
         for name in (*configuration.launch, *configuration.live)
-        if name not in KNOBS
+        if name not in KNOBS and name not in declared
     ]
 
     split = [name for name in _COMPARED if _degree(configuration, name) > 1]

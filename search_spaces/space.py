@@ -22,9 +22,10 @@ from tuner.search_spaces.baseline import default_configuration, degrees
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import CHANGED, check_knobs, expanded
 from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import KNOBS, Knob, Value, knob_named
+from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
 from tuner.search_spaces.rules import RULES, Rule, broken_rules
 from tuner.search_spaces.typed import names_a_file
 
@@ -128,9 +129,11 @@ class SearchSpace:
             InvalidValue: a value is not legal for its knob.
             InvalidConfiguration: a rule refuses it; the error has the offending numbers.
         """
+        declared = {knob.name: knob for knob in job.knobs}
         for half in (configuration.launch, configuration.live):
             for name, value in half.items():
-                knob_named(name).check(value)
+                if name != CHANGED:
+                    (declared.get(name) or knob_named(name)).check(value)
         reasons = broken_rules(configuration, job, cluster)
         if reasons:
             raise InvalidConfiguration(configuration.short, reasons)
@@ -138,7 +141,8 @@ class SearchSpace:
     def candidates(self, job: TrainingJob, cluster: Cluster) -> Candidates:
         """Return every valid configuration of this space for this job on this cluster.
 
-        Every launch has the empty live setting, "left to the device"; if clocks cannot be set, it
+        Each launch is combined with the values of the knobs that the job declares. Every launch
+        has the empty live setting, "left to the device"; if clocks cannot be set, it
         is the only one.
 
         Raises:
@@ -170,7 +174,8 @@ class SearchSpace:
         checked: dict[tuple[Value | None, ...], tuple[Settings, ...]] = {}
         shared: dict[tuple[Settings, ...], tuple[Settings, ...]] = {}
         first: Settings | None = None
-        for launch in walk.launches():
+        knobs = check_knobs(job.knobs)
+        for launch in (each for standard in walk.launches() for each in expanded(standard, knobs)):
             first = first or launch
             configuration = Configuration(launch)
             context = tuple(configuration.get(knob) for knob in read)
@@ -222,7 +227,9 @@ class SearchSpace:
                         raise InputError(f"no live setting of space {self.name!r} holds: {phrase}")
 
 
-def _automatic(knob: Knob, choice: Auto, job: TrainingJob, cluster: Cluster) -> tuple[Value, ...]:
+def _automatic(
+    knob: StandardKnob, choice: Auto, job: TrainingJob, cluster: Cluster
+) -> tuple[Value, ...]:
     """Return the values of one "auto" knob."""
     if knob.choices:
         return knob.choices

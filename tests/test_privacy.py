@@ -26,7 +26,11 @@ def watch(event, args):
 sys.addaudithook(watch)
 """
 COMMANDS = (
-    ("optimize", "--cluster", "h200-8", "--max-probes", "2", "--no-verify", "--name", "plan"),
+    ("plan", "--cluster", "h200-8", "--name", "planned"),
+    (
+        *("optimize", "--cluster", "h200-8", "--executor", "simulated", "--max-probes", "2"),
+        *("--no-verify", "--name", "plan"),
+    ),
     ("front", "plan"),
     ("export", "plan", "--to", "csv", "--redact"),
     ("bundle", "plan", "--out", "b.zip"),

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tuner.api import load_result, optimize, plan, replay
     from tuner.display.tracking import track
+    from tuner.planning.fit import fit
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
     from tuner.results.recommendation import Recommendation
     from tuner.results.result import Interval, Point, Result
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.declared import Knob
     from tuner.search_spaces.errors import InputError
     from tuner.search_spaces.job import TrainingJob
     from tuner.study.callbacks import Progress
@@ -32,6 +34,7 @@ __all__ = [
     "InputError",
     "Interrupted",
     "Interval",
+    "Knob",
     "Point",
     "Progress",
     "Recommendation",
@@ -40,6 +43,7 @@ __all__ = [
     "SearchSettings",
     "TrainingJob",
     "WindowPolicy",
+    "fit",
     "load_result",
     "optimize",
     "plan",
@@ -53,6 +57,7 @@ _MODULES = {
     "Constraints": "tuner.problem.constraints",
     "InputError": "tuner.search_spaces.errors",
     "Interval": "tuner.results.result",
+    "Knob": "tuner.search_spaces.declared",
     "Interrupted": "tuner.study.session",
     "Point": "tuner.results.result",
     "Progress": "tuner.study.callbacks",
@@ -62,6 +67,7 @@ _MODULES = {
     "SearchSettings": "tuner.problem.settings",
     "TrainingJob": "tuner.search_spaces.job",
     "WindowPolicy": "tuner.workload.probe",
+    "fit": "tuner.planning.fit",
     "load_result": "tuner.api",
     "optimize": "tuner.api",
     "plan": "tuner.api",

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from tuner.executors.base import Executor
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
+from tuner.problem.declared_knobs import with_knobs
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.question import Notify, question_of
 from tuner.workload.scripts.script_job import Script
@@ -37,7 +39,7 @@ def optimize(
     job: TrainingJob | Script | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
     power_cap_W: float | None = None,
@@ -51,6 +53,8 @@ def optimize(
     try_first: Sequence[str | Configuration] = (),
     prefer: Sequence[str] = (),
     clocks: bool = True,
+    knobs: Sequence[Knob | str] = (),
+    allow_changed_training: bool = False,
     sampler: str | BaseSampler | None = None,
     surrogate: Any = None,
     executor: str | Executor | None = None,
@@ -73,9 +77,8 @@ def optimize(
         >>> result.recommended.configuration.short
         'dp2 mb8 zero0'
 
-        Predict for a cluster that is not here; ask again without searching:
+        Ask again without searching:
 
-        >>> result = tuner.optimize("opt-350m", cluster="a100-8")
         >>> result.choose(deadline_s=7200).point
 
     The arguments come in groups: what is tuned (`job` to `space`), limits of the training
@@ -87,7 +90,9 @@ def optimize(
             own training script as a `tuner.workload.scripts.script_job.Script`: it is started once
             to see which knobs can be turned on it (docs/your-script.md).
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        space: the search space's name or path.
+        space: the search space's name or path. If not given, an existing run keeps its own; a new
+            one searches "large", which has tensor and pipeline parallelism, on several nodes or if
+            the training states do not fit one device, else "default".
         budget_kJ: maximum energy of the *training job*; `best` is the fastest that meets it.
         deadline_s: maximum time of the training job; `best` takes the least energy in time.
         power_cap_W: maximum average power of the training job.
@@ -113,15 +118,18 @@ def optimize(
         prefer: weights of knob values that are expected to be good, such as "zero1:3"; the more is
             measured, the less they count (docs/search.md).
         clocks: search clocks and power limits, too, where they can be set.
+        knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
+            packs such as "nccl", or files of them (docs/knobs.md).
+        allow_changed_training: search also those that are declared to change what is learnt.
         sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
             Optuna sampler.
         surrogate: the model that learns step time and power: "gaussian-process" (the default),
             "gaussian-process-sklearn", "extra-trees", "random-forest", "bayesian-ridge", or any
             scikit-learn regressor whose predict takes return_std or that averages its members
             (docs/search.md). A run that is resumed without it keeps what it had.
-        executor: "ray", "inline", "simulated" or an `Executor`. If not given: "simulated", without
-            any measurement, if the named cluster has another kind of device than this machine;
-            else Ray if it is installed, else inline.
+        executor: "ray", "inline", "simulated" or an `Executor`. If not given: Ray if it is
+            installed, else inline. "simulated" answers probes by predictions and measures nothing;
+            `plan` predicts every configuration of a cluster that is not here.
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
         device_kind: the kind of device to use there; the most frequent one if not given.
@@ -145,13 +153,14 @@ def optimize(
     from tuner.study.session import Session
 
     asked = question_of(
-        job,
+        with_knobs(job, knobs),
         cluster=cluster,
         space=space,
         constraints=(constraints or Constraints()).limited(
             budget_kJ, deadline_s, power_cap_W, max_slowdown
         ),
         search=search,
+        baseline=baseline,
         executor=executor,
         ray_address=ray_address,
         device_kind=device_kind,
@@ -160,7 +169,7 @@ def optimize(
         runs_dir=runs_dir,
         notify=on_progress,
     )
-    problem, run, settings = asked.prepare(baseline, target_gpus, clocks, on_progress)
+    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress, allow_changed_training)
     if plan is not None:
         from tuner.study.plan_run import probes_of_plan
 
@@ -192,12 +201,14 @@ def dry_run(
     job: TrainingJob | Script | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     target_gpus: int | None = None,
     clocks: bool = True,
+    knobs: Sequence[Knob | str] = (),
+    allow_changed_training: bool = False,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
     device_kind: str | None = None,
@@ -213,11 +224,12 @@ def dry_run(
     from tuner.study.dry_run import describe, describe_script
 
     asked = question_of(
-        job,
+        with_knobs(job, knobs),
         cluster=cluster,
         space=space,
         constraints=constraints or Constraints(),
         search=search,
+        baseline=baseline,
         executor=executor,
         ray_address=ray_address,
         device_kind=device_kind,
@@ -231,10 +243,10 @@ def dry_run(
         how = "nothing: probes are predictions of the models"
     elif asked.executor not in (None, "ray"):
         how = "processes of this machine, one probe at a time"
-    if isinstance(job, Script):
-        run = RunFolder.named(runs_dir, asked.name or new_name(job.name, runs_dir))
-        return describe_script(job, asked.settings, asked.constraints, run, how)
-    problem, run, settings = asked.prepare(baseline, target_gpus, clocks, on_progress)
+    if isinstance(asked.job, Script):
+        run = RunFolder.named(runs_dir, asked.name or new_name(asked.job.name, runs_dir))
+        return describe_script(asked.job, asked.settings, asked.constraints, run, how)
+    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress, allow_changed_training)
     return describe(problem, settings, asked.constraints, run, how)
 
 
@@ -242,7 +254,7 @@ def plan(
     job: TrainingJob | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     gpus: Sequence[int] = (),
     budget_kJ: float | None = None,
     deadline_s: float | None = None,
@@ -263,7 +275,7 @@ def plan(
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        space: the search space's name or path.
+        space: the search space's name or path; "default" or "large" as for `optimize` if not given.
         gpus: numbers of GPUs of this kind to compare (`Result.plan.sizes`), with whole nodes; if
             none is given, every number up to the cluster's may be used.
         name: name of the run; no run of this name may exist.

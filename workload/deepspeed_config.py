@@ -13,6 +13,8 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
+from tuner.workload.declared_knobs import deepspeed_settings
+from tuner.workload.hook import merge
 
 __all__ = ["ops_needed", "render_deepspeed_config", "training_arguments"]
 
@@ -90,7 +92,7 @@ def render_deepspeed_config(
         config["tensor_parallel"] = {"autotp_size": configuration.tensor_parallel}
         # DeepSpeed checks this against all ranks, tensor ranks included, before it splits them.
         del config["train_batch_size"]
-    return config
+    return merge(config, deepspeed_settings(configuration, job.knobs))
 
 
 def _kept_on(device: str, nvme_path: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -23,6 +23,7 @@ from tuner.workload.drift import Drift
 
 __all__ = [
     "BLAMELESS",
+    "INSPECTIONS",
     "SCHEMA_VERSION",
     "Drift",
     "Failure",
@@ -50,17 +51,25 @@ FailureKind = Literal[
 #: Kinds of failure that say nothing of the configuration.
 BLAMELESS: frozenset[str] = frozenset({"cancelled", "node"})
 
+#: Purposes of a launch that shows how a user's script trains: with the batch split differently
+#: where that is possible, and as it is.
+INSPECTIONS = ("inspection", "plain inspection")
+
 #: A delivered clock this close to the one asked for, in MHz, is the one asked for: GPUs change
 #: theirs in steps of 15 (NVIDIA) and the mean over a window is not a whole step.
 SAME_CLOCK_MHZ = 7.5
+
+
+#: A window that is measured to `WindowPolicy.search_se` may be this short, seconds; NVML counters
+#: update about every 100 ms and read low in windows under 2 s (docs/measuring.md).
+SEARCH_MIN_S = 3.0
 
 
 @dataclass(frozen=True)
 class WindowPolicy:
     """Length and precision of the measurement of a live setting."""
 
-    #: NVML counters update about every 100 ms: windows under 2 s read low, 5 s are stable
-    #: (ML.ENERGY blog; see docs/measuring.md).
+    #: 5 s are stable on NVML (ML.ENERGY blog; see docs/measuring.md).
     min_s: float = option(5.0, "shortest window", unit="s", least=0)
     min_steps: int = option(3, "smallest number of whole optimizer steps in a window", least=0)
     max_s: float = option(
@@ -68,6 +77,12 @@ class WindowPolicy:
     )
     target_se: float = option(
         0.01, "relative standard error of step time and of power that ends the window", least=0
+    )
+    search_se: float = option(
+        0.05,
+        "relative standard error that ends a window of the search; what is on the front is "
+        "measured again to the target",
+        least=0,
     )
     settle_s: float = option(
         1.0, "run at a new live setting before the window opens", unit="s", least=0
@@ -87,6 +102,13 @@ class WindowPolicy:
     def __post_init__(self) -> None:
         check_options(self)
 
+    @property
+    def rough(self) -> WindowPolicy:
+        """The policy of a measurement to `search_se`; this one where that is no less precise."""
+        if self.search_se <= self.target_se:
+            return self
+        return replace(self, min_s=min(self.min_s, SEARCH_MIN_S), target_se=self.search_se)
+
 
 @dataclass(frozen=True)
 class ProbeRequest:
@@ -100,7 +122,7 @@ class ProbeRequest:
         time_limit_s: the whole probe is killed after this.
         first_step_limit_s, step_limit_s: the longest that the first optimizer step and any other
             may take; None for the defaults of `tuner.workload.limits`.
-        purpose: why it runs: "baseline", "search", "remeasure", "probe".
+        purpose: why it runs: "baseline", "search", "remeasure", "probe", or one of `INSPECTIONS`.
         extendable: once these are visited, further settings of the same launch may follow
             (`tuner.workload.runners.Continuation`). The stored key is "open".
         front: (step time in s, energy of a step in J) that measured configurations reach, at the
@@ -118,6 +140,11 @@ class ProbeRequest:
     purpose: str = "search"
     extendable: bool = False
     front: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def inspects(self) -> bool:
+        """True if the launch ends after its first step, to show how a user's script trains."""
+        return self.purpose in INSPECTIONS
 
     def configurations(self) -> tuple[Configuration, ...]:
         """Return the configurations to visit, one for each live setting."""

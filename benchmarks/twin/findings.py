@@ -84,9 +84,8 @@ FINDINGS = (
     ),
     Finding(
         16,
-        "assumed peaks and the clock of a device left alone",
-        checks.boost,
-        "listed clocks that are never reached",
+        "assumed peaks, the clock of a device left alone, listed clocks that are never reached",
+        checks.assumed_clocks,
     ),
     Finding(
         17,

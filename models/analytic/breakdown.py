@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.models.analytic.constants import Constants
-from tuner.models.analytic.memory import MemoryParts
+from tuner.models.analytic.memory import DEVICE_PARTS, MemoryParts
 from tuner.models.analytic.stages import Stages
 from tuner.models.analytic.step import StepParts
 
@@ -68,10 +68,7 @@ def break_down(
     time = _time_parts(parts, constants, clocks, slot)
     time["pipeline bubble"] = max(0.0, step_time_s - sum(time.values()))
     fullest = int(memory.device[0].argmax())
-    bytes_of = {
-        name: float(getattr(memory, name)[0, fullest])
-        for name in ("states", "activations", "logits", "buffers", "context")
-    }
+    bytes_of = {name: float(getattr(memory, name)[0, fullest]) for name in DEVICE_PARTS}
     return Breakdown(
         step_time_s=step_time_s,
         energy_J=sum(joules.values()),

@@ -1,8 +1,9 @@
 """Peak memory of the fullest rank, on the device and on its host.
 
 Parameters, gradients and optimizer states as ZeRO shards them; activations of every micro-batch in
-flight; logits; DeepSpeed's buffers; the framework's memory without any model. Arrays are of shape
-(launches, kinds of stage), and the peak is the largest sum over the stages.
+flight; what one block or the loss holds while it runs; DeepSpeed's buffers; the framework's memory
+without any model. Arrays are of shape (launches, kinds of stage), and the peak is the largest sum
+over the stages.
 """
 
 from __future__ import annotations
@@ -15,17 +16,24 @@ from tuner.models.analytic.compute import activation_bytes_per_token, encoder_bl
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
-from tuner.search_spaces.model_facts import ModelFacts, model_state_bytes
+from tuner.search_spaces.model_facts import ModelFacts, model_state_parts
 
-__all__ = ["LIVE_PARAMETERS", "MemoryParts", "memory_parts", "stage_parameters"]
+__all__ = ["DEVICE_PARTS", "LIVE_PARAMETERS", "MemoryParts", "memory_parts", "stage_parameters"]
+
+#: Names of the parts of the device's memory.
+DEVICE_PARTS = (
+    *("parameters", "gradients", "optimizer"),
+    *("activations", "temporary", "communication", "context"),
+)
 
 #: Parameters that ZeRO-3 keeps gathered if it will use them again soon: DeepSpeed's defaults of
 #: stage3_max_live_parameters and stage3_max_reuse_distance. Counted in steps of DeepSpeed 0.19.8
 #: (`PartitionedParameterCoordinator`): a model of P parameters gathers 2 P - 1e9 a micro-batch.
 LIVE_PARAMETERS = 1e9
 
-#: Bytes per logit at the peak: 16-bit logits, their fp32 copy, and the gradient (2 + 4 + 4).
-LOGIT_BYTES = 10.0
+#: Bytes per logit at the peak: 16-bit logits, their fp32 log-softmax, and its gradient in fp32 and
+#: in 16 bits (2 + 4 + 4 + 2), as torch counts them in transformers' loss (benchmarks.fit).
+LOGIT_BYTES = 12.0
 #: Bytes per score that attention without a fused kernel keeps for the backward pass: softmax
 #: output, dropout output and mask (Korthikanti et al. 2022, arXiv 2205.05198: 5 a s^2 b per layer).
 SCORE_BYTES = 5.0
@@ -36,25 +44,27 @@ class MemoryParts:
     """Parts of the memory, bytes; arrays of shape (launches, kinds of stage).
 
     Attributes:
-        states: parameters, gradients and optimizer states on the device.
+        parameters, gradients, optimizer: states of the model on the device.
         activations: values kept for the backward pass, of all micro-batches in flight.
-        logits: values of the loss.
-        buffers: communication buckets and the parameters that ZeRO-3 gathers.
+        temporary: values of the block that is recomputed or differentiated, and of the loss.
+        communication: communication buckets and the parameters that ZeRO-3 gathers.
         context: CUDA and NCCL contexts (or the interpreter), allocator overhead.
         host: memory of one node's host: offloaded states and activations of the node's ranks.
     """
 
-    states: np.ndarray
+    parameters: np.ndarray
+    gradients: np.ndarray
+    optimizer: np.ndarray
     activations: np.ndarray
-    logits: np.ndarray
-    buffers: np.ndarray
+    temporary: np.ndarray
+    communication: np.ndarray
     context: np.ndarray
     host: np.ndarray
 
     @property
     def device(self) -> np.ndarray:
         """Memory of the device, the sum of its parts."""
-        return self.states + self.activations + self.logits + self.buffers + self.context
+        return np.asarray(sum(getattr(self, name) for name in DEVICE_PARTS))
 
 
 def stage_parameters(
@@ -79,8 +89,10 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     column = launches[:, None]
     facts, element, constants = setup.facts, setup.element, setup.constants
     plain, experts = stage_parameters(facts, launches, stages)
-    states, offloaded, fetched = _states(setup, column, plain, experts)
-    activations, on_host = _activations(setup, column, stages)
+    (weights, gradients, optimizer), offloaded = _states(setup, column, plain, experts)
+    # Offload to the host leaves nothing of the states that it moves on the device.
+    fetched = np.where(column.parameters_offloaded & (column.z == 3), weights, 0.0)
+    activations, temporary, on_host = _activations(setup, column, stages)
     tokens = column.b * setup.job.sequence_length / column.u
     logits = stages.heads * LOGIT_BYTES * element / 2 * tokens * facts.vocab / column.t
 
@@ -90,20 +102,33 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     sharded = np.minimum(live, parameters) * element
     gathered = np.where(column.z == 3, sharded, 0.0)
     buckets = np.where(column.replicas > 1, np.where(column.z >= 1, 2.0, 1.0), 0.0)
-    context = np.full_like(states, constants.context_bytes)
+    context = np.full_like(weights, constants.context_bytes)
 
     on_node = np.minimum(column.ranks, setup.cluster.devices_per_node)
     # DeepSpeed keeps a 16-bit (or fp32) gradient buffer beside the fp32 states on the host. States
     # on a drive are not in host memory: only their gradients are.
     moments = _moment_bytes(setup)
     in_memory = np.where(column.offload_nvme, 0.0, offloaded)
-    optimizer = np.where(column.offload, in_memory + element * offloaded / moments, 0.0)
-    fetched = np.where(column.parameters_nvme, 0.0, fetched)
+    states = np.where(column.offload, in_memory + element * offloaded / moments, 0.0)
+    held = np.where(column.parameters_nvme, 0.0, fetched)
     if setup.cluster.device.type == "cpu":  # device and host are one memory
-        host = np.zeros_like(states)
+        host = np.zeros_like(weights)
     else:
-        host = on_node * (optimizer + fetched + on_host)
-    return MemoryParts(states, activations, logits, buckets * bucket + gathered, context, host)
+        host = on_node * (states + held + on_host)
+    return MemoryParts(
+        parameters=weights - fetched,
+        # From stage 2 on gradients go to the host as they are reduced (DeepSpeed 0.19.8:
+        # runtime/zero/stage_1_and_2.py, copy_grads_in_partition; stage3.py, whose flat buffer of
+        # gradients is on the CPU). Stage 1 keeps them until the step.
+        gradients=np.where(column.offload & (column.z >= 2), 0.0, gradients),
+        optimizer=np.where(column.offload, 0.0, optimizer),
+        activations=activations,
+        # The loss is done with its logits before the first block is recomputed or differentiated.
+        temporary=np.maximum(temporary, logits),
+        communication=buckets * bucket + gathered,
+        context=context,
+        host=host,
+    )
 
 
 def _moment_bytes(setup: Setup) -> float:
@@ -113,30 +138,41 @@ def _moment_bytes(setup: Setup) -> float:
 
 def _states(
     setup: Setup, column: Launches, plain: np.ndarray, experts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (states on the device, optimizer states offload moves, parameters on the host)."""
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return ([parameters, gradients, optimizer] before offload, states that offload moves)."""
     z, replicas = column.z, column.replicas
     expert_replicas = np.maximum(1.0, replicas / column.e)
 
-    def states_of(parameters: np.ndarray, shards: np.ndarray) -> np.ndarray:
-        each = [model_state_bytes(parameters, k, shards, setup.job.precision) for k in range(4)]  # type: ignore[arg-type]
-        return np.select([z == k for k in range(4)], each)
+    def parts_of(parameters: np.ndarray, shards: np.ndarray) -> list[np.ndarray]:
+        each = [model_state_parts(parameters, k, shards, setup.job.precision) for k in range(4)]  # type: ignore[arg-type]
+        return [np.select([z == k for k in range(4)], part) for part in zip(*each, strict=True)]
 
-    states = states_of(plain, replicas) + states_of(experts, expert_replicas)
+    both = zip(parts_of(plain, replicas), parts_of(experts, expert_replicas), strict=True)
     offloaded = _moment_bytes(setup) * (
         plain / np.where(z >= 1, replicas, 1.0) + experts / np.where(z >= 1, expert_replicas, 1.0)
     )
-    states = states - np.where(column.offload, offloaded, 0.0)
-    fetched = setup.element * (plain / replicas + experts / expert_replicas)
-    fetched = np.where(column.parameters_offloaded & (z == 3), fetched, 0.0)
-    return states - fetched, offloaded, fetched
+    return [one + other for one, other in both], offloaded
 
 
-def _activations(setup: Setup, column: Launches, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bytes of activations (on the device, on the host), of all micro-batches."""
+def _norm_bytes(facts: ModelFacts, element: float) -> float:
+    """Return the bytes per token that the two norms of a block keep beside their input.
+
+    The RMS norm of transformers (families with a gated MLP) converts its input to fp32 and keeps
+    that and the normalized values, which the gain multiplies; a fused layer norm keeps its input
+    alone. In fp32 nothing is converted.
+    """
+    if not facts.gated:
+        return 0.0
+    return 2.0 * facts.hidden * (element if element == 4.0 else 4.0 + element)
+
+
+def _activations(
+    setup: Setup, column: Launches, stages: Stages
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the bytes of activations (kept, temporary, on the host), of all micro-batches."""
     facts, element, t = setup.facts, setup.element, column.t
     tokens = column.b * setup.job.sequence_length / column.u
-    block = tokens * activation_bytes_per_token(facts, t, element)
+    block = tokens * (activation_bytes_per_token(facts, t, element) + _norm_bytes(facts, element))
     if not setup.fused_attention:
         scores = SCORE_BYTES * element / 2 * setup.job.sequence_length * facts.heads / t
         block = block + tokens * scores
@@ -147,6 +183,8 @@ def _activations(setup: Setup, column: Launches, stages: Stages) -> tuple[np.nda
     resident = np.where(column.activations, np.minimum(2.0, stages.blocks), stages.blocks)
     on_device = resident * np.where(column.activations, 1.0, in_flight) * kept
     on_host = np.where(column.activations, stages.blocks * in_flight * kept, 0.0)
+    # The block under recomputation, or the gradients of the block being processed.
+    running = np.where(again > 0, block, 0.5 * block)
     if facts.vision is not None:
         patches = column.b * setup.job.frames * facts.vision.patches / column.u
         one = encoder_block_bytes(facts, patches, t, element, fused_attention=setup.fused_attention)
@@ -155,7 +193,6 @@ def _activations(setup: Setup, column: Launches, stages: Stages) -> tuple[np.nda
         resident = np.where(column.activations, 2.0, in_all)
         on_device = on_device + stages.embeds * resident * encoded
         on_host = on_host + np.where(column.activations, stages.embeds * in_all * encoded, 0.0)
-        on_device = on_device + np.where(again > 0, stages.embeds * one, 0.0)
-    # The block under recomputation, or the gradients of the block being processed.
-    on_device = on_device + np.where(again > 0, block, 0.5 * block)
-    return on_device * (1 + setup.constants.memory_overhead), on_host
+        running = running + np.where(again > 0, stages.embeds * one, 0.0)
+    overhead = 1 + setup.constants.memory_overhead
+    return on_device * overhead, running * overhead, on_host

@@ -10,12 +10,13 @@ made elsewhere are means to choose from, without a column.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 
 if TYPE_CHECKING:
@@ -41,9 +42,13 @@ def knob_names(configurations: Iterable[Configuration]) -> tuple[list[str], list
 
 
 def varying_knobs(configurations: Sequence[Configuration]) -> list[str]:
-    """Return the knobs with more than one value: launch knobs first, each half by name."""
+    """Return the knobs with more than one value: launch knobs first, each half by name.
+
+    The mark of a launch that learns something else follows from other knobs, and is none.
+    """
     launch, live = knob_names(configurations)
-    return [name for name in launch + live if len({c.get(name) for c in configurations}) > 1]
+    names = (name for name in launch + live if name != CHANGED)
+    return [name for name in names if len({c.get(name) for c in configurations}) > 1]
 
 
 def _number(value: object) -> bool:
@@ -99,12 +104,13 @@ def _one_hot_column(levels: Sequence[Value]) -> _Column:
     return column
 
 
-def _columns_of(name: str, values: Sequence[Value | None]) -> list[_Column]:
-    """Return the columns of one knob, given its values over the candidates."""
+def _columns_of(
+    values: Sequence[Value | None], scale: Literal["log2", "linear", "category"] | None
+) -> list[_Column]:
+    """Return the columns of one knob: its values over the candidates, its scale if known."""
     levels = list(dict.fromkeys(value for value in values if value is not None))
     missing = len(levels) < len(set(values))
     numeric = all(_number(level) or _numbers(level) for level in levels)
-    scale = KNOBS[name].scale if name in KNOBS else None
     columns: list[_Column] = []
     if scale == "category" or not numeric:
         if len(levels) > 1:
@@ -142,9 +148,12 @@ class FeatureMap:
         # Measurements come before the analytic model.
         self._priors = (*earlier, *([prior] if prior is not None else ()))
         self._columns: list[tuple[str, _Column]] = []
+        scales = {name: knob.scale for name, knob in KNOBS.items()}
+        scales |= {knob.name: knob.scale for knob in candidates.knobs}
         for name in varying_knobs(configurations):
             values = [configuration.get(name) for configuration in configurations]
-            self._columns += [(name, column) for column in _columns_of(name, values)]
+            columns = _columns_of(values, scales.get(name))
+            self._columns += [(name, column) for column in columns]
         self._row = {c: i for i, c in enumerate(configurations)}
         self._prior_log = self._predict_priors(configurations)
         self._prior_low = self._prior_log.min(axis=0)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+import tuner
 from tuner.cli.main import main
 from tuner.testing.studies import write_table
 
@@ -41,12 +43,13 @@ def run(capsys, *words):
     return code, *capsys.readouterr()
 
 
-PLAN = ["optimize", "opt-350m", "--cluster", "a100-8"]
+SIMULATED = ["--executor", "simulated"]
+PLAN = ["optimize", "opt-350m", "--cluster", "a100-8", *SIMULATED]
 
 
 #: Of the review: number, command, parts of the sentence that answers it.
 REVIEWED = [
-    (1, ["optimise"], ["unknown command 'optimise'; did you mean 'optimize'?", "and 1"]),
+    (1, ["optimise"], ["unknown command 'optimise'; did you mean 'optimize'?", " more; see tuner"]),
     (2, ["optimize", "tinygpt"], ["unknown job 'tinygpt'; did you mean 'tiny-gpt'?"]),
     (
         3,
@@ -97,11 +100,11 @@ REVIEWED = [
     ),
     (
         27,
-        ["optimize", "lmm-72b", "--cluster", "a100-8"],
+        ["optimize", "lmm-72b", "--cluster", "a100-40gb-8", "--space", "default", *SIMULATED],
         [
-            "lmm-72b does not fit on a100-8: the smallest of 2,556 configurations of space "
-            "'default' needs 89.9 GB of a GPU's 85.9 GB (4.0 GB too many); try ",
-            "--space cpu-all or 16 GPUs or --cluster ",
+            "lmm-72b does not fit on a100-40gb-8: the smallest of 2,556 configurations of space "
+            "'default' needs 69.4 GB of a GPU's 42.9 GB (26.4 GB too many); try ",
+            "--space cpu-all or --cluster ",
         ],
     ),
     (28, ["runs", "rm", "nosuch"], ["unknown run 'nosuch' in /"]),
@@ -186,8 +189,29 @@ def test_a_script_is_not_searched_on_predictions(capsys, tmp_path):  # 21
     (tmp_path / "train.py").write_text("print('trains')\n")
     code, _, err = run(capsys, "optimize", "--script", "train.py", "--cluster", "h100-32")
     assert code == 2
-    assert "h100-32 is only simulated here; tune it on a machine with its devices" in err
+    assert (
+        "h100-32 has H100-SXM-80GB, and this machine does not: tune the script on a machine that"
+        in err
+    )
     assert "or predict a job: tuner plan JOB --cluster h100-32" in err
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_cluster_that_is_not_here_gets_the_command_that_plans_it(capsys, tmp_path, more):
+    words = ["opt-350m", "--cluster", "a100-8", "--space", "parallelism"]
+    words += ["--deadline", "500h", "--max-gpus", "8", "--baseline", "dp8", "zero1"]
+    code, out, err = run(capsys, "optimize", *words, *more)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "a100-8 has A100-SXM-80GB, and this machine does not" in err
+    assert not list(tmp_path.iterdir())
+    command = re.search("`tuner (plan [^`]*)`", err)[1]
+    runs = ["--runs-dir", str(tmp_path), "--quiet"]
+    for each in (shlex.split(command), ["plan", *words]):  # it is the command that it should be
+        assert run(capsys, *each, *runs)[0] == 0
+    first, second = (tuner.load_result(path) for path in sorted(tmp_path.iterdir()))
+    assert first.constraints == second.constraints == {"deadline_s": 1.8e6, "max_gpus": 8}
+    assert first.baseline == second.baseline
+    assert first.front_points == second.front_points
 
 
 def test_fewer_gpus_than_the_default_needs_are_taken(capsys):  # 33
@@ -234,7 +258,7 @@ def simulated(tmp_path_factory):
 
 def test_the_name_of_another_study_is_refused(capsys, simulated):  # 12
     files = sorted(path.stat().st_mtime_ns for path in simulated.rglob("*"))
-    words = ["optimize", "tiny-gpt", "--cluster", "a100-8", "--name", "sim"]
+    words = ["optimize", "tiny-gpt", "--cluster", "a100-8", "--name", "sim", *SIMULATED]
     code, _, err = run(capsys, *words, "--runs-dir", simulated)
     assert code == 2
     assert "'sim' is about another question (job.name was opt-350m and is tiny-gpt); give" in err

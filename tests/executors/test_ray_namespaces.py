@@ -1,4 +1,4 @@
-"""A probe across two network namespaces: two nodes that reach each other by address only.
+"""Probes across two network namespaces: two nodes that reach each other by address only.
 
 Two nodes on one machine share its loopback, which would hide a rendezvous at 127.0.0.1, or ranks
 that talk over the wrong interface. Here each has a network of its own, joined by a virtual cable.
@@ -12,15 +12,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD, OTHER = "10.213.77.1", "10.213.77.2"
 
-SCRIPT = f"""
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
+
+BUILT_IN = f"""
 import json, sys
 from dataclasses import replace
 from tuner.search_spaces.configuration import Settings
@@ -43,12 +51,44 @@ executor.close()
 print("ANSWER " + json.dumps({{"record": record.to_json(), "addresses": addresses}}))
 """
 
+USERS = f"""
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+import tuner
+from tuner.problem.settings import SearchSettings
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.trace import read_trace
+
+cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
+script = tuner.Script(
+    "plain_deepspeed.py --deepspeed --deepspeed_config ds.json", cwd=Path(sys.argv[1]), steps=100000
+)
+result = tuner.optimize(
+    script,
+    cluster=cluster,
+    search=SearchSettings(max_probes=3, verify=False),
+    ray_address="{HEAD}:6399",
+    name="two",
+    runs_dir=Path(sys.argv[1]) / "runs",
+    report=False,
+)
+records = read_trace(Path(sys.argv[1]) / "runs" / "two" / "trace" / "probes.jsonl").records
+nodes = [record.environment.get("nodes") for record in records]
+failures = [record.failure and record.failure.message for record in records]
+print("ANSWER " + json.dumps({{
+    "devices": result.job.devices, "batch": result.job.global_batch, "nodes": nodes,
+    "failures": failures, "baseline": result.baseline.configuration.short,
+    "in_play": [name for name, offer in result.job.offers.items() if offer.turned],
+}}))
+"""
+
 
 def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, timeout=30)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def namespaces() -> Iterator[tuple[str, str]]:
     """Two namespaces with a cable between them."""
     if shutil.which("ip") is None:
@@ -73,15 +113,9 @@ def namespaces() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-@pytest.mark.real
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_ranks_meet_over_the_nodes_own_addresses(
-    namespaces: tuple[str, str], tmp_path: Path
-) -> None:
-    script = tmp_path / "across.py"
-    script.write_text(SCRIPT)
+@pytest.fixture(scope="module")
+def drive(namespaces: tuple[str, str]) -> Iterator[Callable[[str, Path], Any]]:
+    """Run a program beside the first of two Ray nodes, with a folder; return its answer."""
     ray = str(Path(sys.executable).parent / "ray")
     environment = {
         # A proxy of this machine cannot be reached from inside, and gRPC would ask it.
@@ -104,6 +138,15 @@ def test_ranks_meet_over_the_nodes_own_addresses(
         started.append(process)
         return process
 
+    def drive(program: str, folder: Path) -> Any:
+        file = folder / "across.py"
+        file.write_text(program)
+        driver = inside(namespaces[0], sys.executable, str(file), str(folder))
+        told = driver.communicate(timeout=600)[0].decode()
+        lines = [line for line in told.splitlines() if line.startswith("ANSWER ")]
+        assert lines, told[-4000:]
+        return json.loads(lines[0].removeprefix("ANSWER "))
+
     # Short, for sockets lie below it; and not where another Ray of this machine keeps its own.
     with tempfile.TemporaryDirectory(prefix="jf", ignore_cleanup_errors=True) as folder:
         start = (ray, "start", "--block", "--num-cpus=1", "--object-store-memory=80000000")
@@ -117,8 +160,7 @@ def test_ranks_meet_over_the_nodes_own_addresses(
                 if said.returncode == 0:
                     break
             inside(namespaces[1], *start, f"--address={HEAD}:6399", f"--node-ip-address={OTHER}")
-            driver = inside(namespaces[0], sys.executable, str(script), str(tmp_path / "run"))
-            told = driver.communicate(timeout=600)[0].decode()
+            yield drive
         finally:
             for process in reversed(started):
                 process.terminate()
@@ -127,9 +169,28 @@ def test_ranks_meet_over_the_nodes_own_addresses(
                     process.wait(timeout=20)
                 except subprocess.TimeoutExpired:
                     process.kill()
-    lines = [line for line in told.splitlines() if line.startswith("ANSWER ")]
-    assert lines, told[-4000:]
-    answer = json.loads(lines[0].removeprefix("ANSWER "))
+
+
+def test_ranks_meet_over_the_nodes_own_addresses(
+    drive: Callable[[str, Path], Any], tmp_path: Path
+) -> None:
+    answer = drive(BUILT_IN, tmp_path)
     assert answer["addresses"] == [HEAD, OTHER]
     assert answer["record"]["failure"] is None, answer["record"]["failure"]
     assert len(answer["record"]["environment"]["nodes"]) == 2
+
+
+def test_a_users_script_is_inspected_and_probed_across_nodes(
+    drive: Callable[[str, Path], Any], tmp_path: Path
+) -> None:
+    shutil.copy(ROOT / "tests/scripts/plain_deepspeed.py", tmp_path)
+    config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    answer = drive(USERS, tmp_path)
+    assert (answer["devices"], answer["batch"]) == (2, 16)
+    assert answer["baseline"].startswith("dp2 mb4")
+    assert {"zero_stage", "micro_batch"} <= set(answer["in_play"])
+    assert answer["failures"] == [None] * len(answer["failures"])
+    today, *others = answer["nodes"]
+    assert len(today) == 2  # hosts
+    assert others

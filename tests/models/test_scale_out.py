@@ -141,6 +141,7 @@ def test_a_study_on_few_predicts_the_front_for_many(tmp_path: Path, capsys: Any)
     result = optimize(
         "opt-350m",
         cluster="gh200-32",
+        executor="simulated",
         max_probes=4,
         target_gpus=64,
         runs_dir=tmp_path,
@@ -174,10 +175,12 @@ def test_a_study_on_few_predicts_the_front_for_many(tmp_path: Path, capsys: Any)
 def test_a_target_that_cannot_be_is_refused_before_anything_runs(
     tmp_path: Path, capsys: Any
 ) -> None:
-    common = ["--cluster", "gh200-32", "--runs-dir", str(tmp_path), "--max-probes", "2"]
+    common = ["--cluster", "gh200-32", "--executor", "simulated", "--runs-dir", str(tmp_path)]
+    common += ["--max-probes", "2"]
+    whole = ["--space", "default"]  # pipelines would use as many
     assert main(["optimize", "--job", "opt-350m", "--target-gpus", "6", *common]) == 2
     assert "target_gpus" in capsys.readouterr().err
-    assert main(["optimize", "--job", "opt-350m", "--target-gpus", "65536", *common]) == 2
+    assert main(["optimize", "--job", "opt-350m", "--target-gpus", "65536", *common, *whole]) == 2
     assert "65536" in capsys.readouterr().err
     assert main(["optimize", "opt-350m", "--job", "opt-350m", *common]) == 2
     assert "once" in capsys.readouterr().err
@@ -188,6 +191,7 @@ def test_a_run_corrects_a_prediction_on_more_gpus(tmp_path: Path, capsys: Any) -
     optimize(
         "opt-350m",
         cluster="gh200-32",
+        executor="simulated",
         max_probes=4,
         runs_dir=tmp_path,
         name="few",

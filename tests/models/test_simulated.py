@@ -173,6 +173,7 @@ def test_a_cluster_of_another_kind_is_planned_and_says_so(tmp_path: Any) -> None
     result = optimize(
         "qwen2.5-7b",
         cluster="jupiter-32",
+        executor="simulated",
         max_probes=6,
         runs_dir=tmp_path,
         on_progress=lambda event: said.append(event.message),
@@ -196,6 +197,7 @@ def test_a_study_over_1024_gpus_keeps_16_probes_in_flight(tmp_path: Any) -> None
         "qwen2.5-7b",
         cluster=cluster,
         space="parallelism",
+        executor="simulated",
         max_probes=20,
         in_flight=16,
         runs_dir=tmp_path,

@@ -113,7 +113,10 @@ def test_a_limit_that_nothing_meets_is_exit_code_3(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["lmm-72b", "--cluster", "a100-8"], "does not fit on a100-8"),
+        (
+            ["lmm-72b", "--cluster", "a100-40gb-8", "--space", "default"],
+            "does not fit on a100-40gb-8",
+        ),
         (["opt-350m", "--cluster", "a100-8", "--gpus", "8,x"], "--gpus takes numbers such as"),
         (["opt-350m", "--cluster", "a100-8", "--gpus", "12"], "multiple of the 8 devices"),
         (["opt-350m", "--cluster", "a100-8", "--gpus", "4096"], "on 4096 GPUs"),
@@ -145,6 +148,7 @@ def test_a_search_begins_with_the_probes_of_a_plan(runs: Path) -> None:
         "opt-350m",
         cluster="a100-8",
         plan="asked",
+        executor="simulated",
         search=tuner.SearchSettings(max_probes=6),
         name="begun",
         runs_dir=runs,
@@ -153,10 +157,14 @@ def test_a_search_begins_with_the_probes_of_a_plan(runs: Path) -> None:
     records = read_trace(runs / "begun" / "trace" / "probes.jsonl").records
     visited = [record.request.configurations()[0] for record in records[:3]]
     assert visited == list(planned.plan.probes[:3])
+
+    def again(job: str, cluster: str, plan: str) -> None:
+        tuner.optimize(job, cluster=cluster, plan=plan, executor="simulated", runs_dir=runs)
+
     with pytest.raises(tuner.InputError, match="is a study, not a plan"):
-        tuner.optimize("opt-350m", cluster="a100-8", plan="begun", runs_dir=runs)
+        again("opt-350m", "a100-8", "begun")
     with pytest.raises(tuner.InputError, match="is a candidate here"):
-        tuner.optimize("lmm-7b", cluster="gh200-32", plan="asked", runs_dir=runs)
+        again("lmm-7b", "gh200-32", "asked")
 
 
 def test_a_damaged_plan_is_one_sentence(runs: Path) -> None:

@@ -21,7 +21,12 @@ def test_it_agrees_with_a_simulated_search_to_a_factor_of_two(tmp_path) -> None:
     problem = problem_of_job("opt-350m", "a100-8", plan=True)
     said = forecast(problem, limits)
     result = tuner.optimize(
-        "opt-350m", cluster="a100-8", search=limits, runs_dir=tmp_path, report=False
+        "opt-350m",
+        cluster="a100-8",
+        executor="simulated",
+        search=limits,
+        runs_dir=tmp_path,
+        report=False,
     )
     each_kJ = result.spent.energy_kJ / result.spent.probes
     each_s = result.spent.time_s / result.spent.probes

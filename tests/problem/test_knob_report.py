@@ -37,7 +37,7 @@ def test_the_smallest_space_with_all_that_is_left_out_is_named() -> None:
     knobs = dict(load_space("full").choices)
     del knobs["tensor_parallel"], knobs["pipeline_parallel"]
     absent = said(SearchSpace("mine", knobs))[1]
-    assert absent.endswith(": tensor_parallel, pipeline_parallel (--space 3d searches them)")
+    assert absent.endswith(": tensor_parallel, pipeline_parallel (--space large searches them)")
 
 
 def test_a_knob_that_a_rule_refuses_gives_the_rules_reason() -> None:

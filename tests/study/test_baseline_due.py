@@ -59,6 +59,7 @@ def test_the_answer_names_the_baseline_that_was_taken(tmp_path) -> None:
     result = tuner.optimize(
         "qwen2.5-7b",
         cluster="h100-32",
+        executor="simulated",
         search=SearchSettings(max_probes=3),
         runs_dir=tmp_path,
         report=False,

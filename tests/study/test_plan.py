@@ -22,6 +22,7 @@ def plan(tmp_path_factory):
     result = run_optimize(
         "opt-350m",
         cluster="a100-8",
+        executor="simulated",
         search=SearchSettings(max_probes=8, seed=1),
         runs_dir=runs,
         name="plan",

@@ -43,7 +43,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def optimize(runs: Path, *, probes: int) -> int:
-    words = ["tiny-gpt", "--cluster", "h200-8", "--space", str(SPACE), "--plain"]
+    words = ["tiny-gpt", "--cluster", "h200-8", "--executor", "simulated", "--space", str(SPACE)]
+    words += ["--plain"]
     words += ["--max-probes", str(probes), "--runs-dir", str(runs), "--name", "study"]
     return main(["optimize", *words])
 

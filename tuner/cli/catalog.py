@@ -1,4 +1,4 @@
-"""Lists of what is built in (`tuner jobs`, `clusters`, `spaces`) and `tuner completion`."""
+"""Lists of what is built in (`jobs`, `clusters`, `spaces`, `knobs`) and `tuner completion`."""
 
 from __future__ import annotations
 
@@ -68,6 +68,25 @@ def _spaces(args: argparse.Namespace) -> int:
     return OK
 
 
+def _knobs(args: argparse.Namespace) -> int:
+    from tuner.search_spaces.knob_packs import load_pack, pack_names
+
+    packs = [load_pack(name) for name in pack_names()]
+    lines = []
+    for pack in packs:
+        rows = [
+            (f"  {knob.name}", ", ".join(map(str, knob.values)), knob.how or "placeholder or hook")
+            for knob in pack.knobs
+        ]
+        lines += [f"{pack.name}: {pack.what}", *columns(rows)]
+    data = [
+        {"name": p.name, "what": p.what, "knobs": {k.name: k.to_table() for k in p.knobs}}
+        for p in packs
+    ]
+    answer(args, data, lines)
+    return OK
+
+
 def _completion(args: argparse.Namespace) -> int:
     try:
         import shtab
@@ -110,6 +129,7 @@ def add(commands: Commands) -> None:
     commands.command("jobs", _jobs, "list the built-in jobs")
     commands.command("clusters", _clusters, "list the built-in clusters")
     commands.command("spaces", _spaces, "list the built-in search spaces")
+    commands.command("knobs", _knobs, "list the packs of knobs for --knobs")
     text = 'print a completion script for your shell: eval "$(tuner completion bash)"'
     completion = commands.command("completion", _completion, text)
     completion.set_defaults(parser=commands.parser)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tuner.cli import catalog, demo, deploy, evidence, optimize, plan, probe, runs, runs_folder
+from tuner.cli import catalog, demo, deploy, evidence, fit, optimize, plan, probe, runs, runs_folder
 from tuner.cli.defaults import KEYS, apply_defaults
 from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, RUNS, RUNS_DIR, Commands, Parser
 from tuner.search_spaces.errors import InputError
@@ -30,7 +30,7 @@ exit codes:
   0    success
   1    failure: a probe that failed, a study that measured nothing, a machine that lacks something
   2    bad input; one sentence on standard error says what is allowed
-  3    answered, but no measured configuration meets the limits of the training job
+  3    answered, but no configuration meets the limits of the training job, or it does not fit
   130  interrupted; every finished probe is kept, and the message says how to continue
 
 Answers go to standard output (with --json as JSON), progress to standard error.
@@ -51,7 +51,7 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
-    modules = (optimize, plan, demo, probe, runs, runs_folder, evidence, deploy, catalog)
+    modules = (optimize, plan, fit, demo, probe, runs, runs_folder, evidence, deploy, catalog)
     for module in modules:
         module.add(commands)
     return parser

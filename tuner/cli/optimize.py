@@ -53,6 +53,8 @@ def _optimize(args: argparse.Namespace) -> int:
         "baseline": args.baseline,
         "target_gpus": args.target_gpus,
         "clocks": args.clocks,
+        "knobs": (*args.knobs, *args.knob),
+        "allow_changed_training": args.allow_changed_training,
         "executor": args.executor,
         "ray_address": args.ray,
         "device_kind": args.device_kind,
@@ -82,6 +84,31 @@ def _optimize(args: argparse.Namespace) -> int:
         )
     answer(args, result.to_json(), ["", *answer_lines(result)])
     return _exit_code(result)
+
+
+def _add_knobs(parser: Any) -> None:
+    """Add the options that declare knobs."""
+    parser.add_argument(
+        "--knob",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="knob of your own: 'compile=false,true' for {compile} in the command, "
+        "'env:NCCL_ALGO=Ring,Tree', 'FILE.yaml:KEY=VALUE,...', 'deepspeed:KEY:int=5e7,5e8'; "
+        "repeatable",
+    )
+    parser.add_argument(
+        "--knobs",
+        action="append",
+        default=[],
+        metavar="PACK|FILE",
+        help="knobs declared together: a pack (tuner knobs) or a TOML file; repeatable",
+    )
+    parser.add_argument(
+        "--allow-changed-training",
+        action="store_true",
+        help="also search knobs that are declared to change what is learnt",
+    )
 
 
 def _exit_code(result: Result) -> int:
@@ -181,9 +208,9 @@ def add(commands: Commands) -> None:
     add("--job", dest="job_option", metavar="JOB", help="the same, as an option")
     add(
         "--space",
-        default="default",
         metavar="NAME",
-        help="search space file or name (default: default)",
+        help="search space file or name (default: default; on several nodes and for models whose "
+        "training states do not fit one device, large)",
     )
     add(
         "--baseline",
@@ -192,6 +219,7 @@ def add(commands: Commands) -> None:
         help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
     )
     add_data(job)
+    _add_knobs(job)
     add(
         "--no-clocks",
         dest="clocks",
@@ -212,7 +240,8 @@ def add(commands: Commands) -> None:
     add(
         "--executor",
         metavar="NAME",
-        help="ray, inline or simulated (default: simulated for another kind of machine, else ray)",
+        help="ray, inline or simulated, which answers probes by predictions (default: ray, or "
+        "inline without Ray)",
     )
     add("--ray", metavar="ADDRESS", help="Ray cluster to run on: auto or HOST:PORT")
     add("--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use")

@@ -67,9 +67,9 @@ def add(commands: Commands) -> None:
     add_cluster(job)
     add(
         "--space",
-        default="default",
         metavar="NAME",
-        help="search space file or name (default: default)",
+        help="search space file or name (default: default; on several nodes and for models whose "
+        "training states do not fit one device, large)",
     )
     add("--gpus", metavar="N,N,...", help="numbers of GPUs of this cluster's kind to compare")
     add(

@@ -79,6 +79,7 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.workload.node.runner import LocalRunner, refused
     from tuner.workload.probe import ProbeRequest, WindowPolicy
     from tuner.workload.scripts.inspection import blank_job, inspect_script
+    from tuner.workload.scripts.script_job import ScriptJob
     from tuner.workload.trace import TraceWriter
 
     def say(sentence: str) -> None:
@@ -99,7 +100,10 @@ def _probe(args: argparse.Namespace) -> int:
     require_own(folder)
     with closing(LocalRunner(job, cluster, run_dir=folder, say=say)) as runner:
         if script is not None:
-            job = inspect_script(script, runner, cluster, say=say)
+            assert isinstance(job, ScriptJob)
+            runner.prepare()
+            job = inspect_script(script, job, runner.run, folder=folder, say=say)
+            runner.turn_to(job)
             configuration = _changed(job, args.what)
             for sentence in job.sentences():
                 say(sentence)

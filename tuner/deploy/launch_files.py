@@ -28,6 +28,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
+from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.node.ops import extensions_dir
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -167,18 +168,19 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[Program, dict[str,
         nvme_path=cluster.nvme_path if cluster else "",
         on_cuda=cluster is not None and cluster.device.type == "cuda",
     )
-    config = json.dumps(rendered, indent=2) + "\n"
-    files = {"ds_config.json": config}
+    files = {"ds_config.json": json.dumps(rendered, indent=2) + "\n"}
+    exports = export_words(environment(configuration, job.knobs))
     if script:
         about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
-        return Program([*script, "--deepspeed_config", "ds_config.json"], about), files
+        words = [*script, "--deepspeed_config", "ds_config.json"]
+        return Program(words, about, exports=exports), files
     words = [str(training_program()), "--job", "job.json", "--deepspeed_config", "ds_config.json"]
     about = [
         "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
         "# Yours must read ds_config.json, and apply the settings that it cannot contain:",
         "#   " + one_line(short(configuration)),
     ]
-    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false"]
+    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", *exports]
     arguments = training_arguments(configuration)
     return Program([*words, *arguments], about, exports=exports, steps=True), files
 

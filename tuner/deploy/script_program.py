@@ -18,6 +18,7 @@ from tuner.deploy.own_launcher import Relaunch, takes_hook
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
+from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
@@ -90,6 +91,7 @@ def _relaunched(
     given = {name: start.env[name] for name in launcher.assigned if name in start.env}
     if "OMP_NUM_THREADS" in start.env:
         given["OMP_NUM_THREADS"] = start.env["OMP_NUM_THREADS"]
+    given |= environment(configuration, job.knobs)
     about = ["# Your own command, as it was probed: checkpoints and loggers are yours again."]
     changed = configuration.launch != job.baseline.launch
     words, settled = again.with_arguments(words)
@@ -127,7 +129,8 @@ def _hooked(
 
 
 def _quoted(env: Mapping[str, str]) -> list[str]:
-    return [f"{name}={shlex.quote(text)}" for name, text in env.items() if "{" not in text]
+    # What differs from rank to rank is the launcher's to say.
+    return export_words({name: text for name, text in env.items() if "{" not in text})
 
 
 def _write_hook(folder: Path) -> None:

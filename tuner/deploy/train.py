@@ -27,6 +27,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, require_own, write_text
+from tuner.workload.declared_knobs import environment
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters.timeline import Timeline
@@ -115,7 +116,8 @@ class _TrainingLaunch(RankLaunch):
         path = self.folder / "ds_config.json"
         write_text(path, json.dumps(config, indent=2) + "\n")
         words = [*self._program, "--deepspeed_config", str(path)]
-        return Start(tuple(words), os.getcwd(), {}, config, {})
+        env = environment(self.configuration, job.knobs)
+        return Start(tuple(words), os.getcwd(), {}, config, env)
 
 
 class _Training(Probe):

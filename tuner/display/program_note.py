@@ -1,9 +1,10 @@
-"""Notice that a ranking of parallelisms is that of the program that was measured."""
+"""Notices of what the comparison of a study does not hold for."""
 
 from __future__ import annotations
 
 from tuner.display.text import prediction
 from tuner.results.result import Result
+from tuner.search_spaces.declared import CHANGED, MARK, changed_training
 from tuner.workload.scripts.script_job import ScriptJob
 
 __all__ = ["program_note"]
@@ -12,6 +13,25 @@ _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 
 def program_note(result: Result) -> str:
+    """Return the notices of a study as one text; "" if there are none."""
+    return " ".join(filter(None, (_changed_training(result), _parallelism(result))))
+
+
+def _changed_training(result: Result) -> str:
+    """Return the notice for a study with configurations that learn something else."""
+    knobs = result.job.knobs if result.job is not None else ()
+    found = (changed_training(point.configuration.launch, knobs) for point in result.points)
+    values = sorted({value for each in found for value in each})
+    if not values:
+        return ""
+    return (
+        f"Points marked {CHANGED}={MARK} learn something else than the baseline "
+        f"({', '.join(values)}), and may need more steps or reach another loss: their time and "
+        "energy are for the same number of steps."
+    )
+
+
+def _parallelism(result: Result) -> str:
     """Return the notice for a study of the built-in program that measured model parallelism.
 
     Empty for a script of the user's own, a recording, a prediction, and if no configuration that

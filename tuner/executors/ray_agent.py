@@ -299,6 +299,10 @@ class RayPeer:
             raise PeerLost(f"{self._name} did not answer within {limit_s:.0f} s") from error
         except errors.RayActorError as error:
             raise PeerLost(f"{self._name} is gone: its agent ended") from error
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, InputError):  # whose sentence Ray hides in a traceback
+                raise error.cause from None
+            raise
 
     def clock_s(self) -> float:
         return float(self._call("clock_s"))

@@ -15,7 +15,8 @@ from typing import Any
 
 from tuner.search_spaces.baseline import degrees
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value
@@ -81,7 +82,8 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
         InvalidConfiguration: the configuration cannot train this job on this cluster.
     """
     texts = [str(word) for word in words]
-    files, flags = split_words(texts)
+    declared, rest = _declared(texts, job)
+    files, flags = split_words(rest)
     if len(files) > 1:
         raise InputError(f"{files[1]!r} is a second file; a baseline is one DeepSpeed JSON")
     values: dict[str, Value] = {}
@@ -99,12 +101,28 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
         replicas = int(str(values["data_parallel"]))
         values["micro_batch"] = _micro_batch(config, job, replicas, notes)
     configuration = Configuration.of(values)
+    launch = Settings({**configuration.launch, **declared})
+    configuration = with_baseline(Configuration(launch, configuration.live), job.knobs)
     if broken := broken_rules(configuration, job, cluster):
         raise InvalidConfiguration(configuration.short, broken)
     name = ", ".join(Path(text).name if text in files else text for text in texts)
     return Baseline(
         configuration, f"yours: {name}" if name else default_name(configuration), tuple(notes)
     )
+
+
+def _declared(texts: Sequence[str], job: TrainingJob) -> tuple[dict[str, Value], list[str]]:
+    """Return the values of declared knobs among KNOB=VALUE words, and the other words."""
+    knobs = {knob.name: knob for knob in job.knobs}
+    values: dict[str, Value] = {}
+    rest = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if equals and name in knobs:
+            values[name] = knobs[name].check(value)
+        else:
+            rest.append(text)
+    return values, rest
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tuner.formatting import ordered_knobs, varying_knobs
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.short_names import in_order, parse_words, short_name
@@ -35,7 +36,7 @@ def named_configurations(
         return []
     if not words:
         return []
-    varying = set(varying_knobs(configurations))
+    varying = set(varying_knobs(configurations)) - {CHANGED}
     named = {*ordered_knobs(configurations), *KNOBS}
     if any(knob not in named for knob in words):
         return []
@@ -62,4 +63,4 @@ def same_value(value: Any, told: Any) -> bool:
     if isinstance(told, str) and not isinstance(value, str):
         parts = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         return parts == told
-    return bool(value == told)
+    return bool(value == told) or (told is None and value == "auto")

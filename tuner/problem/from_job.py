@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from tuner.problem.baseline import Baseline, default_name, read_baseline
+from tuner.problem.declared_knobs import searched_knobs
+from tuner.problem.default_space import chosen_sentence, default_space, why_large
 from tuner.problem.knob_report import knobs_in_play
 from tuner.problem.problem import REAL_COST, Problem, space_section
 from tuner.problem.run_folder import plain
 from tuner.problem.scale_out_space import target_candidates
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules, unrunnable
@@ -28,26 +31,28 @@ __all__ = ["baseline_of", "cluster_of", "identity_of", "problem_of_job"]
 def problem_of_job(
     job: TrainingJob | str | Path | None = None,
     cluster: Cluster | str = "auto",
-    space: str = "default",
+    space: str | None = None,
     *,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     plan: bool = False,
     target_gpus: int | None = None,
     max_gpus: int | None = None,
     clocks: bool = True,
+    allow_changed_training: bool = False,
 ) -> Problem:
     """Return the problem of a job on a cluster.
 
     Args:
         job: a job, a shipped job's name, or the path of a job file; None is the default job.
         cluster: a cluster, a name or path, or "auto" for this machine.
-        space: a search space's name or path.
+        space: a search space's name or path; None for that of `default_space`.
         baseline: what the user runs today, or words that `tuner.problem.baseline` reads; else the
             space's default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.
         target_gpus: number of GPUs of the same kind for which to predict the front as well.
         clocks: search clocks and power limits, too, if they can be set.
         max_gpus: leave out what needs more GPUs, since it could not be chosen.
+        allow_changed_training: search declared knobs that change what is learnt, too.
 
     Raises:
         InputError: an argument is not what it should be, or nothing can run.
@@ -58,13 +63,17 @@ def problem_of_job(
     cluster = cluster_of(cluster)
     if not clocks:
         cluster = replace(cluster, clock_control=False)
+    job, declared_notes = searched_knobs(job, plan, allow_changed_training)
     script = job if isinstance(job, ScriptJob) else None
+    chosen = why_large(job, cluster) if space is None else ""
+    space = space or default_space(job, cluster)
     today = baseline_of(baseline, job, cluster)
     candidates, notes = _runnable(job, cluster, space, plan)
     if target_gpus is not None:  # refused before anything is measured, not after
         target_candidates(job, cluster, space, target_gpus, plan=plan)
     candidates, left_out = _fitting(candidates, job, cluster, str(space), plan)
-    notes += [*left_out, *today.notes]
+    notes += [*declared_notes, *left_out, *today.notes]
+    notes += [chosen_sentence(chosen)] if chosen else []
     if here:
         candidates, left_out = _usable_here(candidates, cluster, clocks)
         notes += left_out
@@ -138,6 +147,7 @@ def baseline_of(
         InputError: it is no configuration, or cannot train this job on this cluster.
     """
     if isinstance(given, Configuration):
+        given = with_baseline(given, job.knobs)
         if broken := broken_rules(given, job, cluster):
             raise InvalidConfiguration(given.short, broken)
         return Baseline(given, "yours")
@@ -145,7 +155,7 @@ def baseline_of(
         return read_baseline([given] if isinstance(given, str | Path) else given, job, cluster)
     if isinstance(job, ScriptJob):
         return Baseline(job.baseline, "the script as it is started today")
-    configuration = default_configuration(job, cluster)
+    configuration = with_baseline(default_configuration(job, cluster), job.knobs)
     return Baseline(configuration, default_name(configuration))
 
 

@@ -53,6 +53,7 @@ def _candidates(
                     baseline=baseline,
                     plan=plan,
                     max_gpus=study.get("constraints", {}).get("max_gpus"),
+                    allow_changed_training=True,  # study.toml has the knobs that were searched
                 )
             else:
                 return seen

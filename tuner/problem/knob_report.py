@@ -15,7 +15,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import ALIASES, SearchSpace, load_space, space_names
 
-__all__ = ["knobs_in_play"]
+__all__ = ["knobs_in_play", "not_searched"]
 
 
 def knobs_in_play(
@@ -47,11 +47,22 @@ def knobs_in_play(
         turned[turned.index("global_batch")] += f" (the solution takes {steps} steps)"
     said = [f"in play: {', '.join(turned) or 'no knob'}"]
     if absent:
-        said.append(f"not in space {space.name!r}: {', '.join(absent)}{_wider(absent)}")
+        said.append(_absent(space, absent))
     if reasons:
         left = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         said.append(f"not in play: {left}")
     return tuple(said)
+
+
+def not_searched(space: SearchSpace) -> str:
+    """Return a sentence on the launch knobs that a space leaves out; "" if it has all."""
+    launch = (name for name, knob in KNOBS.items() if knob.kind == "launch")
+    absent = [n for n in launch if n not in space.choices and n != "global_batch"]
+    return _absent(space, absent) if absent else ""
+
+
+def _absent(space: SearchSpace, names: list[str]) -> str:
+    return f"not in space {space.name!r}: {', '.join(names)}{_wider(names)}"
 
 
 def _wider(absent: list[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,11 @@ class Problem:
     target_gpus: int | None = None
     surrogate: Any = None
     simulated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.job is not None and self.job.knobs and not self.candidates.knobs:
+            candidates = replace(self.candidates, knobs=self.job.knobs)
+            object.__setattr__(self, "candidates", candidates)
 
     @cached_property
     def prior(self) -> Prior | None:

@@ -178,6 +178,15 @@ class SearchSettings:
         }
         return {name: value for name, value in values.items() if value is not None}
 
+    def window_of(self, purpose: str) -> WindowPolicy:
+        """Return the window of probes of this purpose.
+
+        Probes of the search are rough. So is the baseline's first one if verification measures it
+        again.
+        """
+        again = purpose == "search" or (purpose == "baseline" and self.verify)
+        return self.window.rough if again else self.window
+
     def kept_share(self, purpose: str) -> float:
         """Return the share of every limit that is reserved for probes of this purpose."""
         shares = {"remeasure": self.remeasure_share, "verify": self.verify_share * self.verify}

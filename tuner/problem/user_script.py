@@ -6,8 +6,8 @@ continues does not start the script again to inspect it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,23 +16,54 @@ from tuner.problem.study_file import parse_job
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates, load_space
+from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.script_job import Script, ScriptJob
 
-__all__ = ["job_of_script", "script_candidates"]
+__all__ = ["Launches", "RunProbe", "job_of_script", "launched_here", "script_candidates"]
+
+RunProbe = Callable[[ProbeRequest], ProbeRecord]
+#: Makes what runs probes of a job, for as long as they are wanted.
+Launches = Callable[[ScriptJob], AbstractContextManager[RunProbe]]
+
+
+@contextmanager
+def launched_here(
+    job: ScriptJob, cluster: Cluster, run: RunFolder, say: Callable[[str], None]
+) -> Iterator[RunProbe]:
+    """Run probes on this machine.
+
+    Raises:
+        InputError: it cannot prepare for training.
+    """
+    from tuner.workload.node.runner import LocalRunner
+
+    with closing(LocalRunner(job, cluster, run_dir=run.path, say=say)) as runner:
+        runner.prepare()
+        yield runner.run
 
 
 def job_of_script(
     script: Script,
     cluster: Cluster,
     run: RunFolder,
+    launches: Launches,
+    *,
+    nodes: int = 1,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> ScriptJob:
     """Return the job that a script trains; from the run folder if it was inspected before.
 
+    Args:
+        script: as the user names it.
+        cluster: where it runs.
+        run: the run folder.
+        launches: makes what runs the inspection.
+        nodes: the number of nodes that the script runs on today.
+        say: called with each progress sentence.
+
     Raises:
         InputError: as `tuner.workload.scripts.inspection.inspect_script`.
     """
-    from tuner.workload.node.runner import LocalRunner
     from tuner.workload.scripts.inspection import (
         STEPS,
         blank_job,
@@ -46,13 +77,19 @@ def job_of_script(
     if (
         isinstance(before, ScriptJob)
         and (before.words, before.cwd) == (script.words, here)
-        and before.devices == ranks_today(script, cluster)
+        and before.devices == nodes * ranks_today(script, cluster)
         and before.launcher == launcher_on(script, cluster)
+        and _ways(before.declares(script.knobs)) == _ways(before)
     ):
-        return replace(before, steps=script.steps or STEPS)
-    blank = blank_job(script, cluster)
-    with closing(LocalRunner(blank, cluster, run_dir=run.path, say=say)) as runner:
-        return inspect_script(script, runner, cluster, say=say)
+        return replace(before.declares(script.knobs), steps=script.steps or STEPS)
+    blank = blank_job(script, cluster, nodes)
+    with launches(blank) as run_probe:
+        return inspect_script(script, blank, run_probe, folder=run.path, say=say)
+
+
+def _ways(job: ScriptJob) -> set[tuple[str, str]]:
+    """Return how the script takes its declared knobs, which one inspection shows."""
+    return {(knob.name, knob.how) for knob in job.knobs}
 
 
 def script_candidates(job: ScriptJob, cluster: Cluster, space: str) -> Candidates:

@@ -136,7 +136,8 @@ def _fitted(problem: Problem, windows: Windows, seed: int) -> Surrogates:
     candidates = problem.candidates
     others = [c for c in dict.fromkeys(windows.configurations) if c not in candidates]
     if others:  # the baseline, where it may not be chosen, and what an earlier session might
-        candidates = Candidates.from_configurations([*candidates, *others])
+        every = Candidates.from_configurations([*candidates, *others])
+        candidates = replace(every, knobs=candidates.knobs)
     features = FeatureMap(candidates, prior=problem.prior)
     surrogates = Surrogates(features, seed=seed, regressor=problem.surrogate)
     surrogates.fit(

@@ -8,9 +8,10 @@ leaves the candidate open.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from optuna.trial import TrialState
@@ -28,6 +29,8 @@ __all__ = ["LAUNCH_FAILURES", "Observation", "Observations"]
 #: Kinds of failure that blame the launch: its other live settings would fail as well.
 LAUNCH_FAILURES = frozenset({"refused", "out_of_memory", "crash", "hang", "time_limit"})
 
+#: Begins the names of a trial's attributes that hold what the devices did.
+DELIVERED = "delivered_"
 #: Begins the flag of a window in which the power limit of a device was active.
 POWER_CAPPED = "throttle_power"
 
@@ -61,6 +64,8 @@ class Observations:
         failed_launches: launches of which no setting is proposed again.
         pending: candidates in flight.
         peak_bytes: launch -> peak memory; infinite if it ran out of memory, NaN if not measured.
+        not_taken: candidate that the devices did not run as set -> the clocks at which they ran, by
+            name ("clock_MHz", of a stage "clock_MHz.0").
     """
 
     def __init__(self, encoding: ParameterEncoding, launch_of: np.ndarray) -> None:
@@ -71,6 +76,7 @@ class Observations:
         self.failed_launches: set[int] = set()
         self.pending: list[int] = []
         self.peak_bytes: dict[int, float] = {}
+        self.not_taken: dict[int, dict[str, float]] = {}
 
     def update(self, study: Study) -> None:
         """Read the trials that finished since the last call, and those in flight now."""
@@ -89,7 +95,7 @@ class Observations:
             if candidate is None:
                 continue
             if trial.state == TrialState.FAIL:
-                self._add_failure(candidate, trial.user_attrs.get("failure"))
+                self._add_failure(candidate, trial.user_attrs)
             else:
                 self._add_measurement(candidate, trial)
 
@@ -122,14 +128,20 @@ class Observations:
         ]
         return partial
 
-    def _add_failure(self, candidate: int, kind: str | None) -> None:
-        launch = int(self._launch_of[candidate])
+    def _add_failure(self, candidate: int, attrs: Mapping[str, Any]) -> None:
+        kind, launch = attrs.get("failure"), int(self._launch_of[candidate])
         if kind not in BLAMELESS:  # otherwise it may be proposed again
             self.closed.add(candidate)
         if kind in LAUNCH_FAILURES:
             self.failed_launches.add(launch)
         if kind == "out_of_memory":
             self.peak_bytes[launch] = math.inf
+        if kind == "not_taken":
+            self.not_taken[candidate] = {
+                name.removeprefix(DELIVERED): _figure(value)
+                for name, value in attrs.items()
+                if name.startswith(DELIVERED)
+            }
 
     def _add_measurement(self, candidate: int, trial: FrozenTrial) -> None:
         attrs = trial.user_attrs

@@ -39,6 +39,7 @@ from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
 from tuner.search.slack_limits import SlackLimits
+from tuner.search.unreached_clocks import UnreachedClocks
 from tuner.search.user_prior import UserPrior
 from tuner.workload.probe import ProbeRecord
 
@@ -124,6 +125,7 @@ class CandidateSampler(ProbePlanner):
         )
         self._regret = RegretModel(self.surrogates, self._seed + 2)
         self.slack_limits = SlackLimits(self._configurations, self._members, self._launch_of)
+        self.unreached_clocks = UnreachedClocks(self._configurations)
         self._pool = CandidatePool(
             self.surrogates, candidates, self._members, self._launch_of, self._rng
         )
@@ -186,9 +188,10 @@ class CandidateSampler(ProbePlanner):
             return plan if plan and plan.launch == so_far.request.launch else None
 
     def take_notes(self) -> list[str]:
-        """Return what power limits need not be probed since the last call."""
+        """Return what power limits and clocks need not be probed since the last call."""
         with self._lock:
-            notes, self.slack_limits.notes = self.slack_limits.notes, []
+            notes = self.slack_limits.notes + self.unreached_clocks.notes
+            self.slack_limits.notes, self.unreached_clocks.notes = [], []
         return notes
 
     def better_to_wait(self, study: Study) -> bool:
@@ -238,6 +241,7 @@ class CandidateSampler(ProbePlanner):
         """
         closed, fits = self._closed(observations), self._fits(observations)
         closed[self.slack_limits.closed(observations.measured)] = True
+        closed |= self.unreached_clocks.closed(observations)
         refused = fits < MEMORY_POLICY.refused_below
         if (closed | refused).all():  # the rest is unlikely to fit, but there is nothing else
             return closed, np.ones_like(fits)

@@ -234,7 +234,7 @@ class SearchLoop:
             probe_id=f"p{self._number:04d}",
             launch=configurations[0].launch,
             live=tuple(configuration.live for configuration in configurations),
-            window=self._settings.window,
+            window=self._settings.window_of(purpose),
             time_limit_s=limits.probe_s,
             first_step_limit_s=limits.first_step_s,
             step_limit_s=limits.step_s,

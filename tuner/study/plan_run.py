@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from tuner.planning.plan import plan_result, plan_table
 from tuner.planning.table import write_plan
 from tuner.problem.constraints import Constraints
+from tuner.problem.default_space import chosen_sentence, default_space, why_large
 from tuner.problem.from_job import baseline_of, cluster_of, identity_of
+from tuner.problem.knob_report import not_searched
 from tuner.problem.problem import REAL_COST, Problem
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
@@ -22,6 +24,7 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.space import load_space
 from tuner.study.callbacks import Callback, Progress
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ SAY_EVERY_S = 2.0
 def run_plan(
     job: TrainingJob | str | Path | None,
     cluster: Cluster | str,
-    space: str,
+    space: str | None,
     *,
     gpus: Sequence[int],
     constraints: Constraints,
@@ -63,6 +66,11 @@ def run_plan(
     run = RunFolder.named(runs_dir, name or new_name(f"plan-{job.name}", runs_dir))
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
+    why = why_large(job, cluster) if space is None else ""
+    space = space or default_space(job, cluster)
+    said = [chosen_sentence(why) if why else "", not_searched(load_space(space))]
+    for sentence in filter(None, said):
+        (notify or (lambda event: None))(Progress("note", None, sentence))
     table = plan_table(
         job, cluster, space, today.configuration, gpus=gpus, on_block=_saying(notify)
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +17,19 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.options import declared_options
 from tuner.study.callbacks import Progress
+from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.script_job import Script, ScriptJob
 
 if TYPE_CHECKING:
     from tuner.problem.problem import Problem
+    from tuner.problem.user_script import Launches, RunProbe
 
 __all__ = ["Notify", "Question", "question_of"]
 
 Notify = Callable[[Progress], None]
+Baseline = Configuration | str | Path | Sequence[str | Path] | None
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,14 @@ class Question:
 
     job: TrainingJob | Script | str | Path | None
     cluster: Cluster | str
-    space: str
+    space: str | None
     constraints: Constraints
     settings: SearchSettings
+    baseline: Baseline
     executor: str | Executor | None
     name: str | None
     runs_dir: str | Path
+    ray_address: str | None = None
 
     @property
     def simulated(self) -> bool:
@@ -46,28 +54,31 @@ class Question:
 
     def prepare(
         self,
-        baseline: Configuration | str | Path | Sequence[str | Path] | None,
         target_gpus: int | None,
         clocks: bool,
         notify: Notify | None,
+        allow_changed_training: bool = False,
     ) -> tuple[Problem, RunFolder, SearchSettings]:
         """Return the problem, the run folder and the settings; a script is started once."""
+        from tuner.problem.default_space import space_of_run
         from tuner.problem.from_job import problem_of_job
 
         job, cluster, name, settings = self.job, self.cluster, self.name, self.settings
         if isinstance(job, Script):
             name = name or new_name(job.name, self.runs_dir)
             run = RunFolder.named(self.runs_dir, name)
-            job, cluster = _inspected(job, cluster, run, self.simulated, notify)
+            job, cluster = self._inspected(job, run, notify)
+        before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         problem = problem_of_job(
             job,
             cluster,
-            self.space,
-            baseline=baseline,
+            self.space or space_of_run(before),
+            baseline=self.baseline,
             plan=self.simulated,
             target_gpus=target_gpus,
             max_gpus=self.constraints.max_gpus,
             clocks=clocks,
+            allow_changed_training=allow_changed_training,
         )
         if self.simulated:
             problem = _as_prediction(problem)
@@ -75,14 +86,43 @@ class Question:
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
         return problem, run, settings
 
+    def _inspected(
+        self, script: Script, run: RunFolder, notify: Notify | None
+    ) -> tuple[ScriptJob, Cluster]:
+        """Return a script as a job, and the machine or Ray cluster on which it was inspected."""
+        from tuner.problem.user_script import job_of_script, launched_here
+        from tuner.search_spaces.cluster import load_cluster
+        from tuner.workload.node.machine import detect_cluster
+
+        cluster, address = self.cluster, self.ray_address
+        if not isinstance(cluster, Cluster):
+            cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
+        here = cluster
+        notify = notify or (lambda event: None)
+        say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
+        if address is None:
+            if script.nodes not in (None, 1):
+                raise InputError(
+                    f"nodes is {script.nodes}, and without a Ray cluster a script runs on this "
+                    "machine alone; join one with --ray ADDRESS (docs/clusters.md)"
+                )
+            launches: Launches = lambda job: launched_here(job, here, run, say)  # noqa: E731
+            return job_of_script(script, cluster, run, launches, say=say), cluster
+        nodes = script.nodes or cluster.nodes
+        if nodes > cluster.nodes:
+            raise InputError(f"nodes is {nodes}, and the Ray cluster has {cluster.nodes} usable")
+        launches = lambda job: _launched_on_ray(job, here, run, address, say)  # noqa: E731
+        return job_of_script(script, cluster, run, launches, nodes=nodes, say=say), cluster
+
 
 def question_of(
     job: TrainingJob | Script | str | Path | None,
     *,
     cluster: Cluster | str,
-    space: str,
+    space: str | None,
     constraints: Constraints,
     search: SearchSettings | None,
+    baseline: Baseline,
     executor: str | Executor | None,
     ray_address: str | None,
     device_kind: str | None,
@@ -94,7 +134,7 @@ def question_of(
     """Return the checked arguments, with the cluster and the executor that they mean.
 
     Raises:
-        InputError: they contradict each other.
+        InputError: they contradict each other, or this machine has other devices than the cluster.
     """
     from tuner.executors.choose import check_executor
 
@@ -103,37 +143,54 @@ def question_of(
         run_folder = RunFolder.named(runs_dir, name) if name else None
         cluster = _on_ray(ray_address, device_kind, executor, cluster, run_folder, notify)
         executor = "ray"
-    executor = executor or _executor_for(cluster)
+    if executor is None and (device := _device_elsewhere(cluster)) is not None:
+        raise InputError(_elsewhere(device, job, cluster, space, constraints, baseline))
     simulated = executor == "simulated"
+    if simulated and isinstance(job, Script):
+        raise InputError("a script is really run, not simulated; choose another executor")
     if in_flight is not None and not simulated:
         raise InputError(
             "in_flight is for a simulated cluster; a real one runs what it has room for"
         )
     settings = (search or SearchSettings()).with_default_limits(simulated=simulated)
-    return Question(job, cluster, space, constraints, settings, executor, name, runs_dir)
+    return Question(
+        job,
+        cluster,
+        space,
+        constraints,
+        settings,
+        baseline,
+        executor,
+        name,
+        runs_dir,
+        ray_address,
+    )
 
 
-def _inspected(
-    script: Script, cluster: Cluster | str, run: RunFolder, simulated: bool, notify: Notify | None
-) -> tuple[ScriptJob, Cluster]:
-    """Return a script as a job, and the machine on which it was inspected."""
-    from tuner.problem.user_script import job_of_script
-    from tuner.search_spaces.cluster import load_cluster
-    from tuner.workload.node.machine import detect_cluster
+@contextmanager
+def _launched_on_ray(
+    job: ScriptJob, cluster: Cluster, run: RunFolder, address: str, say: Callable[[str], None]
+) -> Iterator[RunProbe]:
+    """Run probes on the nodes of a Ray cluster.
 
-    if simulated:
-        name = cluster if isinstance(cluster, str) else cluster.name
-        if name == "auto":
-            raise InputError("a script is really run, not simulated; choose another executor")
-        raise InputError(
-            f"a script is really run, and {name} is only simulated here; tune it on a machine with "
-            f"its devices, or predict a job: tuner plan JOB --cluster {name}"
-        )
-    if not isinstance(cluster, Cluster):
-        cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
-    notify = notify or (lambda event: None)
-    say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
-    return job_of_script(script, cluster, run, say), cluster
+    Raises:
+        InputError: Ray does not answer, or no node can prepare for training.
+    """
+    from tuner.executors.ray_executor import RayExecutor
+
+    executor = RayExecutor(job, cluster, run_dir=run.path, address=address, say=say)
+
+    def run_probe(request: ProbeRequest) -> ProbeRecord:
+        executor.submit(request)
+        while (record := executor.wait(1.0)) is None:
+            pass
+        return record
+
+    try:
+        executor.prepare()
+        yield run_probe
+    finally:
+        executor.close()
 
 
 def _on_ray(
@@ -182,17 +239,53 @@ def _on_ray(
     return seen.cluster
 
 
-def _executor_for(cluster: Cluster | str) -> str | None:
-    """Return "simulated" if the cluster has another kind of device than this machine, else None."""
+def _device_elsewhere(cluster: Cluster | str) -> str | None:
+    """Return the cluster's kind of device if this machine has another kind, else None."""
     if cluster == "auto":
         return None
     from tuner.search_spaces.cluster import load_cluster
     from tuner.workload.node.machine import detect_cluster
 
-    wanted = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    wanted = (cluster if isinstance(cluster, Cluster) else load_cluster(cluster)).device
     here = detect_cluster().device
-    alike = wanted.device.name == here.name or wanted.device.type == here.type == "cpu"
-    return None if alike else "simulated"
+    alike = wanted.name == here.name or wanted.type == here.type == "cpu"
+    return None if alike else wanted.name
+
+
+def _elsewhere(
+    device: str,
+    job: TrainingJob | Script | str | Path | None,
+    cluster: Cluster | str,
+    space: str | None,
+    constraints: Constraints,
+    baseline: Baseline,
+) -> str:
+    """Return a sentence for a cluster of devices that this machine does not have."""
+    name = cluster if isinstance(cluster, str) else cluster.name
+    where = f"{name} has {device}, and this machine does not"
+    if isinstance(job, Script):
+        return (
+            f"{where}: tune the script on a machine that has, or predict a job: tuner plan JOB "
+            f"--cluster {shlex.quote(name)}"
+        )
+    words = ["tuner", "plan"]
+    if job is not None:
+        words.append(job.name if isinstance(job, TrainingJob) else str(job))
+    words += ["--cluster", name, *(["--space", space] if space else [])]
+    for item, declared in declared_options(Constraints):
+        value = getattr(constraints, item.name)
+        if value != item.default and not declared.keyword_only:
+            text = f"{value:.12g}" if isinstance(value, float) else str(value)
+            words += [f"--{(declared.flag or item.name).replace('_', '-')}", text]
+    if isinstance(baseline, Configuration):
+        words += ["--baseline", baseline.short]
+    elif baseline is not None:
+        given = [baseline] if isinstance(baseline, str | Path) else baseline
+        words += ["--baseline", *map(str, given)]
+    return (
+        f"{where}, so nothing can be measured here; predict every configuration with "
+        f"`{shlex.join(words)}`, or add --executor simulated to try out a search on predictions"
+    )
 
 
 def _as_prediction(problem: Problem) -> Problem:

@@ -298,6 +298,8 @@ class StudyRecorder:
             for missed in record.missed:
                 if missed.live.key == configuration.live.key:
                     failure = Failure("not_taken", missed.message)
+                    for name, value in missed.delivered.items():
+                        trial.set_user_attr(f"delivered_{name}", value)
             self._fail(trial, failure.kind, failure.message)
             return
         for name, value in _measured_attrs(record, measurement).items():

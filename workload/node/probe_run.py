@@ -222,7 +222,13 @@ class Probe:
         return explain_exit(rank, code, oom_kills_before)
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
-        """Lead the ranks from the first step to the last: warm up, then measure."""
+        """Lead the ranks from the first step to the last: warm up, then measure.
+
+        An inspection ends here, with what the hook saw of the program.
+        """
+        if self.request.inspects:
+            self.environment |= {"facts": conductor.facts, "first_step_s": self.since_request_s}
+            return
         plan = self._choose_accumulation(conductor)
         warm = conductor.warm_up()
         self.environment["warm_up_steps"] = len(warm.step_times_s)

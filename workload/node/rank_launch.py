@@ -15,10 +15,12 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.clocks.base import Governor
+from tuner.workload.declared_knobs import environment, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
 from tuner.workload.meters.gpus import cuda_numbering, on_twin
@@ -26,7 +28,8 @@ from tuner.workload.node.between_launches import IdlePower
 from tuner.workload.node.host import usable_cores
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.probe import INSPECTIONS, ProbeRequest
+from tuner.workload.scripts.inspection_start import inspection_start
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 __all__ = ["Place", "ProbeNode", "RankLaunch", "reserved_port"]
@@ -105,6 +108,7 @@ class RankLaunch:
 
     def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
         self.node, self.configuration = node, Configuration(request.launch)
+        self._purpose, self._inspects = request.purpose, request.inspects
         self._micro_batches = request.window.micro_batches
         self.folder = node.run_dir / "probes" / request.probe_id / part
         self.environment: dict[str, Any] = {}
@@ -121,6 +125,9 @@ class RankLaunch:
     def start(self) -> Start:
         """Write the probe's files and return the command of its ranks."""
         make_folder(self.folder, inside=self.node.run_dir)
+        if isinstance(self.node.job, ScriptJob) and self._inspects:
+            alter = self._purpose == INSPECTIONS[0]
+            return inspection_start(self.node.job, self.configuration, self.folder, alter=alter)
         if isinstance(self.node.job, ScriptJob):
             return self.node.job.start(self.configuration, self.folder)
         job_file, config_file = self.folder / "job.json", self.folder / "ds_config.json"
@@ -144,18 +151,24 @@ class RankLaunch:
             "1000000000",
             *training_arguments(self.configuration),
         )
-        return Start(argv, str(self.folder), {}, config, {"HF_HUB_OFFLINE": "1"})
+        env = environment(self.configuration, job.knobs)
+        return Start(argv, str(self.folder), {}, config, {"HF_HUB_OFFLINE": "1", **env})
 
     def specs(self, address: str, place: Place) -> list[RankSpec]:
         """Write the files and describe this node's ranks, which report to `address`."""
         private_folder(self.node.run_dir)
         start = self.start()
+        if not Path(start.cwd).is_dir():
+            raise InputError(
+                f"{socket.gethostname()} has no folder {start.cwd}; a script's folder must stand "
+                "at the same path on every node, on a shared file system or as a copy"
+            )
         account = self.node.server.account
         if account is not None:
             for path in (*self._folders(), *self.folder.iterdir()):
                 account.admit(path)
         world = self.configuration.world_size
-        fork_unsafe = self.node.server.fork_unsafe
+        fork_unsafe = self.node.server.fork_unsafe or read_at_start(self.node.job.knobs)
         fresh = self.node.fresh or bool(fork_unsafe)
         self.environment |= {
             "deepspeed_config": start.config,

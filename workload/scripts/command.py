@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
@@ -68,6 +69,7 @@ class Script:
             ranks that it would start.
             `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is today's.
         cwd: the folder it is started in; relative paths of the command are found from there.
+        knobs: knobs that the user declares.
     """
 
     command: str
@@ -79,9 +81,13 @@ class Script:
     sequence_length: int | None = option(
         None, "tokens per sample, if the first batch does not show it", least=1
     )
+    nodes: int | None = option(
+        None, "nodes that it runs on today, through --ray (default: all usable ones)", least=1
+    )
     model_config: Path | None = option(
         None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"
     )
+    knobs: tuple[Knob, ...] = ()
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -102,10 +108,12 @@ class Script:
                 raise InputError("-m must be followed by a module's name")
         elif not (self.cwd / words[0]).is_file():
             raise InputError(f"there is no script {words[0]!r} in {self.cwd}")
+        declared = [knob.name for knob in self.knobs]
         for word in words:
             for name, value in PLACEHOLDER.findall(word):
-                if name not in (*LAUNCH, *_EXTRA):
-                    raise UnknownName("placeholder", name, (*LAUNCH, *_EXTRA))
+                if name not in (*LAUNCH, *_EXTRA, *declared):
+                    hint = f"or any name whose values are declared, --knob '{name}=VALUE,VALUE'"
+                    raise UnknownName("placeholder", name, (*LAUNCH, *_EXTRA, *declared, hint))
                 if value and name in LAUNCH:
                     KNOBS[name].check(int(value) if value.isdigit() else value)
         return words

@@ -1,10 +1,10 @@
 """Inspection of a user's script: one launch that shows how it trains, before any search.
 
-The script is started as it runs today, on all devices of this node and under the hook, and stopped
-after its first optimizer step. If DeepSpeed's configuration allows it, the micro-batch is halved
-(or doubled) and the accumulation adapted, so that the size of the first batch shows if the script
-follows DeepSpeed or makes its batches itself; a script that does not start this way is started once
-more unchanged. The observations become the `Framework` of a `ScriptJob`.
+The script is started as it runs today, on all devices of its nodes and under the hook, and stopped
+after its first optimizer step. The batch is split differently where that is possible
+(`tuner.workload.scripts.inspection_start`); a script that does not start this way is started once
+more unchanged. The launch is a request like any other, so it runs wherever probes run. What was
+seen becomes the `Framework` of a `ScriptJob`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,11 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import Precision
 from tuner.search_spaces.model_facts import ModelFacts
-from tuner.search_spaces.safe_files import write_text
-from tuner.workload.hook import merge, micro_batches, split_differently
+from tuner.workload.hook import micro_batches
 from tuner.workload.limits import FIRST_STEP_LIMIT_S
-from tuner.workload.measure.window import Conductor
-from tuner.workload.meters.timeline import Timeline
-from tuner.workload.node.probe_run import Probe
-from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
-from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.probe import INSPECTIONS, ProbeRecord, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.script_job import Framework, Script, ScriptJob, Start
+from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
 
 __all__ = ["STEPS", "blank_job", "inspect_script", "launcher_on", "ranks_today"]
 
@@ -37,54 +31,22 @@ __all__ = ["STEPS", "blank_job", "inspect_script", "launcher_on", "ranks_today"]
 STEPS = 1000
 
 
-class _Start(RankLaunch):
-    """The start of a script for inspection, with its batch split differently if `alter`."""
-
-    alter = True
-
-    def start(self) -> Start:
-        job = self.node.job
-        assert isinstance(job, ScriptJob)
-        start = super().start()
-        options = {**start.options, "inspect": True, "alter": False}
-        if self.alter and "micro_batch" not in job.placeholders:
-            other = split_differently(start.config, self.configuration.data_parallel)
-            if other:  # in the file too: the script may read it by itself
-                config = merge(start.config, other)
-                write_text(self.folder / "ds_config.json", json.dumps(config))
-                options["deepspeed"] = {**start.options["deepspeed"], **other}
-            options["alter"] = not start.config
-        return replace(start, options=options)
-
-
-class _Inspection(Probe):
-    """Launch that ends after the first step, returns the hook's facts and measures nothing."""
-
-    facts: dict[str, Any]
-
-    #: Seconds from the request to the first step.
-    took_s = 0.0
-
-    def lead(self, conductor: Conductor, timeline: Timeline) -> None:
-        self.facts = conductor.facts
-        self.took_s = self.since_request_s
-
-
 def inspect_script(
     script: Script,
-    runner: LocalRunner,
-    cluster: Cluster,
+    blank: ScriptJob,
+    run: Callable[[ProbeRequest], ProbeRecord],
     *,
+    folder: Path,
     time_limit_s: float = FIRST_STEP_LIMIT_S,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> ScriptJob:
-    """Start a script once on this node, and return it as a job with the knobs it supports.
+    """Start a script once, and return it as a job with the knobs it supports.
 
     Args:
         script: as the user names it.
-        runner: of this node; it is turned to the script's job. The log goes to its folder's
-            `probes/inspection`.
-        cluster: this machine.
+        blank: the job that its command alone describes (`blank_job`).
+        run: runs a probe of `blank`, on one node or several.
+        folder: the run's; the logs go to its `probes/inspection`.
         time_limit_s: the longest that its first step may take.
         say: called with each progress sentence.
 
@@ -92,52 +54,50 @@ def inspect_script(
         InputError: the command is wrong, the script fails before its first step (the sentence
             holds the cause and where the log is), or what it trains contradicts what was told.
     """
-    blank = blank_job(script, cluster)
-    runner.turn_to(blank)
     request = ProbeRequest(
         "inspection",
         blank.baseline.launch,
         time_limit_s=time_limit_s,
         window=WindowPolicy(micro_batches=False),
         first_step_limit_s=time_limit_s,
-        purpose="inspection",
+        purpose=INSPECTIONS[0],
     )
-    seen: list[_Inspection] = []
-
-    def inspection(node: ProbeNode, request: ProbeRequest) -> Probe:
-        launch = _Start(node, request)
-        launch.alter = not seen
-        seen.append(_Inspection(node, request, launch))
-        return seen[-1]
-
-    runner.prepare()
     say(f"starting {script.name!r} once, to see how it trains")
-    record = runner.run_as(inspection, request)
+    record = run(request)
     failure = record.failure
     if failure is not None and failure.kind in ("crash", "refused", "out_of_memory"):
-        record = runner.run_as(inspection, request)
+        record = run(replace(request, purpose=INSPECTIONS[1]))
         if record.ok:
             say(f"in other micro-batches it does not start: {failure.message}")
     if record.failure is not None:
         raise InputError(
             f"the script {script.name!r} did not reach its first optimizer step "
-            f"({record.failure.message}); its log is {seen[-1].launch.folder / 'rank0.log'}"
+            f"({record.failure.message}); its log is {folder / 'probes/inspection/rank0.log'}"
         )
     how = f" ({record.meter.mark})" if record.meter.mark else ""
     say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
-    job = _job_of(script, blank, seen[-1].facts)
-    job = replace(job, frame=replace(job.frame, first_step_s=seen[-1].took_s))
-    runner.turn_to(job)
-    return job
+    job = _job_of(script, blank, record.environment["facts"])
+    return replace(job, frame=replace(job.frame, first_step_s=record.environment["first_step_s"]))
 
 
-def blank_job(script: Script, cluster: Cluster) -> ScriptJob:
+def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     """Return the job that the command alone describes; a batch it does not name is a guess.
 
+    Args:
+        script: as the user names it.
+        cluster: where it is started.
+        nodes: the number of its nodes on which the script runs today.
+
     Raises:
-        InputError: the command is wrong, its launcher starts more ranks than the node has devices,
-            or the batches that it names do not make the global batch.
+        InputError: the command is wrong, its launcher starts more ranks than a node has devices or
+            stands in front of a script for several nodes, or the batches that it names do not make
+            the global batch.
     """
+    if nodes > 1 and script.launcher is not None and script.launcher.words:
+        raise InputError(
+            f"a command with its launcher is probed within one node; for {nodes} nodes give the "
+            "script and its own arguments alone"
+        )
     blank = ScriptJob(
         name=script.name,
         model={},
@@ -147,7 +107,7 @@ def blank_job(script: Script, cluster: Cluster) -> ScriptJob:
         precision="fp32",
         words=script.words,
         cwd=str(Path(script.cwd).resolve()),
-        devices=ranks_today(script, cluster),
+        devices=nodes * ranks_today(script, cluster),
         launcher=launcher_on(script, cluster),
     )
     replicas = blank.baseline.data_parallel
@@ -169,7 +129,8 @@ def blank_job(script: Script, cluster: Cluster) -> ScriptJob:
             "{gradient_accumulation=N}"
         )
     frame = Framework(micro_batch=micro, accumulation=times)
-    return replace(blank, global_batch=micro * times * replicas, frame=frame)
+    job = replace(blank, global_batch=micro * times * replicas, frame=frame)
+    return job.declares(script.knobs)
 
 
 def ranks_today(script: Script, cluster: Cluster) -> int:
@@ -266,7 +227,8 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         model=_model(script, facts),
         frame=frame,
     )
-    return replace(job, assumed=(*assumed, *_without_prediction(job)))
+    job = replace(job, assumed=(*assumed, *_without_prediction(job)))
+    return job.declares(script.knobs)
 
 
 def _seen_batches(

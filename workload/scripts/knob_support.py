@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.space import Auto, SearchSpace
 from tuner.workload.scripts.command import LAUNCH
@@ -197,7 +198,7 @@ def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, 
         searched: the knobs that the search space names.
     """
     able = [name for name in LAUNCH if job.offers[name].turned]
-    turned = [name for name in able if name in searched]
+    turned = [name for name in able if name in searched] + [knob.name for knob in job.knobs]
     left = [name for name in able if name not in searched]
     reasons: dict[str, list[str]] = {}
     for name in LAUNCH:
@@ -244,7 +245,10 @@ def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:
 def refused(job: ScriptJob, configuration: Configuration) -> list[str]:
     """Return a phrase for each knob value that this script cannot take; empty if none."""
     phrases = []
+    declared = {*(knob.name for knob in job.knobs), CHANGED}
     for name, value in configuration.launch.items():
+        if name in declared:
+            continue
         offer, today = job.offers.get(name), job.baseline.get(name)
         if offer is None:
             phrases.append(f"{name} is no knob of a script")

@@ -9,18 +9,27 @@ The user's choices (optimizer, scheduler, precision, global batch) are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob, check_knobs, read_knobs, with_baseline
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
+from tuner.workload.declared_knobs import (
+    deepspeed_settings,
+    environment,
+    native_values,
+    resolved,
+    text_values,
+    with_files,
+)
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.hook import merge
 from tuner.workload.scripts.command import (
@@ -123,6 +132,8 @@ class ScriptJob(TrainingJob):
             given = {name: data[name] for name in names} | {**listed, "frame": frame}
             if "launcher" in data:
                 given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
+            if "knobs" in data:
+                given["knobs"] = read_knobs(data["knobs"], "the job")
             return cls(**given)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the job of a script: {error}") from error
@@ -212,7 +223,53 @@ class ScriptJob(TrainingJob):
         for name in set(values) - set(always):
             if name not in KNOBS or values[name] == KNOBS[name].default:
                 del values[name]
-        return Configuration.of(values)
+        return with_baseline(Configuration.of(values), self.knobs)
+
+    def declares(self, knobs: Sequence[Knob]) -> ScriptJob:
+        """Return this job with declared knobs and their present values.
+
+        Raises:
+            InputError: one of them cannot be applied to this script.
+        """
+        made, left_out = [], []
+        for knob in knobs:
+            try:
+                made.append(self._applied(knob))
+            except InputError as error:
+                if not knob.optional:
+                    raise
+                left_out.append(f"knob {knob.name} is left out: {error}")
+        kept = check_knobs(made)
+        return replace(self, knobs=kept, assumed=(*self.assumed, *left_out))
+
+    def _applied(self, knob: Knob) -> Knob:
+        """Return a declared knob with its present value.
+
+        Raises:
+            InputError: it cannot be applied to this script.
+        """
+        knob = resolved(
+            knob,
+            placeholders=self.placeholders,
+            words=self.words,
+            cwd=Path(self.cwd),
+            config=self.frame.config or self.file_config,
+            config_file=self.config_word[1] if self.config_word else None,
+        )
+        if not self.frame.kind:  # not inspected yet
+            return knob
+        if knob.how == "hook" and knob.name not in self.frame.reads:
+            raise InputError(
+                f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
+                "command nor reads it from joulefront_hook.configuration()"
+            )
+        under = self.frame.on_deepspeed or "deepspeed_config" in self.placeholders
+        if knob.target[0] == "deepspeed" and not under:
+            raise InputError(
+                f"knob {knob.name!r} is a key of DeepSpeed's configuration, and the script does "
+                "not train under DeepSpeed"
+            )
+        return knob
 
     @cached_property
     def offers(self) -> Mapping[str, KnobSupport]:
@@ -265,7 +322,7 @@ class ScriptJob(TrainingJob):
                 zero |= {name: None for name in OLD_OFFLOADS[section] if name in self.frame.zero}
         if (said.get("zero_optimization") or {}).get("offload_optimizer"):
             said |= self._optimizer_on_host()
-        return said
+        return merge(said, deepspeed_settings(configuration, self.knobs))
 
     def _optimizer_on_host(self) -> dict[str, Any]:
         """Return the changes that keep the user's optimizer with its states on the host."""
@@ -303,13 +360,16 @@ class ScriptJob(TrainingJob):
             folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(config, indent=2) + "\n")
         values["deepspeed_config"] = str(path)
+        values |= text_values(configuration, self.knobs)
         words = [filled(word, values) for word in self.words]
+        words[:] = with_files(words, Path(self.cwd), configuration, self.knobs, folder)
         if self.config_word and config:
             position = self.config_word[0]
             before, equals, _ = words[position].rpartition("=")
             words[position] = f"{before}{equals}{path}"
         asked = {name: configuration.get(name) for name in LAUNCH}
         asked["gradient_accumulation"] = configuration.accumulation(self.global_batch)
+        asked |= native_values(configuration, self.knobs)
         options: dict[str, Any] = {"configuration": asked, "deepspeed": overlay, "quiet": probe}
         if self.frame.turns:
             asked_of = ("micro_batch", "gradient_accumulation")
@@ -319,7 +379,11 @@ class ScriptJob(TrainingJob):
             options["activation_checkpointing"] = mode
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
-        env = {**(self.launcher.env if self.launcher else {}), **(_QUIET_ENV if probe else {})}
+        env = {
+            **(self.launcher.env if self.launcher else {}),
+            **(_QUIET_ENV if probe else {}),
+            **environment(configuration, self.knobs),
+        }
         return Start(tuple(words), self.cwd, options, config, env)
 
     @property

@@ -221,10 +221,15 @@ def test_offload_moves_states_from_device_to_host() -> None:
     knobs = {"data_parallel": 8, "zero_stage": 2}
     said = here.predict([Configuration.of(knobs), Configuration.of(knobs, optimizer_offload="cpu")])
     freed = said.memory_bytes[0] - said.memory_bytes[1]
-    # 12 bytes a parameter over eight ranks go; the host of four ranks takes them and a gradient.
-    assert freed == pytest.approx(12 * facts_of(here.job).parameters / 8)
+    # 12 bytes of states and 2 of gradient a parameter over eight ranks go to the host of four.
+    assert freed == pytest.approx(14 * facts_of(here.job).parameters / 8)
     assert said.host_memory_bytes[0] == 0
-    assert said.host_memory_bytes[1] == pytest.approx(4 * freed * 14 / 12)
+    assert said.host_memory_bytes[1] == pytest.approx(4 * freed)
+    # Stage 1 keeps its gradients, whole, until the step.
+    knobs["zero_stage"] = 1
+    said = here.predict([Configuration.of(knobs), Configuration.of(knobs, optimizer_offload="cpu")])
+    freed = said.memory_bytes[0] - said.memory_bytes[1]
+    assert freed == pytest.approx(12 * facts_of(here.job).parameters / 8)
 
 
 # Power.

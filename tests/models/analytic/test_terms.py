@@ -31,8 +31,8 @@ def zero3(**knobs: object) -> Configuration:
 def test_where_the_optimizers_states_lie() -> None:
     said = MODEL.predict([zero3(optimizer_offload=where) for where in ("none", "cpu", "nvme")])
     device, host, time = said.memory_bytes, said.host_memory_bytes, said.step_time_s
-    # 12 bytes of fp32 weight and moments a parameter leave the device, over 32 ranks.
-    gone = 12 * MODEL.facts.parameters / 32
+    # 12 bytes of fp32 weight and moments and 2 of gradient a parameter leave, over 32 ranks.
+    gone = 14 * MODEL.facts.parameters / 32
     assert device[0] - device[1] == pytest.approx(gone, rel=0.05)
     assert device[1] == device[2]
     assert host[0] < host[2] < host[1]

@@ -112,7 +112,9 @@ def test_the_command_line_refuses_in_one_sentence(
     script = ["--script", str(tmp_path / "train.py"), "--cluster", "gh200-32"]
     (tmp_path / "train.py").touch()
     assert main(["optimize", *script, *runs]) == 2
-    assert "simulated" in capsys.readouterr().err
+    assert "tuner plan JOB --cluster gh200-32" in capsys.readouterr().err
+    assert main(["optimize", *script, *runs, "--executor", "simulated"]) == 2
+    assert "not simulated" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
 
 

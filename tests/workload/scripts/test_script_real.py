@@ -47,7 +47,9 @@ class Bench:
     def look(self, command: str, cwd: Path, **told: object) -> ScriptJob:
         shutil.rmtree(self.runs / "probes" / "inspection", ignore_errors=True)
         script = Script(command, cwd=cwd, **told)  # type: ignore[arg-type]
-        return inspect_script(script, self.runner, CLUSTER)
+        blank = blank_job(script, CLUSTER)
+        self.runner.turn_to(blank)
+        return inspect_script(script, blank, self.runner.run, folder=self.runs)
 
     def probe(self, job: ScriptJob, name: str, **knobs: object) -> tuple[ProbeRecord, str]:
         """The record of one probe, and what rank 0 printed."""

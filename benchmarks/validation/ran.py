@@ -1,0 +1,159 @@
+"""Published runs that ran or ran out of memory, and what the models say of each.
+
+Nothing here was used to fit the models: it is all held out. The table and its sources are in
+`benchmarks/data/published_memory.csv` and `.md`.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.memory_margin import MemoryMargin
+from tuner.planning.fit import LIKELY, SURE
+from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_device
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+
+__all__ = ["TABLE", "Ran", "read_runs"]
+
+TABLE = Path(__file__).resolve().parents[1] / "data" / "published_memory.csv"
+
+
+def _llama(hidden: int, layers: int, heads: int, between: int, **more: int) -> dict[str, Any]:
+    sizes = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": between,
+        "num_key_value_heads": heads,
+        "vocab_size": 32000,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    }
+    return {"model_type": "llama", **sizes, **more}
+
+
+def _gpt2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "n_embd": hidden,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_positions": 2048,
+        "vocab_size": 50304,
+    }
+
+
+#: Models of the table; Baichuan2's sizes are those of a Llama with a larger vocabulary.
+MODELS: dict[str, dict[str, Any]] = {
+    # Megatron's GPT at GPT-Neo's sizes and the vocabulary that the plans' file states.
+    "gpt-neo-2.7b": {**_gpt2(2560, 32, 32), "vocab_size": 128256},
+    "gpt2-1.5b": _gpt2(1600, 48, 16),
+    "gpt2-10b": _gpt2(4096, 50, 32),
+    "llama-7b": _llama(4096, 32, 32, 11008),
+    "llama-2-13b": _llama(5120, 40, 40, 13824),
+    "llama-2-70b": _llama(8192, 80, 64, 28672, num_key_value_heads=8),
+    "llama-3-8b": _llama(4096, 32, 32, 14336, num_key_value_heads=8, vocab_size=128256),
+    "llama-3-70b": _llama(8192, 80, 64, 28672, num_key_value_heads=8, vocab_size=128256),
+    "baichuan2-13b": _llama(5120, 40, 40, 13696, vocab_size=125696),
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One published run.
+
+    Attributes:
+        row: the row of the table.
+    """
+
+    row: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """Description for tables."""
+        r = self.row
+        return f"{r['source']}: {r['model']} {r['configuration']} on {r['gpus']} {r['device']}"
+
+    @property
+    def ran(self) -> bool:
+        """True if it ran, False if it ran out of memory."""
+        return self.row["outcome"] == "ran"
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Measured peak; None if none is stated or it is distrusted."""
+        stated = self.row["peak_bytes"]
+        return int(stated) if stated and "distrusted" not in self.row["note"] else None
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration that was run."""
+        return Configuration.parse(self.row["configuration"])
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine, with the host memory of a DGX of its time."""
+        r = self.row
+        node = int(r["devices_per_node"])
+        return replace(
+            load_cluster("a100-8" if r["source"] != "sailor" else "gh200-32"),
+            name=r["device"],
+            device=_device(r["device"]),
+            devices_per_node=node,
+            nodes=-(-int(r["gpus"]) // node),
+            host_memory_bytes=1_500_000_000_000,
+        )
+
+    @property
+    def job(self) -> TrainingJob:
+        """The job; only what decides memory is stated."""
+        r = self.row
+        return TrainingJob(
+            name=r["model"],
+            model=MODELS[r["model"]],
+            sequence_length=int(r["sequence_length"]),
+            global_batch=int(r["global_batch"]),
+            steps=1,
+        )
+
+    def predicted_bytes(self) -> float:
+        """Return the peak that the models predict."""
+        blocks = [int(part) for part in self.row["blocks"].split("-") if part]
+        model = AnalyticModel(
+            self.job,
+            self.cluster,
+            fused_attention=self.row["attention"] == "fused",
+            partitions={len(blocks): blocks} if blocks else None,
+        )
+        return float(model.memory_bytes([self.configuration])[0])
+
+    def probability(self, predicted_bytes: float) -> float:
+        """Return the probability of fitting that `tuner fit` would state."""
+        margin = MemoryMargin(self.cluster.device.memory_bytes)
+        return float(margin.probability_of_fitting([predicted_bytes])[0])
+
+
+def _device(name: str) -> Device:
+    if name != "V100-32GB":
+        return load_device(name)
+    return replace(load_device("V100-SXM2-16GB"), name=name, memory_bytes=2**35)
+
+
+def read_runs(path: Path = TABLE) -> list[Ran]:
+    """Return the runs of the table."""
+    with path.open(newline="") as file:
+        return [Ran(row) for row in csv.DictReader(file)]
+
+
+def verdict(probability: float) -> str:
+    """Return what `tuner fit` says at this probability."""
+    if probability >= SURE:
+        return "fits"
+    if probability >= LIKELY:
+        return "probably fits"
+    return "may not fit" if probability > 1 - SURE else "does not fit"

@@ -1,0 +1,411 @@
+"""Knobs that the user declares: a name, a finite list of values, and how a value is applied.
+
+The search chooses among their values as among those of the standard knobs
+(`tuner.search_spaces.knobs`). Nothing is known of them beyond what probes measure: no validity
+rule but their own condition, and no analytic model. They belong to the job
+(`TrainingJob.knobs`) and are launch knobs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.typed import plain_text
+from tuner.search_spaces.when import check_condition, holds, names_in
+
+__all__ = [
+    "CHANGED",
+    "FILE_KINDS",
+    "MARK",
+    "Knob",
+    "changed_training",
+    "check_knobs",
+    "expanded",
+    "fixed",
+    "parse_knob",
+    "read_knobs",
+    "with_baseline",
+]
+
+Kind = Literal["category", "integer", "log-integer", "float", "flag"]
+KINDS: tuple[str, ...] = get_args(Kind)
+_SHORT_KINDS = {"int": "integer", "log-int": "log-integer", "bool": "flag"}
+#: Suffixes of configuration files in which a key can be set.
+FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
+
+#: Setting that marks a launch which learns something else than the baseline, wherever it is shown.
+CHANGED, MARK = "training", "changed"
+#: Names that a command's placeholders and the mark already have.
+_TAKEN = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank", CHANGED)
+_NAME = re.compile(r"[A-Za-z_]\w{0,63}")
+_KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
+_FILE = re.compile(r"(?P<file>.+\.(?:json|ya?ml|toml)):(?P<key>[^:]+)")
+#: Integers whose largest exceeds the smallest by more than this factor have a logarithmic scale.
+_LOG_RATIO = 4
+#: Upper limits of one knob's values and of the combinations of all declared knobs.
+MOST_VALUES, MOST_COMBINATIONS = 64, 10_000
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Knob declared by the user.
+
+    Attributes:
+        name: one word of letters, digits and "_".
+        values: the values to choose among, each one word; a flag's are "true" and "false".
+        kind: "category" (no order), "integer", "log-integer", "float" or "flag"; made of the
+            values where empty. Integers that span more than a factor of 4 are logarithmic.
+        baseline: the value in use today. Where it is not given: the one in the command's
+            placeholder, in the environment or in the file; else the first of `values`, or for an
+            environment variable or a key of DeepSpeed's configuration that is not set, none.
+        how: how a value is applied: "placeholder" (`{name}` in the script's command), "env:NAME",
+            "FILE:KEY" (a JSON, YAML or TOML file that the command names, KEY with dots between
+            levels), "deepspeed:KEY" (DeepSpeed's configuration), or "hook" (the script reads
+            `joulefront_hook.configuration()`). Empty: a placeholder if the command has it, else
+            the hook.
+        when: condition over other knobs under which it applies (`tuner.search_spaces.when`);
+            otherwise it stays at the baseline.
+        changes_training: another value changes what is learnt (precision, dropout).
+        optional: where the script does not take it, leave it out instead of refusing to start.
+        what: description for the user.
+
+    Raises:
+        InputError: one of them is not legal.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    kind: str = ""
+    baseline: Value | None = None
+    how: str = ""
+    when: str = ""
+    changes_training: bool = False
+    optional: bool = False
+    what: str = ""
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidValue(
+                "the name of a knob", name, "a letter, then letters, digits and _, at most 64"
+            )
+        if name in KNOBS or name in _TAKEN:
+            raise InputError(f"knob {name!r} already exists; give the declared one another name")
+        where = f"of knob {name!r}"
+        if isinstance(self.values, str) or not isinstance(self.values, Sequence):
+            raise InvalidValue(f"values {where}", self.values, "a list")
+        if not self.values:
+            raise InputError(f"knob {name!r} has no values; give at least one")
+        if len(self.values) > MOST_VALUES:
+            raise InputError(
+                f"knob {name!r} has {len(self.values)} values; at most {MOST_VALUES} are searched"
+            )
+        kind = _SHORT_KINDS.get(str(self.kind), str(self.kind)) or _kind_of(self.values)
+        if kind not in KINDS:
+            raise UnknownName(f"kind {where}", str(kind), KINDS)
+        values = tuple(dict.fromkeys(_value(part, kind, f"value {where}") for part in self.values))
+        if kind == "integer" and not self.kind and _is_log(values):
+            kind = "log-integer"
+        if kind == "log-integer" and not all(isinstance(v, int) and v > 0 for v in values):
+            raise InvalidValue(f"values {where}", list(values), "integers above 0 (log-integer)")
+        if self.baseline is not None:
+            baseline = _value(self.baseline, kind, f"baseline {where}")
+            object.__setattr__(self, "baseline", baseline)
+        for field, text in (("how", self.how), ("when", self.when), ("what", self.what)):
+            if not isinstance(text, str):
+                raise InvalidValue(f"{field} {where}", text, "text")
+            plain_text(text, f"{field} {where}")
+        for field, flag in (
+            ("changes_training", self.changes_training),
+            ("optional", self.optional),
+        ):
+            if not isinstance(flag, bool):
+                raise InvalidValue(f"{field} {where}", flag, "true or false")
+        _check_how(self.how, where)
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "values", values)
+
+    @property
+    def scale(self) -> Literal["log2", "linear", "category"]:
+        """Distance between values, as of a standard knob (`tuner.search_spaces.knobs`)."""
+        if self.kind in ("category", "flag"):
+            return "category"
+        return "log2" if self.kind == "log-integer" else "linear"
+
+    @property
+    def levels(self) -> tuple[Value | None, ...]:
+        """The baseline, None if nothing is set today, then the other values."""
+        return (self.baseline, *(value for value in self.values if value != self.baseline))
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """`how` in two parts: ("env", NAME), ("deepspeed", KEY), (FILE, KEY), (WAY, "")."""
+        first, colon, rest = self.how.rpartition(":")
+        return (first, rest) if colon else (self.how, "")
+
+    def check(self, value: object) -> Value:
+        """Return a value as this knob has it.
+
+        Raises:
+            InvalidValue: it is none of the knob's values.
+        """
+        known = [level for level in self.levels if level is not None]
+        try:
+            made = _value(value, self.kind, self.name)
+        except InputError:
+            made = None
+        if made is None or made not in known:
+            raise InvalidValue(self.name, value, "one of " + ", ".join(map(str, known)))
+        return made
+
+    def native(self, value: Value) -> Any:
+        """Return a value as Python, JSON, YAML and TOML have it: a flag as a truth value."""
+        return value == "true" if self.kind == "flag" else value
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the table `[knobs.NAME]` of a TOML file, without what has its default."""
+        table = {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name != "name" and getattr(self, item.name) not in ("", None, False)
+        }
+        return {**table, "values": list(self.values)}
+
+
+def _kind_of(values: Sequence[Any]) -> str:
+    """Return the kind that values have by themselves."""
+    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    if all(text in ("true", "false") for text in texts):
+        return "flag"
+    if all(re.fullmatch(r"[-+]?\d+", text) for text in texts):
+        return "integer"
+    return "float" if all(_as_float(text) is not None for text in texts) else "category"
+
+
+def _as_float(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) < 1e18 else None
+
+
+def _is_log(values: Sequence[Value]) -> bool:
+    numbers = [value for value in values if isinstance(value, int)]
+    return min(numbers) > 0 and max(numbers) > _LOG_RATIO * min(numbers)
+
+
+def _value(value: Any, kind: str, what: str) -> Value:
+    """Return a value in the type of its kind.
+
+    Raises:
+        InvalidValue: it is not of this kind, or not one word.
+    """
+    if kind == "flag":
+        text = str(value).lower()
+        if text not in ("true", "false"):
+            raise InvalidValue(what, value, "true or false (a flag)")
+        return text
+    if kind in ("integer", "log-integer", "float"):
+        number = None if isinstance(value, bool) else _as_float(value)
+        if number is None or (kind != "float" and number != int(number)):
+            raise InvalidValue(what, value, "an integer" if kind != "float" else "a number")
+        if kind == "float":
+            return number
+        # By way of a float only where it is written as one: 2**53 + 1 is not a float.
+        return int(value) if re.fullmatch(r"[-+]?\d+", str(value)) else int(number)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if type(value) in (int, float):
+        return value
+    if not isinstance(value, str):
+        raise InvalidValue(what, value, "a number, a truth value or a text")
+    if not value or re.search(r"[\s|{}]", plain_text(value, what)):
+        raise InvalidValue(what, value, "one word, without spaces, braces or |")
+    return value
+
+
+def _check_how(how: str, where: str) -> None:
+    if how in ("", "placeholder", "hook"):
+        return
+    first, _, key = how.rpartition(":")
+    if first == "env" and re.fullmatch(r"[A-Za-z_]\w*", key):
+        return
+    named = first == "deepspeed" or first.endswith(FILE_KINDS)
+    if named and _KEY.fullmatch(key):
+        return
+    raise InvalidValue(
+        f"how {where}",
+        how,
+        "placeholder, hook, env:NAME, deepspeed:KEY, or FILE:KEY with FILE a JSON, YAML or TOML "
+        "file and KEY like zero_optimization.stage",
+    )
+
+
+def parse_knob(text: str) -> Knob:
+    """Read a declaration of the command line: NAME[:KIND]=VALUE,VALUE,...
+
+    NAME may also be env:NAME, FILE:KEY or deepspeed:KEY; the knob is then named after the
+    variable or the last part of the key.
+
+    Raises:
+        InputError: it is no declaration.
+    """
+    left, equals, right = text.partition("=")
+    if not equals:
+        raise InputError(
+            f"{text!r} declares no knob; write NAME=VALUE,VALUE such as 'compile=false,true', "
+            "'env:NCCL_ALGO=Ring,Tree' or 'bucket:int=25e6,50e6'"
+        )
+    kinds = {*KINDS, *_SHORT_KINDS}
+    head, colon, kind = left.rpartition(":")
+    if not colon or kind not in kinds:
+        head, kind = left, ""
+    name, how = head, ""
+    found = _FILE.fullmatch(head)
+    if head.startswith(("env:", "deepspeed:")) or found:
+        how = head
+        name = re.sub(r"\W", "_", head.rpartition(":")[2].rpartition(".")[2])
+    elif ":" in head:
+        raise UnknownName(f"kind of knob {head.partition(':')[0]!r}", head.partition(":")[2], kinds)
+    return Knob(name, tuple(right.split(",")) if right else (), kind=kind, how=how)
+
+
+def read_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
+    """Read the tables `[knobs.NAME]` of a parsed TOML or JSON file.
+
+    Args:
+        tables: the table `knobs`.
+        where: the file, for errors.
+
+    Raises:
+        InputError: a table declares no knob.
+    """
+    allowed = [item.name for item in fields(Knob) if item.name != "name"]
+    if not isinstance(tables, Mapping) or not tables:
+        raise InputError(f"[knobs] of {where} must hold a table for each knob, [knobs.NAME]")
+    made = []
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise InputError(f"knobs.{name} of {where} must be a table, with values = [...]")
+        for key in table:
+            if key not in allowed:
+                raise UnknownName(f"key in [knobs.{name}] of {where}", str(key), allowed)
+        if "values" not in table:
+            raise InputError(f"knob {name!r} of {where} has no values; give values = [...]")
+        made.append(Knob(str(name), **table))
+    return tuple(made)
+
+
+def check_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
+    """Return declared knobs in an order in which each condition reads only knobs before it.
+
+    Raises:
+        InputError: a name occurs twice, a condition names an unknown knob or depends on itself,
+            or there are too many combinations.
+    """
+    by_name: dict[str, Knob] = {}
+    for knob in knobs:
+        if by_name.setdefault(knob.name, knob) != knob:
+            raise InputError(f"knob {knob.name!r} is declared twice")
+    known = [n for n, standard in KNOBS.items() if standard.kind == "launch"] + list(by_name)
+    for knob in by_name.values():
+        if knob.when:
+            check_condition(knob.when, known, f"the condition of knob {knob.name!r}")
+    ordered: dict[str, Knob] = {}
+    left = dict(by_name)
+    while left:
+        ready = [k for k in left.values() if not (names_in(k.when) if k.when else set()) & {*left}]
+        if not ready:
+            names = " and ".join(repr(name) for name in left)
+            raise InputError(f"the conditions of knobs {names} depend on themselves")
+        for knob in ready:
+            ordered[knob.name] = left.pop(knob.name)
+    combinations = math.prod(len(knob.levels) for knob in ordered.values())
+    if combinations > MOST_COMBINATIONS:
+        raise InputError(
+            f"the declared knobs have {combinations:,} combinations, of which at most "
+            f"{MOST_COMBINATIONS:,} can be searched; leave out knobs or values"
+        )
+    return tuple(ordered.values())
+
+
+def fixed(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
+    """Return the knobs at their baselines alone, without those that are not set today."""
+    return tuple(
+        replace(knob, values=(knob.baseline,)) for knob in knobs if knob.baseline is not None
+    )
+
+
+def _applies(knob: Knob, launch: Mapping[str, Value], knobs: Sequence[Knob]) -> bool:
+    """Return True if the condition of a knob holds in a launch."""
+    if not knob.when:
+        return True
+    values: dict[str, Any] = {}
+    for name in names_in(knob.when):
+        standard = KNOBS.get(name)
+        values[name] = launch.get(name, standard.default if standard else None)
+    for other in knobs:
+        if other.name in values:
+            value = values[other.name]
+            value = other.baseline if value is None else value
+            values[other.name] = None if value is None else other.native(value)
+    return holds(knob.when, values)
+
+
+def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
+    """Yield a launch with each combination of the declared knobs that apply to it, baseline first.
+
+    Args:
+        launch: standard knobs.
+        knobs: in the order of `check_knobs`. One that does not apply, or that is not set, is left
+            out of the settings. A launch that learns something else has the setting `CHANGED`.
+    """
+
+    def choices(chosen: dict[str, Value], left: Sequence[Knob]) -> Iterator[dict[str, Value]]:
+        if not left:
+            yield chosen
+            return
+        knob, *rest = left
+        for level in knob.levels if _applies(knob, chosen, knobs) else (None,):
+            more = chosen if level is None else {**chosen, knob.name: level}
+            yield from choices(more, rest)
+
+    for chosen in choices(dict(launch), knobs):
+        yield Settings(_marked(chosen, knobs))
+
+
+def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Configuration:
+    """Return a configuration with the baselines of the declared knobs that it does not give.
+
+    Raises:
+        InvalidConfiguration: it gives a knob a value that this one does not have.
+    """
+    chosen: dict[str, Value] = dict(configuration.launch)
+    for knob in knobs:
+        if knob.name in chosen:
+            chosen[knob.name] = knob.check(chosen[knob.name])
+        elif knob.baseline is not None and _applies(knob, chosen, knobs):
+            chosen[knob.name] = knob.baseline
+    return Configuration(Settings(_marked(chosen, knobs)), configuration.live)
+
+
+def changed_training(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> tuple[str, ...]:
+    """Return the values by which a launch learns something else than the baseline."""
+    values = {knob: launch.get(knob.name) for knob in knobs if knob.changes_training}
+    return tuple(
+        f"{knob.name}={value}"
+        for knob, value in values.items()
+        if value not in (None, knob.baseline)
+    )
+
+
+def _marked(launch: dict[str, Value], knobs: Sequence[Knob]) -> dict[str, Value]:
+    return {**launch, CHANGED: MARK} if changed_training(launch, knobs) else launch

@@ -1,0 +1,158 @@
+"""Conditions over knobs, such as `zero_stage >= 1 and optimizer_offload != "none"`.
+
+A condition says when a declared knob (`tuner.search_spaces.declared`) applies. It is parsed by
+Python's own parser and walked node by node: names of knobs, numbers, texts, `true`, `false`,
+comparisons, `in` with a list, `and`, `or`, `not` and parentheses. Nothing is evaluated by Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from typing import Any
+
+from tuner.search_spaces.errors import InputError, UnknownName
+
+__all__ = ["check_condition", "holds", "names_in"]
+
+#: Longest condition, so that neither the parser nor the walk can be made to recurse without end.
+LONGEST = 500
+
+_TRUTH = {"true": True, "false": False, "True": True, "False": False}
+_ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_GRAMMAR = (
+    "a condition has names of knobs, numbers, texts in quotes, true, false, comparisons, in [...], "
+    "and, or, not and parentheses"
+)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> ast.expr:
+    """Return the tree of a condition that has only what the grammar allows.
+
+    Raises:
+        InputError: the text is no such condition.
+    """
+    if not text.strip() or len(text) > LONGEST:
+        raise InputError(f"a condition must have 1 to {LONGEST} characters")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise InputError(f"the condition {text!r} cannot be read: {_GRAMMAR}") from None
+    _check(tree, text)
+    return tree
+
+
+def _check(node: ast.expr, text: str) -> None:
+    if isinstance(node, ast.BoolOp):
+        parts: list[ast.expr] = node.values
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        parts = [node.operand]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        parts = [node.operand] if _is_number(node.operand) else []
+        if not parts:
+            raise _refused(node, text)
+    elif isinstance(node, ast.Compare):
+        parts = [node.left, *node.comparators]
+        for op, right in zip(node.ops, node.comparators, strict=True):
+            listed = isinstance(right, ast.List | ast.Tuple)
+            if listed != isinstance(op, ast.In | ast.NotIn) or isinstance(op, ast.Is | ast.IsNot):
+                raise _refused(node, text)
+        if isinstance(node.left, ast.List | ast.Tuple):
+            raise _refused(node, text)
+    elif isinstance(node, ast.List | ast.Tuple):
+        parts = list(node.elts)
+    elif isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str):
+        raise _refused(node, text)
+    elif isinstance(node, ast.Name | ast.Constant):
+        return
+    else:
+        raise _refused(node, text)
+    for part in parts:
+        _check(part, text)
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+
+
+def _refused(node: ast.expr, text: str) -> InputError:
+    part = ast.get_source_segment(text.strip(), node) or text
+    return InputError(f"the condition {text!r} cannot have {part!r}: {_GRAMMAR}")
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Return the names of the knobs that a condition reads.
+
+    Raises:
+        InputError: the text is no condition.
+    """
+    found = (node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
+    return frozenset(name for name in found if name not in _TRUTH)
+
+
+def check_condition(text: str, known: Collection[str], where: str) -> None:
+    """Check that a condition can be read and that the knobs it names exist.
+
+    Args:
+        text: the condition.
+        known: names of the knobs that it may read.
+        where: where it stands, for the error.
+
+    Raises:
+        InputError: it cannot be read.
+        UnknownName: it names something else than a knob.
+    """
+    try:
+        names = names_in(text)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    for name in sorted(names):
+        if name not in known:
+            raise UnknownName("knob", name, known, where=f" in {where}")
+
+
+def holds(text: str, values: Mapping[str, Any]) -> bool:
+    """Return the truth of a condition under these values of knobs.
+
+    A knob without a value equals nothing and has no order, so `x != 1` holds and `x > 1` does not.
+
+    Raises:
+        InputError: the text is no condition.
+    """
+    return bool(_value(_parsed(text), values))
+
+
+def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.BoolOp):
+        parts = (bool(_value(part, values)) for part in node.values)
+        return all(parts) if isinstance(node.op, ast.And) else any(parts)
+    if isinstance(node, ast.UnaryOp):
+        value = _value(node.operand, values)
+        return not value if isinstance(node.op, ast.Not) else -value
+    if isinstance(node, ast.Compare):
+        sides = [_value(part, values) for part in (node.left, *node.comparators)]
+        pairs = zip(node.ops, sides[:-1], sides[1:], strict=True)
+        return all(_compared(op, left, right) for op, left, right in pairs)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(part, values) for part in node.elts]
+    if isinstance(node, ast.Name):
+        return _TRUTH[node.id] if node.id in _TRUTH else values.get(node.id)
+    assert isinstance(node, ast.Constant)
+    return node.value
+
+
+def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
+    if isinstance(op, ast.Eq | ast.NotEq):
+        return (left is not None and left == right) == isinstance(op, ast.Eq)
+    if isinstance(op, ast.In | ast.NotIn):
+        return (left is not None and left in right) == isinstance(op, ast.In)
+    numbers = all(isinstance(side, int | float) for side in (left, right))
+    return numbers and _ORDER[type(op)](left, right)

@@ -1,0 +1,50 @@
+"""The benchmark of `tuner fit`: torch's count of a small model, and the published runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.fit import errors_of_runs, predicted_apart, torch_bytes
+from benchmarks.validation.ran import read_runs
+from benchmarks.validation.torch_memory import count
+from tuner.search_spaces.job import load_job
+from tuner.search_spaces.model_facts import facts_of
+
+JOB = load_job("tiny-opt")
+
+
+def test_torch_counts_parameters_gradients_and_what_is_kept() -> None:
+    plain, again, twice = (count(JOB, b, c) for b, c in ((1, "none"), (1, "full"), (2, "none")))
+    element = 4 if JOB.precision == "fp32" else 2
+    assert plain.parameters == plain.gradients
+    # Beside parameters a model may hold a few buffers (positions, masks).
+    assert plain.parameters == pytest.approx(element * facts_of(JOB).parameters, rel=0.01)
+    assert again.kept < plain.kept < plain.peak
+    assert again.peak < plain.peak
+    # Values grow with the micro-batch, masks and positions do not.
+    assert twice.kept == pytest.approx(2 * plain.kept, rel=0.02)
+    assert torch_bytes(JOB, plain) > plain.peak
+
+
+def test_predictions_apart_have_neither_context_nor_communication() -> None:
+    job = load_job("qwen2.5-7b")
+    states = 16 * facts_of(job).parameters / 8
+    small, large = (predicted_apart(job, b, "full") - states for b in (1, 2))
+    assert large == pytest.approx(2 * small)
+
+
+def test_published_runs_are_told_apart() -> None:
+    runs = read_runs()
+    assert {run.ran for run in runs} == {True, False}
+    lines, errors, false_yes, false_no = errors_of_runs(runs)
+    assert len(lines) == len(runs) + 1
+    assert sorted(abs(error) for error in errors)[len(errors) // 2] < 0.05
+    assert false_yes + false_no == sum("WRONG" in line for line in lines) <= 2
+
+
+def test_a_wrong_answer_is_counted() -> None:
+    ran = next(run for run in read_runs() if run.ran)
+    claimed = replace(ran, row={**ran.row, "outcome": "ran out"})
+    assert errors_of_runs([claimed])[2:] == (1, 0)
+    huge = replace(ran, row={**ran.row, "configuration": "dp64 mb16", "blocks": ""})
+    assert errors_of_runs([huge])[2:] == (0, 1)

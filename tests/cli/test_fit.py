@@ -1,0 +1,60 @@
+"""`tuner fit` as a user sees it: verdict, parts, limits, changes, exit codes."""
+
+import json
+
+import pytest
+
+from tuner.cli.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str, str]:
+    code = main(["fit", *words.split()])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_job_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "opt-350m dp8 mb4 zero1 --cluster a100-8")
+    assert code == 0
+    assert out.startswith("Predicted, not measured: opt-350m on a100-8\n  dp8 mb4 zero1\n  fits: ")
+    for part in ("parameters", "gradients", "optimizer", "activations", "temporary"):
+        assert f" {part} " in out
+    assert "2,048, as long as the model allows" in out
+    assert "change" not in out
+
+
+def test_a_job_that_does_not_fit_gets_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "qwen2.5-7b dp8 mb2 zero1 --cluster a100-40gb-8")
+    assert code == 3
+    assert "does not fit: " in out
+    assert "GB too many" in out
+    assert "Cheapest change that fits\n  " in out
+    assert "none fits" in out
+
+
+def test_json_has_bytes_and_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "qwen2.5-7b dp8 mb2 zero1 --cluster a100-40gb-8 --json")
+    said = json.loads(out)
+    assert (code, said["fits"], said["predicted"]) == (3, False, True)
+    assert sum(said["parts"].values()) == pytest.approx(said["memory_bytes"])
+    assert said["spare_bytes"] == pytest.approx(said["capacity_bytes"] - said["memory_bytes"])
+    assert said["changes"][0]["probability"] >= 0.9
+    assert said["largest_micro_batch"]["likely"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("qwen2.5-7b tp16 --cluster a100-8", "it needs 16 devices"),
+        ("qwen2.5-7b opt-350m --cluster a100-8", "is a second job"),
+        ("qwen2.5-7b wings=2 --cluster a100-8", "wings"),
+        ("qwen2.5-7b --cluster a100-8 --gpus 12", "a multiple of the 8 devices of a node"),
+        ("nothing --cluster a100-8", "nothing"),
+    ],
+)
+def test_nonsense_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], words: str, sentence: str
+) -> None:
+    code, out, err = run(capsys, words)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert sentence in err

@@ -1,0 +1,74 @@
+"""The space that is searched when the user names none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tuner
+from tuner.problem.default_space import default_space
+from tuner.problem.from_job import problem_of_job
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
+from tuner.search_spaces.space import load_space
+
+
+@pytest.mark.parametrize(
+    ("job", "cluster", "space"),
+    [
+        ("tiny-gpt", "cpu-2", "default"),
+        ("opt-350m", "a100-8", "default"),
+        ("qwen2.5-7b", "h200-8", "default"),  # 122 GB of states, 151 GB of memory
+        ("qwen2.5-7b", "a100-8", "large"),  # 86 GB of memory
+        ("opt-350m", "h100-32", "large"),  # four nodes
+    ],
+)
+def test_several_nodes_and_large_models_are_split(job: str, cluster: str, space: str) -> None:
+    problem = problem_of_job(job, cluster, plan=True)
+    assert problem.identity["space"]["name"] == space
+    degrees = {c.get("tensor_parallel") for c in problem.candidates}
+    assert (len(degrees) > 1) == (space == "large")
+    said = [note for note in problem.notes if note.startswith("space 'large' is searched for ")]
+    assert len(said) == (space == "large")
+    (absent,) = [n for n in problem.notes if n.startswith(f"not in space {space!r}: ")]
+    assert ("tensor_parallel" in absent) == (space == "default")
+
+
+def test_a_single_device_splits_nothing() -> None:
+    alone = replace(load_cluster("a100-8"), devices_per_node=1)
+    assert default_space(load_job("lmm-72b"), alone) == "default"
+
+
+def test_the_large_space_has_every_launch_knob_of_the_default_one() -> None:
+    large, default = load_space("large").choices, load_space("default").choices
+    assert default.keys() < large.keys()
+    assert large.keys() - default.keys() == {"tensor_parallel", "pipeline_parallel"}
+
+
+def test_an_existing_run_keeps_the_space_that_it_names(tmp_path) -> None:
+    """Releases before the space "large" searched "default" on several nodes."""
+    asked = {"cluster": "h100-32", "executor": "simulated", "name": "old", "runs_dir": tmp_path}
+    asked["report"] = False
+    one, two = (tuner.SearchSettings(max_probes=n) for n in (1, 2))
+    before = tuner.optimize("opt-350m", space="default", search=one, **asked)
+    after = tuner.optimize("opt-350m", search=two, **asked)
+    assert after.about["space"] == before.about["space"]
+    assert after.about["space"]["name"] == "default"
+    assert after.spent.probes == 2
+    with pytest.raises(InputError, match=r"space\.name was default and is large"):
+        tuner.optimize("opt-350m", space="large", search=two, **asked)
+
+
+def test_a_plan_says_what_is_not_searched(tmp_path) -> None:
+    said: list[str] = []
+    tuner.plan(
+        "opt-350m",
+        cluster="h100-32",
+        runs_dir=tmp_path,
+        report=False,
+        on_progress=lambda event: said.append(event.message),
+    )
+    assert said[0].startswith("space 'large' is searched for 4 nodes")
+    assert said[1].startswith("not in space 'large': sequence_parallel, expert_parallel, ")

@@ -1,0 +1,121 @@
+"""Declared knobs really searched: a script with a deliberately slow setting is found out."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.api import load_result
+from tuner.cli.main import main
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.declared import Knob
+from tuner.testing.studies import run_optimize
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.scripts.inspection import blank_job, inspect_script
+from tuner.workload.scripts.script_job import Script
+
+CLUSTER = detect_cluster()
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("one_fork_server"),
+    pytest.mark.skipif(CLUSTER.devices_per_node < 2, reason="needs two cores"),
+]
+CLUSTER = replace(CLUSTER, devices_per_node=2)
+QUICK = WindowPolicy(min_s=0.2, min_steps=3, max_s=0.3, settle_s=0.1, check_drift=False)
+SCRIPT = Path(__file__).parents[2] / "scripts" / "own_knobs.py"
+ATTENTION = Knob("attn", ("naive", "fused"))
+PRECISION = Knob(
+    "precision", ("fp32", "bf16"), how="conf.yaml:model.precision", changes_training=True
+)
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    shutil.copy(SCRIPT, folder / "train.py")
+    (folder / "conf.yaml").write_text("model:\n  precision: fp32  # as ever\n")
+    return folder
+
+
+def test_each_way_of_a_knob_reaches_the_script(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLOO_OWN_PAUSE_MS", raising=False)
+    knobs = (
+        ATTENTION,
+        PRECISION,
+        Knob("prefetch", (2, 4)),
+        Knob("pause", (1, 2), how="env:GLOO_OWN_PAUSE_MS"),
+    )
+    command = "train.py --attn {attn=naive} --config conf.yaml"
+    script = Script(command, cwd=repo, knobs=knobs)
+    runner = LocalRunner(blank_job(script, CLUSTER), CLUSTER, run_dir=tmp_path / "run")
+    job = inspect_script(script, runner, CLUSTER)
+    assert job.baseline.short.endswith("attn=naive precision=fp32 prefetch=2")
+    values = {"attn": "fused", "precision": "bf16", "prefetch": 4, "pause": 1}
+    launch = Settings({**job.baseline.launch, **values})
+    record = runner.run(ProbeRequest("p", launch, window=QUICK, time_limit_s=60.0))
+    assert record.ok, record.failure
+    logs = [
+        (tmp_path / "run" / "probes" / name / "rank0.log").read_text()
+        for name in ("inspection", "p")
+    ]
+    assert [re.findall(r"^knobs (.*)$", log, re.M)[-1] for log in logs] == [
+        "naive fp32 2 0",
+        "fused bf16 4 1",
+    ]
+    assert (repo / "conf.yaml").read_text() == "model:\n  precision: fp32  # as ever\n"
+    assert sorted(path.name for path in repo.iterdir()) == ["conf.yaml", "train.py"]
+
+
+def test_a_deliberately_slow_setting_is_found_out(
+    repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_optimize(
+        Script("train.py --attn {attn=naive} --config conf.yaml", cwd=repo, steps=10**7),
+        knobs=[ATTENTION, PRECISION],
+        allow_changed_training=True,
+        cluster=CLUSTER,
+        executor="inline",
+        clocks=False,
+        max_probes=4,
+        verify=False,
+        name="slow",
+        runs_dir=tmp_path,
+        window=QUICK,
+    )
+    assert result.baseline is not None
+    assert result.baseline.configuration.get("attn") == "naive"
+    fastest = min(result.points, key=lambda point: point.time_to_solution_s)
+    assert fastest.configuration.get("attn") == "fused"
+    assert fastest.time_to_solution_s < 0.5 * result.baseline.time_to_solution_s
+    assert result.best is not None
+    assert result.best.configuration.get("attn") == "fused"
+    # Wherever it is shown, a point that learns something else says so.
+    changed = [p for p in result.points if p.configuration.get("precision") == "bf16"]
+    assert changed
+    assert all(p.configuration.get("training") == "changed" for p in changed)
+    stored = load_result("slow", runs_dir=tmp_path)
+    assert [p.configuration for p in stored.points] == [p.configuration for p in result.points]
+    report = (tmp_path / "slow" / "report.html").read_text()
+    assert "Points marked training=changed learn something else than the baseline" in report
+    table = tmp_path / "points.csv"
+    assert (
+        main(["export", "slow", "--runs-dir", str(tmp_path), "--to", "csv", "--out", str(table)])
+        == 0
+    )
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["precision"], row["training"]) for row in rows} == {
+        ("fp32", ""),
+        ("bf16", "changed"),
+    }

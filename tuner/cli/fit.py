@@ -1,0 +1,55 @@
+"""`tuner fit`: does a job fit in memory, and what would make it fit."""
+
+from __future__ import annotations
+
+import argparse
+
+from tuner.cli.options import OK, UNMET, Commands, add_cluster, answer
+from tuner.search_spaces.errors import InputError
+
+
+def _fit(args: argparse.Namespace) -> int:
+    from tuner.display.fit import fit_lines
+    from tuner.planning.fit import fit
+    from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.short_names import split_words, values_of
+
+    jobs, knobs = split_words(args.what)
+    if len(jobs) > 1:
+        raise InputError(f"{jobs[1]!r} is a second job; tuner fit takes one job and KNOB=VALUE")
+    said = fit(
+        jobs[0] if jobs else None,
+        cluster=args.cluster,
+        configuration=Configuration.of(values_of(knobs)) if knobs else None,
+        space=args.space,
+        gpus=args.gpus,
+    )
+    answer(args, said.to_json(), fit_lines(said))
+    return OK if said.fits else UNMET
+
+
+def add(commands: Commands) -> None:
+    """Add the command of this module."""
+    parser = commands.command(
+        "fit", _fit, "predict whether a job fits in memory, and what would make it fit"
+    )
+    add = parser.add_argument
+    add(
+        "what",
+        nargs="*",
+        metavar="[JOB] KNOB=VALUE",
+        help="job file or name, and knobs (default: plain data parallelism)",
+    )
+    add_cluster(parser)
+    add(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="number of GPUs of the cluster's kind (default: the cluster's)",
+    )
+    add(
+        "--space",
+        default="full",
+        metavar="NAME",
+        help="search space file or name of the changes to try (default: full)",
+    )

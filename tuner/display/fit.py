@@ -1,0 +1,123 @@
+"""Text of the answer to whether a job fits (`tuner.planning.fit`)."""
+
+from __future__ import annotations
+
+from tuner.planning.fit import SURE, Change, Fit, Most
+from tuner.results.predict import stacked_bar
+from tuner.search_spaces.short_names import short_word
+
+__all__ = ["fit_lines"]
+
+GB = 1e9
+
+
+def fit_lines(said: Fit) -> list[str]:
+    """Return the answer as lines."""
+    changes = []
+    if said.changes:
+        first, *faster = said.changes
+        changes = ["", "Cheapest change that fits", f"  {_change(first)}"]
+        if faster:
+            changes += ["Faster, with more changes", *(f"  {_change(each)}" for each in faster)]
+    elif said.probability < SURE:
+        changes = ["", f"No configuration of space {said.space} fits on {said.cluster.name}"]
+    return [
+        f"Predicted, not measured: {said.job.name} on {said.cluster.name}",
+        f"  {said.configuration.short}",
+        f"  {_verdict(said)}",
+        *_host(said),
+        "",
+        "Memory of the fullest rank",
+        *_parts(said),
+        "",
+        "Limits, everything else as above",
+        *_limits(said),
+        *changes,
+        "",
+        "Known error of predicted memory",
+        *(f"  {sentence}" for sentence in said.known_error or _unknown(said)),
+    ]
+
+
+def _verdict(said: Fit) -> str:
+    sure = max(said.probability, 1 - said.probability) >= SURE
+    words = ("fits" if said.fits else "does not fit") if sure else "may not fit"
+    if said.fits and not sure:
+        words = "probably fits"
+    spare = "to spare" if said.spare_bytes >= 0 else "too many"
+    return (
+        f"{words}: {said.memory_bytes / GB:.1f} of {said.capacity_bytes / GB:.1f} GB, "
+        f"{abs(said.spare_bytes) / GB:.1f} GB {spare} "
+        f"(probability of fitting {_percent(said.probability)})"
+    )
+
+
+def _percent(probability: float) -> str:
+    if probability > 0.99:
+        return "over 99 %"
+    return "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
+
+
+def _host(said: Fit) -> list[str]:
+    room = said.cluster.host_memory_bytes
+    if not said.host_memory_bytes:
+        return []
+    short = " (DOES NOT FIT)" if room and said.host_memory_bytes > room else ""
+    of = f" of {room / GB:.1f}" if room else ""
+    return [f"  on each node's host: {said.host_memory_bytes / GB:.1f}{of} GB{short}"]
+
+
+def _parts(said: Fit) -> list[str]:
+    bar, letters = stacked_bar(said.parts)
+    return [
+        f"  [{bar}]",
+        *(
+            f"  {letters[name]} {name:<13} {value / GB:>7.2f} GB  {value / said.memory_bytes:>5.1%}"
+            for name, value in said.parts.items()
+        ),
+    ]
+
+
+def _most(most: Most, cap: str) -> str:
+    if not most.likely:
+        return "none fits"
+    text = f"{most.likely:,}"
+    if most.sure < most.likely:
+        text += f" ({most.sure:,} to be sure)" if most.sure else " (none is sure)"
+    return f"{text}, {cap}" if most.capped else text
+
+
+def _limits(said: Fit) -> list[str]:
+    fewest = "none up to 16 times the cluster's"
+    if said.fewest_gpus is not None:
+        gpus, change = said.fewest_gpus
+        fewest = f"{gpus:,}"
+        if change.knobs:
+            fewest += f", with {_words(change)} ({change.time_ratio:.3g} times as long a step)"
+    replicas = "none" if said.fewest_replicas is None else f"{said.fewest_replicas:,}"
+    return [
+        f"  largest micro-batch  {_most(said.micro_batch, 'as large as the global batch allows')}",
+        f"  longest sequence     {_most(said.sequence_length, 'as long as the model allows')}",
+        f"  fewest GPUs          {replicas} by replicas alone",
+        f"  in space {said.space:<11} {fewest}",
+    ]
+
+
+def _words(change: Change) -> str:
+    return " ".join(short_word(name, change.configuration.get(name)) for name in change.knobs)
+
+
+def _change(change: Change) -> str:
+    time, energy = change.time_ratio - 1, change.energy_ratio - 1
+    return (
+        f"{_words(change)}: {change.memory_bytes / GB:.1f} GB "
+        f"({_percent(change.probability)}), {100 * time:+.0f} % time and "
+        f"{100 * energy:+.0f} % energy of a step"
+    )
+
+
+def _unknown(said: Fit) -> tuple[str, ...]:
+    return (
+        f"unknown on {said.cluster.device.name}: peaks were compared with measurements on other "
+        "devices only (python -m benchmarks.fit); the first probe tells",
+    )

@@ -1,0 +1,440 @@
+"""Does a job fit: predicted memory, its parts, what has room, and the cheapest change that fits.
+
+The figures are the analytic models' (`tuner.models.analytic.memory`), and how sure an answer is
+follows from their error before any probe (`tuner.models.memory_margin`). Nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tuner.models.analytic.known_error import known_errors
+from tuner.models.analytic.memory import DEVICE_PARTS
+from tuner.models.analytic.model import AnalyticModel, Prediction
+from tuner.models.memory_margin import MemoryMargin
+from tuner.problem.from_job import cluster_of
+from tuner.search_spaces.cluster import Cluster, enlarged
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError, InvalidConfiguration
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.model_facts import facts_of
+from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.space import SearchSpace, default_configuration, load_space
+
+__all__ = ["Change", "Fit", "Most", "fit"]
+
+#: Probability from which a configuration is said to fit, and from which that is called sure.
+LIKELY, SURE = 0.5, 0.9
+#: The longest sequence is sought in steps of this many tokens per sequence-parallel rank.
+TOKENS = 128
+#: Limit on the sequences that are tried, tokens.
+LONGEST = 2**24
+#: The fewest GPUs are sought up to this multiple of the cluster's.
+MULTIPLE = 16
+#: Number of changes that are named; each takes more knobs than the one before, and must be faster
+#: by this share.
+MOST_CHANGES, WORTH = 3, 0.05
+
+#: Knobs of a launch that change what the model learns, or where it is stored, are left alone.
+_KEPT = ("global_batch",)
+
+
+@dataclass(frozen=True)
+class Most:
+    """Limit of a quantity, as long as everything else stays.
+
+    Attributes:
+        likely: where the job fits with a probability of at least `LIKELY`; 0 if nowhere.
+        sure: where it fits with a probability of at least `SURE`; 0 if nowhere.
+        capped: True if something else than memory limits it: the batch, or the model's positions.
+    """
+
+    likely: int
+    sure: int
+    capped: bool = False
+
+
+@dataclass(frozen=True)
+class Change:
+    """Configuration that fits, compared with the one that was asked about.
+
+    Attributes:
+        configuration: the configuration.
+        knobs: names of the launch knobs that differ.
+        probability: of fitting.
+        memory_bytes: predicted peak of the fullest rank's device.
+        step_time_s: predicted seconds of a step.
+        energy_J: predicted joules of a step.
+        time_ratio, energy_ratio: both over those of the configuration that was asked about, as if
+            that had room.
+    """
+
+    configuration: Configuration
+    knobs: tuple[str, ...]
+    probability: float
+    memory_bytes: float
+    step_time_s: float
+    energy_J: float
+    time_ratio: float
+    energy_ratio: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Answer to whether a configuration of a job fits in memory; every figure is predicted.
+
+    Attributes:
+        job, cluster, configuration: what was asked.
+        space: name of the space whose configurations were tried.
+        parts: bytes by part on the fullest rank's device (`DEVICE_PARTS`).
+        capacity_bytes: memory of one device, or a rank's share of a CPU node.
+        host_memory_bytes: peak that the ranks of one node use on its host.
+        probability: of fitting, by the models' error before any probe; 0 if the host is too small.
+        micro_batch: the largest micro-batch that divides the global batch.
+        sequence_length: the longest sequence.
+        fewest_gpus: the fewest GPUs on which a configuration of the space fits, and that
+            configuration; None if none does on up to 16 times the cluster's.
+        fewest_replicas: the fewest GPUs on which it fits if only the replicas' number changes;
+            None if it does on none.
+        changes: configurations of the space that fit, on as many GPUs if any does: the fastest of
+            those that differ in the fewest knobs, then faster ones that differ in more; empty if
+            this one surely fits.
+        known_error: what is known of the models' error of memory on this kind of device.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    configuration: Configuration
+    space: str
+    parts: Mapping[str, float]
+    capacity_bytes: float
+    host_memory_bytes: float
+    probability: float
+    micro_batch: Most
+    sequence_length: Most
+    fewest_gpus: tuple[int, Change] | None
+    fewest_replicas: int | None
+    changes: tuple[Change, ...]
+    known_error: tuple[str, ...]
+
+    @property
+    def memory_bytes(self) -> float:
+        """Predicted peak of the fullest rank's device."""
+        return sum(self.parts.values())
+
+    @property
+    def spare_bytes(self) -> float:
+        """Memory of a device that is left; below 0 if it does not fit."""
+        return self.capacity_bytes - self.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """True if it fits rather than not."""
+        return self.probability >= LIKELY
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as JSON values."""
+        fewest = self.fewest_gpus
+        return {
+            "predicted": True,
+            "job": self.job.name,
+            "cluster": self.cluster.name,
+            "configuration": self.configuration.to_json(),
+            "space": self.space,
+            "fits": self.fits,
+            "probability": self.probability,
+            "memory_bytes": self.memory_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "spare_bytes": self.spare_bytes,
+            "parts": dict(self.parts),
+            "host_memory_bytes": self.host_memory_bytes,
+            "host_capacity_bytes": self.cluster.host_memory_bytes or None,
+            "largest_micro_batch": asdict(self.micro_batch),
+            "longest_sequence": asdict(self.sequence_length),
+            "fewest_gpus": None if fewest is None else {"gpus": fewest[0], **_json(fewest[1])},
+            "fewest_gpus_by_replicas": self.fewest_replicas,
+            "changes": [_json(change) for change in self.changes],
+            "known_error": list(self.known_error),
+        }
+
+
+def _json(change: Change) -> dict[str, Any]:
+    return {**asdict(change), "configuration": change.configuration.to_json()}
+
+
+def fit(
+    job: TrainingJob | str | Path | None = None,
+    *,
+    cluster: Cluster | str = "auto",
+    configuration: Configuration | str | None = None,
+    space: str = "full",
+    gpus: int | None = None,
+) -> Fit:
+    """Predict whether a job fits in memory, with what to spare, and what would make it fit.
+
+    Args:
+        job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
+        cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
+        configuration: a `Configuration` or its short name ("dp8 mb4 zero1"); if not given, the one
+            that a user would run without tuning.
+        space: name or path of the search space whose configurations may be the change.
+        gpus: number of GPUs of this kind to use, with whole nodes; the cluster's if not given.
+
+    Raises:
+        InputError: the input is wrong, the model is unknown, or the configuration cannot train
+            this job on this cluster; one sentence.
+    """
+    if not isinstance(job, TrainingJob):
+        job = load_job(job)
+    if not job.is_modelled:
+        raise InputError(
+            f"whether job {job.name!r} fits cannot be predicted: its model and sequence length "
+            "are not known"
+        )
+    cluster = cluster_of(cluster)
+    leased = cluster
+    if gpus is not None:
+        cluster = enlarged(cluster, gpus)
+        leased = replace(cluster, devices_per_node=min(gpus, cluster.devices_per_node))
+    if isinstance(configuration, str):
+        configuration = Configuration.parse(configuration)
+    configuration = configuration or default_configuration(job, leased)
+    if phrases := broken_rules(configuration, job, cluster):
+        raise InvalidConfiguration(configuration.short, phrases)
+    searched = _launches_alone(load_space(space))
+    asked = _Asked(job, cluster, configuration)
+    breakdown = asked.model.breakdown(configuration)
+    probability = float(asked.probabilities(asked.said, [configuration])[0])
+    return Fit(
+        job=job,
+        cluster=cluster,
+        configuration=configuration,
+        space=searched.name,
+        parts={name: breakdown.memory.get(name, 0.0) for name in DEVICE_PARTS},
+        capacity_bytes=float(_capacity(cluster, [configuration])[0]),
+        host_memory_bytes=breakdown.host_memory_bytes,
+        probability=probability,
+        micro_batch=_largest_micro_batch(asked),
+        sequence_length=_longest_sequence(asked),
+        fewest_gpus=_fewest_gpus(asked, searched),
+        fewest_replicas=_fewest_replicas(asked),
+        changes=_changes(asked, searched) if probability < SURE else (),
+        known_error=tuple(
+            check.sentence for check in known_errors(cluster.device) if "memory" in check.what
+        ),
+    )
+
+
+def _capacity(cluster: Cluster, configurations: Sequence[Configuration]) -> np.ndarray:
+    """Return the memory of one rank's device; the ranks on a CPU node share its memory equally."""
+    each = float(cluster.device.memory_bytes or np.inf)
+    if cluster.device.type != "cpu":
+        return np.full(len(configurations), each)
+    ranks = np.array([c.world_size for c in configurations], dtype=float)
+    return each * cluster.devices_per_node / np.minimum(ranks, cluster.devices_per_node)
+
+
+class _Asked:
+    """Configuration that was asked about, with its prediction.
+
+    Args:
+        job, cluster, configuration: what was asked.
+    """
+
+    def __init__(self, job: TrainingJob, cluster: Cluster, configuration: Configuration) -> None:
+        self.job, self.cluster, self.configuration = job, cluster, configuration
+        self.model = AnalyticModel(job, cluster)
+        self.said = self.model.predict([configuration])
+
+    def on(self, cluster: Cluster) -> _Asked:
+        """Return the same question on another cluster."""
+        return _Asked(self.job, cluster, self.configuration)
+
+    def probabilities(
+        self, said: Prediction, configurations: Sequence[Configuration]
+    ) -> np.ndarray:
+        """Return the probability that each predicted peak fits; 0 if the host has no room."""
+        share = said.memory_bytes / _capacity(self.cluster, configurations)
+        chance = MemoryMargin(1.0).probability_of_fitting(share)
+        host = self.cluster.host_memory_bytes
+        return np.where(said.host_memory_bytes > host, 0.0, chance) if host else chance
+
+    def change_to(self, configuration: Configuration, said: Prediction, chance: float) -> Change:
+        """Return a configuration as a change of the one that was asked about."""
+        time, energy = float(said.step_time_s[0]), float(said.step_time_s[0] * said.power_W[0])
+        now = float(self.said.step_time_s[0])
+        return Change(
+            configuration=configuration,
+            knobs=_differing(configuration, self.configuration),
+            probability=chance,
+            memory_bytes=float(said.memory_bytes[0]),
+            step_time_s=time,
+            energy_J=energy,
+            time_ratio=time / now,
+            energy_ratio=energy / float(now * self.said.power_W[0]),
+        )
+
+
+def _launches_alone(space: SearchSpace) -> SearchSpace:
+    """Return a space without its live knobs, which take no memory."""
+    kept = {name: c for name, c in space.choices.items() if KNOBS[name].kind == "launch"}
+    return replace(space, choices={n: c for n, c in kept.items() if n not in _KEPT})
+
+
+def _differing(one: Configuration, other: Configuration) -> tuple[str, ...]:
+    """Return the names of the launch knobs that differ."""
+    return tuple(
+        name
+        for name, knob in KNOBS.items()
+        if knob.kind == "launch" and one.get(name) != other.get(name)
+    )
+
+
+def _with(configuration: Configuration, **values: int) -> Configuration:
+    return Configuration(Settings(configuration.launch, **values), configuration.live)
+
+
+def _largest_micro_batch(asked: _Asked) -> Most:
+    """Return the largest micro-batch that divides the replica's share of the global batch."""
+    job = asked.job.at(asked.configuration)
+    share = job.global_batch // asked.configuration.data_parallel
+    valid = [
+        c
+        for c in (
+            _with(asked.configuration, micro_batch=n) for n in range(1, share + 1) if share % n == 0
+        )
+        if not broken_rules(c, asked.job, asked.cluster)
+    ]
+    chance = asked.probabilities(asked.model.predict(valid), valid)
+    likely, sure = (
+        max((c.micro_batch for c, p in zip(valid, chance, strict=True) if p >= least), default=0)
+        for least in (LIKELY, SURE)
+    )
+    return Most(likely, sure, capped=sure == max(c.micro_batch for c in valid))
+
+
+def _longest_sequence(asked: _Asked) -> Most:
+    """Return the longest sequence, in whole steps of `TOKENS` a sequence-parallel rank."""
+    step = TOKENS * asked.configuration.sequence_parallel
+    facts = facts_of(asked.job)
+    limit = facts.positions if facts.learned_positions and facts.positions else LONGEST
+    most = limit // step
+
+    def fits(count: int, least: float) -> bool:
+        longer = replace(asked.job, sequence_length=count * step)
+        there = _Asked(longer, asked.cluster, asked.configuration)
+        chance = there.probabilities(there.said, [asked.configuration])[0]
+        return bool(chance >= least) and not broken_rules(
+            asked.configuration, longer, there.cluster
+        )
+
+    found = []
+    for least in (LIKELY, SURE):
+        low, high = 0, 1
+        while high <= most and fits(high, least):
+            low, high = high, 2 * high
+        high = min(high, most + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle, least) else (low, middle)
+        found.append(low)
+    # Video alone takes its tokens: a shorter sequence cannot hold it.
+    least_tokens = facts.vision.tokens_of(asked.job.frames) if facts.vision else 0
+    likely, sure = (n * step if n * step > least_tokens else 0 for n in found)
+    return Most(likely, sure, capped=sure == most * step)
+
+
+def _sizes(cluster: Cluster) -> Iterator[int]:
+    """Yield numbers of GPUs, ascending: within a node, then whole nodes, doubling."""
+    node = cluster.devices_per_node
+    yield from (n for n in range(1, node + 1) if node % n == 0)
+    size = 2 * node
+    while size <= MULTIPLE * cluster.devices:
+        yield size
+        size *= 2
+
+
+def _launches(asked: _Asked, space: SearchSpace) -> list[Configuration]:
+    """Return the launches of a space, with what is left alone as asked; none if it has none."""
+    kept = {n: v for n in _KEPT if (v := asked.configuration.launch.get(n)) is not None}
+    try:
+        return [
+            Configuration(Settings(launch, **kept), asked.configuration.live)
+            for launch, _ in space.groups(asked.job, asked.cluster)
+        ]
+    except InputError:
+        return []
+
+
+def _fitting(asked: _Asked, configurations: Sequence[Configuration]) -> list[Change]:
+    """Return the configurations that fit, the fastest first; only sure ones if there are any."""
+    if not configurations:
+        return []
+    said = asked.model.predict(configurations)
+    chance = asked.probabilities(said, configurations)
+    rows = np.flatnonzero(chance >= (SURE if (chance >= SURE).any() else LIKELY))
+    return [
+        asked.change_to(
+            configurations[row],
+            Prediction(said.step_time_s[[row]], said.power_W[[row]], said.memory_bytes[[row]]),
+            float(chance[row]),
+        )
+        for row in rows[np.argsort(said.step_time_s[rows], kind="stable")]
+    ]
+
+
+def _fewest_gpus(asked: _Asked, space: SearchSpace) -> tuple[int, Change] | None:
+    """Return the fewest GPUs on which a configuration of the space fits.
+
+    Of those on so few GPUs it is the fastest of the ones that differ in the fewest knobs.
+    """
+    on: dict[int, tuple[_Asked, list[Configuration]]] = {}
+    for size in _sizes(asked.cluster):
+        cluster = enlarged(asked.cluster, size)
+        if cluster.nodes not in on:
+            there = asked.on(cluster)
+            on[cluster.nodes] = there, _launches(there, space)
+        there, every = on[cluster.nodes]
+        found = _fitting(there, [c for c in every if c.world_size == size])
+        if found:
+            return size, min(found, key=lambda change: len(change.knobs))
+    return None
+
+
+def _fewest_replicas(asked: _Asked) -> int | None:
+    """Return the fewest GPUs if only the number of replicas changes."""
+    one = asked.configuration.world_size // asked.configuration.data_parallel
+    for size in _sizes(asked.cluster):
+        if size % one:
+            continue
+        there = asked.on(enlarged(asked.cluster, size))
+        changed = _with(asked.configuration, data_parallel=size // one)
+        if broken_rules(changed, there.job, there.cluster):
+            continue
+        if there.probabilities(there.model.predict([changed]), [changed])[0] >= LIKELY:
+            return size
+    return None
+
+
+def _changes(asked: _Asked, space: SearchSpace) -> tuple[Change, ...]:
+    """Return the fastest change by each number of knobs, as long as more knobs are worth it.
+
+    The number of GPUs stays if anything fits on as many.
+    """
+    every = _launches(asked, space)
+    same = [c for c in every if c.world_size == asked.configuration.world_size]
+    best: dict[int, Change] = {}
+    for change in _fitting(asked, same) or _fitting(asked, every):
+        best.setdefault(len(change.knobs), change)
+    found: list[Change] = []
+    for number in sorted(best):
+        worth = not found or best[number].step_time_s < (1 - WORTH) * found[-1].step_time_s
+        if number and worth:
+            found.append(best[number])
+    return tuple(found[:MOST_CHANGES])

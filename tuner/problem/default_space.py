@@ -1,0 +1,54 @@
+"""The search space of a job when the user names none.
+
+A run that exists keeps the space of its study.toml. A new one searches "default", in which every
+rank holds the whole model, where that can be enough: one node, and training states that fit one
+device. Otherwise it searches "large", which has tensor and pipeline parallelism, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.model_facts import facts_of, model_state_bytes
+from tuner.workload.scripts.script_job import ScriptJob
+
+__all__ = ["chosen_sentence", "default_space", "space_of_run", "why_large"]
+
+SMALL, LARGE = "default", "large"
+
+
+def default_space(job: TrainingJob, cluster: Cluster) -> str:
+    """Return the name of the space that a new run of a job on a cluster searches."""
+    return LARGE if why_large(job, cluster) else SMALL
+
+
+def why_large(job: TrainingJob, cluster: Cluster) -> str:
+    """Return why a job needs more than replicas on a cluster, as a phrase; "" if it does not.
+
+    A script of the user's own never does: what it can turn is found by inspection, on one node.
+    """
+    if isinstance(job, ScriptJob) or not job.is_modelled:
+        return ""
+    if cluster.nodes > 1:
+        return f"{cluster.nodes} nodes"
+    parameters, memory = facts_of(job).parameters, cluster.device.memory_bytes
+    states = model_state_bytes(parameters, 0, 1, job.precision)
+    if cluster.devices == 1 or cluster.device.type == "cpu" or not memory or states <= memory:
+        return ""
+    return f"{parameters / 1e9:.2g} billion parameters on {memory / 1e9:.0f} GB devices"
+
+
+def chosen_sentence(why: str) -> str:
+    """Return a sentence on the choice of the large space, from `why_large`."""
+    without = f"--space {SMALL}: without tensor and pipeline parallelism"
+    return f"space {LARGE!r} is searched for {why} ({without})"
+
+
+def space_of_run(study: Mapping[str, Any] | None) -> str | None:
+    """Return the space that the study.toml of an existing run names; None for a new run."""
+    section = (study or {}).get("space")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    return name if isinstance(name, str) and "recorded" not in (study or {}) else None

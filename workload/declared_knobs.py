@@ -1,0 +1,239 @@
+"""Application of declared knobs: to the environment, DeepSpeed's settings, files and commands.
+
+`tuner.search_spaces.declared` says what they are. A knob that is not set in a configuration,
+because its condition does not hold, is applied at its baseline.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import FILE_KINDS, Knob
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.safe_files import write_text
+from tuner.workload.key_files import changed_text, read_key
+
+__all__ = [
+    "deepspeed_settings",
+    "environment",
+    "export_words",
+    "native_values",
+    "program_knobs",
+    "read_at_start",
+    "resolved",
+    "text_values",
+    "with_files",
+]
+
+#: Variables that joulefront sets for each rank.
+_OWN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "LOCAL_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+#: Variables that are read when a communicator is made, after the ranks were forked. Others may be
+#: read when torch is imported, which a forked rank has behind it.
+_READ_LATE = re.compile(r"(NCCL|RCCL|GLOO)_\w+")
+
+
+def _value(knob: Knob, configuration: Configuration) -> Value | None:
+    """Return a knob's value in a configuration; None if nothing is to be set."""
+    value = configuration.get(knob.name)
+    return knob.baseline if value is None else value
+
+
+def environment(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, str]:
+    """Return the environment variables of the declared knobs."""
+    values = text_values(configuration, knobs)
+    way = {knob.name: knob.target for knob in knobs}
+    return {way[name][1]: text for name, text in values.items() if way[name][0] == "env"}
+
+
+def export_words(env: Mapping[str, str]) -> list[str]:
+    """Return variables as words for the shell's `export`, quoted."""
+    return [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+
+
+def read_at_start(knobs: Sequence[Knob]) -> str:
+    """Return why ranks need an interpreter of their own; "" if the knobs do not need it."""
+    names = [knob.target[1] for knob in knobs if knob.target[0] == "env"]
+    early = [name for name in names if not _READ_LATE.fullmatch(name)]
+    return f"{', '.join(early)} may be read when torch is imported" if early else ""
+
+
+def deepspeed_settings(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
+    """Return the part of DeepSpeed's configuration that the declared knobs set."""
+    settings: dict[str, Any] = {}
+    for knob in knobs:
+        way, key = knob.target
+        value = _value(knob, configuration)
+        if way != "deepspeed" or value is None:
+            continue
+        *tables, last = key.split(".")
+        table = settings
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[last] = knob.native(value)
+    return settings
+
+
+def text_values(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, str]:
+    """Return the knobs that are set as text, by name, for placeholders and the environment."""
+    values = {knob.name: _value(knob, configuration) for knob in knobs}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def native_values(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
+    """Return the knobs that are set, by name, as the script reads them through the hook."""
+    values = {knob: _value(knob, configuration) for knob in knobs}
+    return {knob.name: knob.native(value) for knob, value in values.items() if value is not None}
+
+
+def with_files(
+    words: Sequence[str],
+    cwd: Path,
+    configuration: Configuration,
+    knobs: Sequence[Knob],
+    folder: Path,
+) -> tuple[str, ...]:
+    """Write the files whose keys are knobs to a folder, and return a command that names them.
+
+    Raises:
+        InputError: a file cannot be read, or a key of it cannot be changed.
+        OSError: a file cannot be written.
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    for knob in knobs:
+        file, key = knob.target
+        value = _value(knob, configuration)
+        if file.endswith(FILE_KINDS) and value is not None:
+            changes.setdefault(file, {})[key] = knob.native(value)
+    made = list(words)
+    for number, (file, values) in enumerate(changes.items()):
+        folder.mkdir(parents=True, exist_ok=True)
+        name = Path(file).name
+        taken = name in (Path(other).name for other in list(changes)[:number])
+        written = folder.resolve() / (f"{number}-{name}" if taken else name)
+        write_text(written, changed_text(cwd / file, values))
+        for position in _named(made, cwd, file):
+            before, equals, _ = made[position].rpartition("=")
+            made[position] = f"{before}{equals}{written}"
+    return tuple(made)
+
+
+def _named(words: Sequence[str], cwd: Path, file: str) -> list[int]:
+    """Return the positions of the words that name a file, as FILE or --option=FILE."""
+    path = (cwd / file).resolve()
+    return [
+        position
+        for position, word in enumerate(words)
+        if word.endswith(FILE_KINDS) and (cwd / word.rpartition("=")[2]).resolve() == path
+    ]
+
+
+def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
+    """Return declared knobs of the built-in training program, with their baselines.
+
+    Raises:
+        InputError: one is not applied by the environment or DeepSpeed's configuration.
+    """
+    for knob in knobs:
+        if knob.target[0] not in ("env", "deepspeed"):
+            raise InputError(
+                f"knob {knob.name!r} is for a script of your own (--script); the built-in training "
+                "program has knobs with how = env:NAME or deepspeed:KEY"
+            )
+    return tuple(resolved(knob, placeholders={}, words=(), cwd=Path(), config={}) for knob in knobs)
+
+
+def resolved(
+    knob: Knob,
+    *,
+    placeholders: Mapping[str, str],
+    words: Sequence[str],
+    cwd: Path,
+    config: Mapping[str, Any],
+    config_file: Path | None = None,
+) -> Knob:
+    """Return a declared knob with `how` and the baseline filled in.
+
+    Args:
+        knob: as declared.
+        placeholders: those of the command, with today's value or "".
+        words: the command.
+        cwd: the folder it is started in.
+        config: DeepSpeed's configuration today, as far as it is known.
+        config_file: the DeepSpeed configuration that the command names; its keys are set there.
+
+    Raises:
+        InputError: the knob cannot be applied, or its baseline contradicts what is found.
+    """
+    way, key = knob.target
+    if way.endswith(FILE_KINDS) and config_file and _same(cwd / way, config_file):
+        read_key(cwd / way, key)
+        way = "deepspeed"
+        knob = replace(knob, how=f"deepspeed:{key}")
+    if way == "env":
+        _check_variable(knob, key)
+        return _with_baseline(knob, os.environ.get(key))
+    if way == "deepspeed":
+        return _with_baseline(knob, _setting(config, key))
+    if way.endswith(FILE_KINDS):
+        today = read_key(cwd / way, key)
+        if not _named(words, cwd, way):
+            raise InputError(
+                f"knob {knob.name!r} is a key of {way}, which the command does not name, so no "
+                "other file can be given to the script"
+            )
+        return _with_baseline(knob, today)
+    if way == "placeholder" and knob.name not in placeholders:
+        raise InputError(f"the command has no placeholder {{{knob.name}}} for its knob")
+    way = way or ("placeholder" if knob.name in placeholders else "hook")
+    return _with_baseline(replace(knob, how=way), placeholders.get(knob.name) or None)
+
+
+def _same(path: Path, other: Path) -> bool:
+    return path.resolve() == other.resolve()
+
+
+def _with_baseline(knob: Knob, today: Any) -> Knob:
+    """Return a knob whose baseline is what was found today, if anything was.
+
+    Raises:
+        InputError: the baseline that the user gave is another.
+    """
+    found = None if today is None else replace(knob, baseline=today).baseline
+    if found is not None and knob.baseline not in (None, found):
+        raise InputError(
+            f"the baseline of knob {knob.name!r} is given as {knob.baseline}, but today's value is "
+            f"{found}"
+        )
+    if found is None and knob.baseline is None and knob.how in ("placeholder", "hook"):
+        found = knob.values[0]
+    return knob if found is None else replace(knob, baseline=found)
+
+
+def _check_variable(knob: Knob, name: str) -> None:
+    if name in _OWN or name.startswith("JOULEFRONT_"):
+        raise InputError(f"knob {knob.name!r} sets {name}, which joulefront sets for each rank")
+
+
+def _setting(config: Mapping[str, Any], key: str) -> Any:
+    """Return a setting of DeepSpeed's configuration; None where there is none, or "auto"."""
+    value: Any = config
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    plain = isinstance(value, bool | int | float | str) and value != "auto"
+    return value if plain else None

@@ -1,0 +1,182 @@
+"""Change of single keys in a JSON, YAML or TOML file, with everything else left as it is.
+
+In YAML and TOML the text of the one value is replaced, so comments, order and spelling stay. The
+result is parsed again and must differ from the original in these keys alone; a file of which that
+cannot be made certain is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError
+
+__all__ = ["changed_text", "read_key"]
+
+#: No configuration of a training is larger; a larger file is not read.
+_MOST_BYTES = 4 * 2**20
+
+
+def read_key(path: Path, key: str) -> Any:
+    """Return the value of a key.
+
+    Args:
+        path: a file with the suffix .json, .yaml, .yml or .toml.
+        key: names of tables and of the key, with dots between them.
+
+    Raises:
+        InputError: the file cannot be read, or has no such key with a single value.
+    """
+    data: Any = _parsed(_text(path), path)
+    for name in key.split("."):
+        if not isinstance(data, Mapping) or name not in data:
+            raise InputError(
+                f"{path.name} has no key {key}; add it there with the value that you use today"
+            )
+        data = data[name]
+    if not isinstance(data, bool | int | float | str):
+        raise InputError(f"{key} of {path.name} is not a number, a text or a truth value")
+    return data
+
+
+def changed_text(path: Path, changes: Mapping[str, Any]) -> str:
+    """Return the text of a file with other values of some keys.
+
+    Args:
+        path: as for `read_key`.
+        changes: the new values by key.
+
+    Raises:
+        InputError: as `read_key`, or a key's value cannot be replaced alone.
+    """
+    text = _text(path)
+    wanted = copy.deepcopy(_parsed(text, path))
+    for key, value in changes.items():
+        if read_key(path, key) == value:
+            continue
+        *tables, last = key.split(".")
+        table = wanted
+        for name in tables:
+            table = table[name]
+        table[last] = value
+        if path.suffix == ".json":
+            text = json.dumps(wanted, indent=2) + "\n"
+        else:
+            start, end = _place(text, path, key)
+            text = text[:start] + _written(value) + text[end:]
+    if _parsed(text, path) != wanted:
+        raise InputError(
+            f"of {path.name} {' and '.join(changes)} cannot be changed alone; write each on a "
+            "line of its own"
+        )
+    return text
+
+
+def _text(path: Path) -> str:
+    try:
+        if not path.is_file():
+            raise InputError(f"{path} is not a file (standard input cannot be read twice)")
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"{path} is too large for a configuration")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+
+
+def _parsed(text: str, path: Path) -> Any:
+    """Return the data of a file's text.
+
+    Raises:
+        InputError: it is not what its suffix says, or YAML with anchors or merge keys.
+    """
+    try:
+        if path.suffix == ".json":
+            return json.loads(text)
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        return _parsed_yaml(text, path)
+    except InputError:
+        raise
+    except Exception as error:  # PyYAML's errors share no class with those of the others
+        problem = " ".join(str(error).split())
+        raise InputError(f"{path} is not valid {path.suffix[1:].upper()}: {problem}") from error
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise InputError(f"{path.name} needs PyYAML (pip install pyyaml)") from None
+    return yaml
+
+
+def _parsed_yaml(text: str, path: Path) -> Any:
+    yaml = _yaml(path)
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        merges = isinstance(event, yaml.ScalarEvent) and event.value == "<<"
+        if getattr(event, "anchor", None) or merges:
+            line = event.start_mark.line + 1
+            raise InputError(
+                f"{path.name} has an anchor or a merge key in line {line}, so no key can be "
+                "changed alone; write the values out"
+            )
+    return yaml.safe_load(text)
+
+
+def _written(value: Any) -> str:
+    """Return a value as YAML and TOML both read it: 1e-05 is a text in YAML, 1.0e-05 a number."""
+    text = json.dumps(value)
+    return re.sub(r"^(-?\d+)(?=e)", r"\1.0", text) if isinstance(value, float) else text
+
+
+def _place(text: str, path: Path, key: str) -> tuple[int, int]:
+    """Return where the text of a key's value begins and ends.
+
+    Raises:
+        InputError: it cannot be found.
+    """
+    found = _toml_place(text, key) if path.suffix == ".toml" else _yaml_place(text, path, key)
+    if found is None:
+        raise InputError(
+            f"cannot find {key} in the text of {path.name}; write it on a line of its own"
+        )
+    return found
+
+
+def _yaml_place(text: str, path: Path, key: str) -> tuple[int, int] | None:
+    yaml = _yaml(path)
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    for name in key.split("."):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for each, value in pairs if each.value == name), None)
+    if not isinstance(node, yaml.ScalarNode):
+        return None
+    return node.start_mark.index, node.end_mark.index
+
+
+_HEADER = re.compile(r"\s*\[(?P<name>[^\[\]]+)\]\s*(#.*)?$")
+_LINE = re.compile(
+    r"\s*(?P<name>[\w.-]+)\s*=\s*"
+    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s#\"'\[{,]+)\s*(#.*)?$"
+)
+
+
+def _toml_place(text: str, key: str) -> tuple[int, int] | None:
+    """Return the place of a value that stands on one line of a table; else None."""
+    table, position = "", 0
+    for line in text.splitlines(keepends=True):
+        body = line.rstrip("\r\n")
+        if header := _HEADER.match(body):
+            table = ".".join(part.strip() for part in header["name"].split("."))
+        elif body.lstrip().startswith("[["):
+            table = "[["
+        elif (found := _LINE.match(body)) and f"{table}.{found['name']}".lstrip(".") == key:
+            return position + found.start("value"), position + found.end("value")
+        position += len(line)
+    return None
