@@ -14,7 +14,8 @@ import pytest
 
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import Knob
 from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
@@ -128,6 +129,19 @@ def test_another_number_of_processes(command: str, expected: str, folder: Path) 
     assert again.launcher is not None
     assert again.launcher.processes == 2
     assert again.words == tuple(config if word == "ds.json" else word for word in job.words)
+
+
+def test_a_declared_variable_is_exported(folder: Path) -> None:
+    knob = Knob("algo", ("Ring", "Tree"), how="env:NCCL_ALGO")
+    command = "NCCL_ALGO=Ring torchrun --nproc-per-node 4 train.py --ds ds.json"
+    script = Script(command, cwd=folder, knobs=(knob,))
+    job = replace(blank_job(script, GPU), global_batch=16, frame=DEEPSPEED)
+    other = Settings({**job.baseline.launch, "algo": "Tree"})
+    words, text = written(job, Configuration(other), folder)
+    assert words[:4] == ["torchrun", "--nproc-per-node", "4", "train.py"]
+    assert "NCCL_ALGO=Tree" in text
+    assert "NCCL_ALGO=Ring" not in text
+    assert "ROLE_RANK" not in text
 
 
 def test_all_devices_become_a_number(folder: Path) -> None:

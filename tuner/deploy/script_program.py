@@ -88,9 +88,13 @@ def _relaunched(
     typed = replace(job, words=launcher.script, launcher=None)  # as the launcher passes it on
     again = Relaunch(launcher, configuration, job, folder)
     words = list(typed.start(configuration, folder, probe=False).words)
-    given = {name: start.env[name] for name in launcher.assigned if name in start.env}
-    if "OMP_NUM_THREADS" in start.env:
-        given["OMP_NUM_THREADS"] = start.env["OMP_NUM_THREADS"]
+    # The launcher sets the rest by itself.
+    own = set(launcher.env) - set(launcher.assigned) - {"OMP_NUM_THREADS"}
+    given = {
+        name: text
+        for name, text in start.env.items()
+        if name not in own or text != launcher.env[name]
+    }
     given |= environment(configuration, job.knobs)
     about = ["# Your own command, as it was probed: checkpoints and loggers are yours again."]
     changed = configuration.launch != job.baseline.launch

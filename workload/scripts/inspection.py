@@ -89,9 +89,15 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         nodes: the number of its nodes on which the script runs today.
 
     Raises:
-        InputError: the command is wrong, its launcher starts more ranks than a node has devices,
-            or the batches that it names do not make the global batch.
+        InputError: the command is wrong, its launcher starts more ranks than a node has devices or
+            stands in front of a script for several nodes, or the batches that it names do not make
+            the global batch.
     """
+    if nodes > 1 and script.launcher is not None and script.launcher.words:
+        raise InputError(
+            f"a command with its launcher is probed within one node; for {nodes} nodes give the "
+            "script and its own arguments alone"
+        )
     blank = ScriptJob(
         name=script.name,
         model={},

@@ -241,7 +241,7 @@ def _read_llamafactory(
         raise InputError("of llamafactory-cli's commands only `llamafactory-cli train FILE` trains")
     check_config("llamafactory-cli train", words[2], None)
     if environment.get("NNODES", "1") not in ("", "1"):
-        raise InputError("NNODES is not 1, and a script is probed within one node")
+        raise InputError("NNODES is not 1, and such a command is probed within one")
     env = {}
     if environment.get("OPTIM_TORCH", "1").lower() in ("true", "y", "1"):
         # What it sets for torch's DDP.

@@ -94,8 +94,8 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
     nodes = _nodes(told, environment)
     if nodes > 1:
         raise InputError(
-            f"srun asks for {nodes} nodes, and a script is probed within one: give --nodes=1 and "
-            "the tasks of one node (--ntasks-per-node)"
+            f"srun asks for {nodes} nodes, and such a command is probed within one: "
+            "give --nodes=1 and the tasks of one node (--ntasks-per-node)"
         )
     each, tasks = _number(told, "ntasks-per-node"), _number(told, "ntasks")
     if not each and not tasks:
@@ -104,8 +104,8 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
     # --ntasks wins over --ntasks-per-node, which then is a limit (srun(1)).
     if tasks and each and tasks > each:
         raise InputError(
-            f"srun's {tasks} tasks at {each} on a node need {-(-tasks // each)} nodes, and a "
-            f"script is probed within one: give --ntasks={each}"
+            f"srun's {tasks} tasks at {each} on a node need {-(-tasks // each)} nodes, and such "
+            f"a command is probed within one: give --ntasks={each}"
         )
     if "gpus-per-task" in told or told.get("gpu-bind", "none") != "none":
         option = "gpus-per-task" if "gpus-per-task" in told else "gpu-bind"

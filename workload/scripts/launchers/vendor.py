@@ -131,7 +131,7 @@ def deepspeed(arguments: Sequence[str]) -> dict[str, Any]:
     _one_node(f"--hostfile {args.hostfile}" if hosts else "--num_nodes", args.num_nodes)
     if len(hosts) > 1 and not one and "@" not in args.include:
         raise Refused(
-            f"{args.hostfile} names {len(hosts)} nodes, and a script is probed within one: "
+            f"{args.hostfile} names {len(hosts)} nodes, and such a command is probed within one: "
             "give --num_nodes 1"
         )
     if args.exclude:
@@ -262,8 +262,8 @@ def _read(
 def _one_node(option: str, nodes: int) -> None:
     if nodes > 1:
         raise Refused(
-            f"{option} asks for {nodes} nodes, and a script is probed within one under its "
-            "launcher: give one node and its processes, or the script without the launcher and "
+            f"{option} asks for {nodes} nodes, and such a command is probed within one: give one "
+            "node and its processes, or the script without its launcher and "
             f"--ray ADDRESS --nodes {nodes} (docs/clusters.md)"
         )
 

@@ -71,9 +71,11 @@ def test_a_pasted_accelerate_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     command = "MINE=1 accelerate launch --config_file a.yaml train.py --steps 1000000"
     script = Script(command, cwd=repo)
     cluster = replace(CLUSTER, devices_per_node=2)
-    runner = LocalRunner(blank_job(script, cluster), cluster, run_dir=runs)
+    blank = blank_job(script, cluster)
+    runner = LocalRunner(blank, cluster, run_dir=runs)
     try:
-        job = inspect_script(script, runner, cluster)
+        job = inspect_script(script, blank, runner.run, folder=runs)
+        runner.turn_to(job)
         assert job.launcher is not None
         assert (job.frame.owner, job.global_batch, job.baseline.data_parallel) == (
             "accelerate",

@@ -109,6 +109,8 @@ def test_a_pasted_torchrun_becomes_the_job(folder: Path) -> None:
     assert again.launcher.env == script.launcher.env  # type: ignore[union-attr]
     with pytest.raises(InputError, match="torchrun would start 4 processes, and this node has 2"):
         blank_job(script, CPU)
+    with pytest.raises(InputError, match="probed within one node; for 2 nodes"):
+        blank_job(script, GPU, nodes=2)
 
 
 def test_a_core_keeps_to_one_thread(folder: Path) -> None:
