@@ -112,6 +112,7 @@ class ProblemSearch:
             seed,
             earlier,
             self.table.predicted_by,
+            self.truth,
         )
         self.book = StudyRecorder.in_memory(self.sampler)
         self.measured: list[Configuration] = []

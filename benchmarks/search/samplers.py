@@ -27,6 +27,7 @@ __all__ = [
     "SWEEPING",
     "WITH_MODELS",
     "WITH_SURROGATE",
+    "WITH_TRUTH",
     "sampler_named",
 ]
 
@@ -46,6 +47,8 @@ DEFAULT_SAMPLERS = (
 )
 #: Ours with the analytic models of what a table recorded.
 WITH_MODELS = f"{OURS}+models"
+#: Ours with the truth of the table as its models: an exact prior.
+WITH_TRUTH = f"{OURS}+truth"
 #: Ours with another surrogate.
 WITH_SURROGATE = {f"{OURS}/{name}": name for name in SURROGATES if name != OUR_SURROGATE}
 #: Our sampler with one design choice left out or made otherwise.
@@ -62,7 +65,7 @@ ABLATIONS = {
     "start-of-4-launches": SamplerDesign(start_launches=4),
 }
 #: Every sampler that can be named.
-NAMES = (*SAMPLERS, *PEERS, WITH_MODELS, *WITH_SURROGATE, *ABLATIONS)
+NAMES = (*SAMPLERS, *PEERS, WITH_MODELS, WITH_TRUTH, *WITH_SURROGATE, *ABLATIONS)
 
 
 def sampler_named(
@@ -72,12 +75,17 @@ def sampler_named(
     seed: int,
     earlier: Sequence[Prior] = (),
     recorded: PredictedBy | None = None,
+    truth: Prior | None = None,
 ) -> ProbePlanner:
     """Return a sampler of the benchmark.
 
     Args:
         recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
+        truth: predicts the table's means, which `WITH_TRUTH` needs.
     """
+    if name == WITH_TRUTH:
+        assert truth is not None
+        return CandidateSampler(candidates, prior=truth, cost=cost, seed=seed, earlier=earlier)
     if name == WITH_MODELS:
         assert recorded is not None
         return CandidateSampler(
