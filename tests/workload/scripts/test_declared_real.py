@@ -58,8 +58,10 @@ def test_each_way_of_a_knob_reaches_the_script(
     )
     command = "train.py --attn {attn=naive} --config conf.yaml"
     script = Script(command, cwd=repo, knobs=knobs)
-    runner = LocalRunner(blank_job(script, CLUSTER), CLUSTER, run_dir=tmp_path / "run")
-    job = inspect_script(script, runner, CLUSTER)
+    blank = blank_job(script, CLUSTER)
+    runner = LocalRunner(blank, CLUSTER, run_dir=tmp_path / "run")
+    job = inspect_script(script, blank, runner.run, folder=tmp_path / "run")
+    runner.turn_to(job)
     assert job.baseline.short.endswith("attn=naive precision=fp32 prefetch=2")
     values = {"attn": "fused", "precision": "bf16", "prefetch": 4, "pause": 1}
     launch = Settings({**job.baseline.launch, **values})
