@@ -26,10 +26,8 @@ __all__ = ["LAUNCH", "LIVE", "MIXED", "AdditiveKernel", "Likelihood"]
 
 #: Kinds of columns.
 LAUNCH, LIVE, MIXED = 0, 1, 2
-#: Prior shares of the first three parts' standard deviations: equal. Shares that prefer the launch
-#: (0.9, 0.3, 0.2) are too sure that every launch bends alike: held-out step times were missed by
-#: 2.2 standard deviations (root mean square) instead of 1.4.
-SHARES = np.ones(3)
+#: Prior shares of the first three parts' standard deviations.
+SHARES = np.array([0.9, 0.3, 0.2])
 #: Prior median of a launch's own level, in log: a few per cent between neighbours.
 OWN = 0.02
 #: Length of that level's kernel: a fifth of a column's range, times sqrt(columns).
