@@ -15,7 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tuner.search_spaces.errors import InputError
+from tuner.workload.yaml_keys import changed_keys, check_plain
 
 __all__ = ["changed_text", "read_key"]
 
@@ -67,9 +70,11 @@ def changed_text(path: Path, changes: Mapping[str, Any]) -> str:
         table[last] = value
         if path.suffix == ".json":
             text = json.dumps(wanted, indent=2) + "\n"
+        elif path.suffix in (".yaml", ".yml"):
+            text = changed_keys(text, {tuple(key.split(".")): value}, path)
         else:
             start, end = _place(text, path, key)
-            text = text[:start] + _written(value) + text[end:]
+            text = text[:start] + json.dumps(value) + text[end:]
     if _parsed(text, path) != wanted:
         raise InputError(
             f"of {path.name} {' and '.join(changes)} cannot be changed alone; write each on a "
@@ -100,7 +105,8 @@ def _parsed(text: str, path: Path) -> Any:
             return json.loads(text)
         if path.suffix == ".toml":
             return tomllib.loads(text)
-        return _parsed_yaml(text, path)
+        check_plain(text, path)
+        return yaml.safe_load(text)
     except InputError:
         raise
     except Exception as error:  # PyYAML's errors share no class with those of the others
@@ -108,56 +114,18 @@ def _parsed(text: str, path: Path) -> Any:
         raise InputError(f"{path} is not valid {path.suffix[1:].upper()}: {problem}") from error
 
 
-def _yaml(path: Path) -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise InputError(f"{path.name} needs PyYAML (pip install pyyaml)") from None
-    return yaml
-
-
-def _parsed_yaml(text: str, path: Path) -> Any:
-    yaml = _yaml(path)
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        merges = isinstance(event, yaml.ScalarEvent) and event.value == "<<"
-        if getattr(event, "anchor", None) or merges:
-            line = event.start_mark.line + 1
-            raise InputError(
-                f"{path.name} has an anchor or a merge key in line {line}, so no key can be "
-                "changed alone; write the values out"
-            )
-    return yaml.safe_load(text)
-
-
-def _written(value: Any) -> str:
-    """Return a value as YAML and TOML both read it: 1e-05 is a text in YAML, 1.0e-05 a number."""
-    text = json.dumps(value)
-    return re.sub(r"^(-?\d+)(?=e)", r"\1.0", text) if isinstance(value, float) else text
-
-
 def _place(text: str, path: Path, key: str) -> tuple[int, int]:
-    """Return where the text of a key's value begins and ends.
+    """Return where the text of a key's value begins and ends in a TOML file.
 
     Raises:
         InputError: it cannot be found.
     """
-    found = _toml_place(text, key) if path.suffix == ".toml" else _yaml_place(text, path, key)
+    found = _toml_place(text, key)
     if found is None:
         raise InputError(
             f"cannot find {key} in the text of {path.name}; write it on a line of its own"
         )
     return found
-
-
-def _yaml_place(text: str, path: Path, key: str) -> tuple[int, int] | None:
-    yaml = _yaml(path)
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
-    for name in key.split("."):
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        node = next((value for each, value in pairs if each.value == name), None)
-    if not isinstance(node, yaml.ScalarNode):
-        return None
-    return node.start_mark.index, node.end_mark.index
 
 
 _HEADER = re.compile(r"\s*\[(?P<name>[^\[\]]+)\]\s*(#.*)?$")

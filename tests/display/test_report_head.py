@@ -80,6 +80,7 @@ def test_a_prediction_is_never_called_measured(tmp_path) -> None:
     result = tuner.optimize(
         "opt-350m",
         cluster="a100-8",
+        executor="simulated",
         search=tuner.SearchSettings(max_probes=4),
         runs_dir=tmp_path,
     )

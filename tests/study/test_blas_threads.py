@@ -31,6 +31,7 @@ def test_a_search_plans_in_one_thread_and_gives_the_others_back(
         tuner.optimize(
             "opt-350m",
             cluster="a100-8",
+            executor="simulated",
             search=tuner.SearchSettings(max_probes=2),
             runs_dir=tmp_path,
             report=False,

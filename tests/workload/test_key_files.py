@@ -39,7 +39,7 @@ def written(tmp_path: Path, name: str, text: str) -> Path:
 def test_yaml_keeps_everything_else(tmp_path: Path) -> None:
     path = written(tmp_path, "f.yaml", YAML)
     text = changed_text(path, {"data.workers": 8, "attn": "flash_attention_2"})
-    assert text == YAML.replace("workers: 2", "workers: 8").replace("'sdpa'", '"flash_attention_2"')
+    assert text == YAML.replace("workers: 2", "workers: 8").replace("'sdpa'", "flash_attention_2")
     small = changed_text(path, {"data.workers": 1e-05})
     assert yaml.safe_load(small)["data"]["workers"] == 1e-05
     assert path.read_text() == YAML
@@ -68,9 +68,9 @@ def test_json_keeps_its_order(tmp_path: Path) -> None:
     [
         ("f.yaml", YAML, "data.worker", "f.yaml has no key data.worker; add it"),
         ("f.yaml", YAML, "data", "not a number, a text or a truth value"),
-        ("f.yaml", "a: &x 1\nb: *x\n", "b", "anchor or a merge key in line 1"),
-        ("f.yaml", "a:\n  <<: {b: 1}\n", "a.b", "anchor or a merge key in line 2"),
-        ("f.yaml", "a: [\n", "a", "not valid YAML"),
+        ("f.yaml", "a: &x 1\nb: *x\n", "b", "holds the YAML anchor or alias 'x' in line 1"),
+        ("f.yaml", "a:\n  <<: {b: 1}\n", "a.b", "holds a YAML merge key"),
+        ("f.yaml", "a: [\n", "a", "is no YAML"),
         ("f.yaml", "a: 1\n---\nb: 1\n", "a", "not valid YAML"),
         ("f.toml", "a = {b = 1}\n", "a.b", "cannot find a.b in the text"),
         ("f.toml", "a =\n", "a", "not valid TOML"),

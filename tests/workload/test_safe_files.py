@@ -226,7 +226,7 @@ def test_a_log_that_is_a_link_is_not_cut(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_hook_of_launch_files_is_written_anew(tmp_path: Path) -> None:
     """Bytecode that was left in its folder would be run in place of the hook's."""
-    from tuner.deploy.launch_files import _write_hook
+    from tuner.deploy.script_program import _write_hook
 
     hook = tmp_path / "joulefront_hook"
     (hook / "__pycache__").mkdir(parents=True)

@@ -12,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.knob_support import SWITCH
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.launchers.slurm import TASK_OPTIONS
-from tuner.workload.scripts.launchers.yaml_keys import changed_keys
 from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.yaml_keys import changed_keys
 
 __all__ = ["Relaunch", "takes_hook"]
 
@@ -310,7 +312,7 @@ class Relaunch:
                 section[key[-1]] = value
             text = json.dumps(data, indent=2) + "\n"
         else:
-            text = changed_keys(path, keys)
+            text = changed_keys(_read(path), keys, path)
         name = path.name
         while name in ("ds_config.json", "job.json", "options.json", *self.files):
             name = f"launcher-{name}"
@@ -358,12 +360,17 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _load(path: Path) -> dict[str, Any]:
-    import yaml
-
+def _read(path: Path) -> str:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML, too
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(_read(path))  # JSON is YAML, too
+    except yaml.YAMLError as error:
         raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise InputError(f"{path} holds no keys")

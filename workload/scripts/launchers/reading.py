@@ -23,7 +23,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.launchers import vendor
 from tuner.workload.scripts.launchers.launcher import Launcher
 from tuner.workload.scripts.launchers.slurm import read_srun, task_environment
-from tuner.workload.scripts.launchers.yaml_keys import check_config
+from tuner.workload.yaml_keys import check_plain
 
 __all__ = ["read_command"]
 
@@ -148,12 +148,12 @@ def _ask(
     shown, arguments = _NAMES[name], list(words[skip:])
     for option, file in pairwise(arguments):
         if option in ("--config_file", "--config-file", "--config", "--accelerate_config"):
-            check_config(f"{shown} {option}", file, cwd)
+            _check_config(f"{shown} {option}", file, cwd)
     read = _answer(name, arguments, cwd, environment)
     if "refuse" in read:
         raise InputError(f"{shown}: {' '.join(str(read['refuse']).split())}")
     if read["config"]:
-        check_config(f"{shown}'s configuration", read["config"], cwd)
+        _check_config(f"{shown}'s configuration", read["config"], cwd)
     given = len(words) - int(read["given"])
     kind = {"launch": "torchrun"}.get(name, name)
     launcher = Launcher(
@@ -239,7 +239,7 @@ def _read_llamafactory(
     """
     if len(words) < 3 or words[1] != "train":
         raise InputError("of llamafactory-cli's commands only `llamafactory-cli train FILE` trains")
-    check_config("llamafactory-cli train", words[2], None)
+    _check_config("llamafactory-cli train", words[2], None)
     if environment.get("NNODES", "1") not in ("", "1"):
         raise InputError("NNODES is not 1, and such a command is probed within one")
     env = {}
@@ -265,7 +265,7 @@ def _read_axolotl(
     """
     if len(words) < 3 or words[1] != "train" or words[2].startswith("-"):
         raise InputError("of axolotl's commands only `axolotl train FILE` trains")
-    check_config("axolotl train", words[2], cwd)
+    _check_config("axolotl train", words[2], cwd)
     own, launcher_arguments = list(words[2:]), []
     if "--" in own:
         cut = own.index("--")
@@ -300,3 +300,24 @@ def _pairs(words: Sequence[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
+
+
+def _check_config(option: str, file: str, cwd: Path | None) -> None:
+    """Refuse a configuration file from which a changed one could not be written.
+
+    Raises:
+        InputError: it is standard input, does not exist, is no YAML, or holds anchors, aliases or
+            merge keys, which would carry a changed value to other keys.
+    """
+    if file == "-" or file.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/")):
+        raise InputError(
+            f"{option} is read from standard input, which is there only once; write it to a file"
+        )
+    path = (cwd or Path.cwd()) / file
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return  # of another format, or the launcher's own parser says that it is missing
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    check_plain(text, path)

@@ -6,53 +6,37 @@ PyYAML's composer says where each value stands in the text, so a value is replac
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["changed_keys", "check_config"]
+__all__ = ["changed_keys", "check_plain"]
 
 
-def check_config(option: str, file: str, cwd: Path | None) -> None:
-    """Refuse a configuration file from which a changed one could not be written.
-
-    Raises:
-        InputError: it is standard input, does not exist, is no YAML, or holds anchors, aliases or
-            merge keys, which would carry a changed value to other keys.
-    """
-    if file == "-" or file.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/")):
-        raise InputError(
-            f"{option} is read from standard input, which is there only once; write it to a file"
-        )
-    path = (cwd or Path.cwd()) / file
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        return  # of another format, or the launcher's own parser says that it is missing
-    _check_plain(_read(path), path)
-
-
-def changed_keys(path: Path, changes: Mapping[tuple[str, ...], Any]) -> str:
+def changed_keys(text: str, changes: Mapping[tuple[str, ...], Any], path: Path) -> str:
     """Return the text of a YAML file with some scalar values changed.
 
     Args:
-        path: the file.
+        text: of the file.
+        path: its name, for sentences.
         changes: new value by key; ("a", "b") is the key b below a. A key that its section lacks is
             added at the section's end.
 
     Raises:
-        InputError: the file cannot be read or holds anchors, or a section is missing.
+        InputError: the file is no YAML or holds anchors, or a section is missing.
     """
-    text = _read(path)
     for keys, value in changes.items():
         text = _changed(text, keys, value, path)
     return text
 
 
 def _changed(text: str, keys: tuple[str, ...], value: Any, path: Path) -> str:
-    import yaml
-
-    _check_plain(text, path)
+    check_plain(text, path)
     node = yaml.compose(text, Loader=yaml.SafeLoader)
     for depth, key in enumerate(keys):
         if not isinstance(node, yaml.MappingNode):
@@ -89,20 +73,17 @@ def _scalar(value: Any) -> str:
     if isinstance(value, str) and value.replace("_", "").replace("-", "").isalnum():
         quoted = value.lower() in ("no", "yes", "on", "off", "true", "false", "null", "y", "n")
         return f"'{value}'" if quoted or value[0].isdigit() else value
-    return json.dumps(value)
+    text = json.dumps(value)
+    # 1e-05 is a text in YAML 1.1, 1.0e-05 a number.
+    return re.sub(r"^(-?\d+)(?=e)", r"\1.0", text) if isinstance(value, float) else text
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
+def check_plain(text: str, path: Path) -> None:
+    """Refuse what a changed value would carry to other keys.
 
-
-def _check_plain(text: str, path: Path) -> None:
-    """Refuse anchors, aliases and merge keys."""
-    import yaml
-
+    Raises:
+        InputError: the text is no YAML, or holds anchors, aliases or merge keys.
+    """
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             line = event.start_mark.line + 1

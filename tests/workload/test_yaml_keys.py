@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.launchers.yaml_keys import changed_keys
+from tuner.workload.yaml_keys import changed_keys
 
 TEXT = """\
 # head
@@ -26,9 +26,7 @@ last: null"""
 
 
 def changed(tmp_path: Path, changes: dict[tuple[str, ...], object], text: str = TEXT) -> str:
-    path = tmp_path / "f.yaml"
-    path.write_text(text)
-    return changed_keys(path, changes)
+    return changed_keys(text, changes, tmp_path / "f.yaml")
 
 
 @pytest.mark.parametrize(
