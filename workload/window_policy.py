@@ -26,12 +26,6 @@ class WindowPolicy:
     target_se: float = option(
         0.01, "relative standard error of step time and of power that ends the window", least=0
     )
-    search_se: float = option(
-        0.05,
-        "relative standard error that ends a window of the search; what is on the front is "
-        "measured again to the target",
-        least=0,
-    )
     settle_s: float = option(
         1.0, "run at a new live setting before the window opens", unit="s", least=0
     )
@@ -45,6 +39,12 @@ class WindowPolicy:
     )
     check_drift: bool = option(
         True, "with several live settings, visit the first one again at the end"
+    )
+    search_se: float = option(
+        0.05,
+        "relative standard error that ends a window of the search; what is on the front is "
+        "measured again to the target",
+        least=0,
     )
 
     def __post_init__(self) -> None:

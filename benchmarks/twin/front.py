@@ -105,7 +105,9 @@ class _TrueMeter(NvmlMeter):
 def _truth(node: TwinNode, cluster: Cluster, launch: Settings, folder: Path) -> Truth:
     meter = _TrueMeter(node)
     runner = LocalRunner(small_job(), cluster, run_dir=folder, meter=meter)
-    window = WindowPolicy(TRUE_WINDOW_S, 3, TRUE_WINDOW_S, 1.0, 0.5, 0.0, check_drift=False)
+    window = WindowPolicy(
+        TRUE_WINDOW_S, 3, TRUE_WINDOW_S, 1.0, settle_s=0.5, idle_s=0.0, check_drift=False
+    )
     live = tuple(Settings(clock_MHz=clock) for clock in TRUE_CLOCKS)
     name = "-".join(str(value) for value in launch.values())
     try:

@@ -19,7 +19,7 @@ from tuner.workload.probe import ProbeRequest, WindowPolicy
 
 pytestmark = [pytest.mark.twin, pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
-WINDOW = WindowPolicy(2.0, 3, 4.0, 0.01, 0.5, 0.5, check_drift=False)
+WINDOW = WindowPolicy(2.0, 3, 4.0, 0.01, settle_s=0.5, idle_s=0.5, check_drift=False)
 
 
 class TrueMeter(NvmlMeter):
