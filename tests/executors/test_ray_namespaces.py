@@ -71,7 +71,7 @@ script = tuner.Script(
 result = tuner.optimize(
     script,
     cluster=cluster,
-    search=SearchSettings(max_probes=3, verify=False),
+    search=SearchSettings(max_probes=1, verify=False),
     ray_address="{HEAD}:6399",
     name="two",
     runs_dir=Path(sys.argv[1]) / "runs",
@@ -204,7 +204,6 @@ def test_a_users_script_is_inspected_and_probed_across_nodes(
     assert (answer["devices"], answer["batch"]) == (2, 16)
     assert answer["baseline"].startswith("dp2 mb4")
     assert {"zero_stage", "micro_batch"} <= set(answer["in_play"])
-    assert answer["failures"] == [None] * len(answer["failures"])
-    today, *others = answer["nodes"]
-    assert len(today) == 2  # hosts
-    assert others
+    assert answer["failures"] == [None]
+    (hosts,) = answer["nodes"]  # today's configuration, on both
+    assert len(hosts) == 2
