@@ -42,8 +42,8 @@ def test_a_study_under_ray_finds_the_twins_front() -> None:
     assert told["report"].count(">twin</span>") > 5
     assert all(point["meter"]["twin"] for point in told["json"]["points"])
     assert told["verification"] in ("confirmed", "refuted", "unfinished", "baseline")
-    # Other processes on the cores slow ranks that the law cannot know of: 5 to 11 % in the median
+    # Other processes on the cores slow ranks that the law cannot know of: 5 to 15 % in the median
     # on two cores. `benchmarks.twin` holds the meters and clocks themselves to the twin's truth.
     assert found.hypervolume > 0.5
-    assert np.median(abs(found.errors)) < 0.2
+    assert np.median(abs(found.errors)) < 0.3
     assert json.dumps(told["json"])
