@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.yaml_keys import changed_keys, check_plain
+from tuner.workload.yaml_keys import changed_keys, check_plain, read_text
 
 __all__ = ["changed_text", "read_key"]
 
@@ -89,9 +89,9 @@ def _text(path: Path) -> str:
             raise InputError(f"{path} is not a file (standard input cannot be read twice)")
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"{path} is too large for a configuration")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise InputError(f"cannot read {path}: {error}") from error
+    return read_text(path)
 
 
 def _parsed(text: str, path: Path) -> Any:

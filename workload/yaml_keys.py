@@ -15,7 +15,19 @@ import yaml
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["changed_keys", "check_plain"]
+__all__ = ["changed_keys", "check_plain", "read_text"]
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
 
 
 def changed_keys(text: str, changes: Mapping[tuple[str, ...], Any], path: Path) -> str:

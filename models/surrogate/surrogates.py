@@ -11,7 +11,7 @@ what each window states of itself and a fitted part beside it (time is quiet, po
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -337,9 +337,18 @@ class Surrogates:
             configurations: at most a few hundred: the joint covariance is factored.
             normals: standard normal draws, shape (draws, 2, at least len(configurations)).
         """
+        return self._drawn(configurations, normals, lambda regressor: regressor.draw)
+
+    def _drawn(
+        self,
+        configurations: Sequence[Configuration],
+        normals: np.ndarray,
+        method: Callable[[Regressor], Callable[[np.ndarray, np.ndarray], np.ndarray]],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draw by this method of each regressor."""
         x = self.features.transform(configurations)
         time, power = (
-            output.regressor.draw(x, normals[:, i]) + output.base(configurations)
+            method(output.regressor)(x, normals[:, i]) + output.base(configurations)
             for i, output in enumerate(self._outputs)
         )
         return time, power
@@ -355,12 +364,7 @@ class Surrogates:
             configurations: at most a few hundred.
             normals: standard normal draws, shape (draws, 2, at least len(configurations)).
         """
-        x = self.features.transform(configurations)
-        time, power = (
-            output.regressor.draw_marginal(x, normals[:, i]) + output.base(configurations)
-            for i, output in enumerate(self._outputs)
-        )
-        return time, power
+        return self._drawn(configurations, normals, lambda regressor: regressor.draw_marginal)
 
     def sample_wide(
         self, configurations: Sequence[Configuration], normals: np.ndarray

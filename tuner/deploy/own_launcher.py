@@ -20,7 +20,7 @@ from tuner.workload.scripts.knob_support import SWITCH
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.launchers.slurm import TASK_OPTIONS
 from tuner.workload.scripts.script_job import ScriptJob
-from tuner.workload.yaml_keys import changed_keys
+from tuner.workload.yaml_keys import changed_keys, read_text
 
 __all__ = ["Relaunch", "takes_hook"]
 
@@ -312,7 +312,7 @@ class Relaunch:
                 section[key[-1]] = value
             text = json.dumps(data, indent=2) + "\n"
         else:
-            text = changed_keys(_read(path), keys, path)
+            text = changed_keys(read_text(path), keys, path)
         name = path.name
         while name in ("ds_config.json", "job.json", "options.json", *self.files):
             name = f"launcher-{name}"
@@ -360,16 +360,9 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-
-
 def _load(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(_read(path))  # JSON is YAML, too
+        data = yaml.safe_load(read_text(path))  # JSON is YAML, too
     except yaml.YAMLError as error:
         raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):

@@ -102,10 +102,9 @@ class NodeAgent:
         exposed = exposures()
         strip_token()
         trouble = foreign_package(self._packages)
+        if not trouble and isinstance(job, ScriptJob):
+            trouble = _without_folder(job, copy)
         if trouble:
-            host = os.uname().nodename
-            return Entered(NodeFacts(host, None, trouble), (f"node {host} is not used: {trouble}",))
-        if isinstance(job, ScriptJob) and (trouble := _without_folder(job, copy)):
             host = os.uname().nodename
             return Entered(NodeFacts(host, None, trouble), (f"node {host} is not used: {trouble}",))
         entered = self._enter(job, cluster, make_runner, devices, ops)

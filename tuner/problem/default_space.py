@@ -15,20 +15,36 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of, model_state_bytes
 from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["chosen_sentence", "default_space", "space_of_run", "why_large"]
+__all__ = ["default_space", "searched_space", "space_of_run"]
 
 SMALL, LARGE = "default", "large"
 
 
+def searched_space(space: str | None, job: TrainingJob, cluster: Cluster) -> tuple[str, str]:
+    """Return the space that a job searches, and a sentence on its choice; "" if none is due.
+
+    Args:
+        space: the one that was named; None for the default.
+        job, cluster: of the run.
+    """
+    if space is not None:
+        return space, ""
+    why = _why_large(job, cluster)
+    if not why:
+        return SMALL, ""
+    without = f"--space {SMALL}: without tensor and pipeline parallelism"
+    return LARGE, f"space {LARGE!r} is searched for {why} ({without})"
+
+
 def default_space(job: TrainingJob, cluster: Cluster) -> str:
     """Return the name of the space that a new run of a job on a cluster searches."""
-    return LARGE if why_large(job, cluster) else SMALL
+    return searched_space(None, job, cluster)[0]
 
 
-def why_large(job: TrainingJob, cluster: Cluster) -> str:
+def _why_large(job: TrainingJob, cluster: Cluster) -> str:
     """Return why a job needs more than replicas on a cluster, as a phrase; "" if it does not.
 
-    A script of the user's own never does: what it can turn is found by inspection, on one node.
+    A script of the user's own never does: what it can turn is found by inspection.
     """
     if isinstance(job, ScriptJob) or not job.is_modelled:
         return ""
@@ -39,12 +55,6 @@ def why_large(job: TrainingJob, cluster: Cluster) -> str:
     if cluster.devices == 1 or cluster.device.type == "cpu" or not memory or states <= memory:
         return ""
     return f"{parameters / 1e9:.2g} billion parameters on {memory / 1e9:.0f} GB devices"
-
-
-def chosen_sentence(why: str) -> str:
-    """Return a sentence on the choice of the large space, from `why_large`."""
-    without = f"--space {SMALL}: without tensor and pipeline parallelism"
-    return f"space {LARGE!r} is searched for {why} ({without})"
 
 
 def space_of_run(study: Mapping[str, Any] | None) -> str | None:

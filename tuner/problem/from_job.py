@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.problem.baseline import Baseline, default_name, read_baseline
 from tuner.problem.declared_knobs import searched_knobs
-from tuner.problem.default_space import chosen_sentence, default_space, why_large
+from tuner.problem.default_space import searched_space
 from tuner.problem.knob_report import knobs_in_play
 from tuner.problem.problem import REAL_COST, Problem, space_section
 from tuner.problem.run_folder import plain
@@ -65,15 +65,14 @@ def problem_of_job(
         cluster = replace(cluster, clock_control=False)
     job, declared_notes = searched_knobs(job, plan, allow_changed_training)
     script = job if isinstance(job, ScriptJob) else None
-    chosen = why_large(job, cluster) if space is None else ""
-    space = space or default_space(job, cluster)
+    space, chosen = searched_space(space, job, cluster)
     today = baseline_of(baseline, job, cluster)
     candidates, notes = _runnable(job, cluster, space, plan)
     if target_gpus is not None:  # refused before anything is measured, not after
         target_candidates(job, cluster, space, target_gpus, plan=plan)
     candidates, left_out = _fitting(candidates, job, cluster, str(space), plan)
     notes += [*declared_notes, *left_out, *today.notes]
-    notes += [chosen_sentence(chosen)] if chosen else []
+    notes += [chosen] if chosen else []
     if here:
         candidates, left_out = _usable_here(candidates, cluster, clocks)
         notes += left_out

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-__all__ = ["LAUNCH_FAILURES", "Observation", "Observations"]
+__all__ = ["DELIVERED", "LAUNCH_FAILURES", "Observation", "Observations"]
 
 #: Kinds of failure that blame the launch: its other live settings would fail as well.
 LAUNCH_FAILURES = frozenset({"refused", "out_of_memory", "crash", "hang", "time_limit"})

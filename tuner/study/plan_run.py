@@ -13,7 +13,7 @@ from tuner.planning.plan import plan_result, plan_table
 from tuner.planning.table import write_plan
 from tuner.problem.constraints import Constraints
 from tuner.problem.declared_knobs import searched_knobs
-from tuner.problem.default_space import chosen_sentence, default_space, why_large
+from tuner.problem.default_space import searched_space
 from tuner.problem.from_job import baseline_of, cluster_of, identity_of
 from tuner.problem.knob_report import not_searched
 from tuner.problem.problem import REAL_COST, Problem
@@ -71,10 +71,8 @@ def run_plan(
     run = RunFolder.named(runs_dir, name or new_name(f"plan-{job.name}", runs_dir))
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
-    why = why_large(job, cluster) if space is None else ""
-    space = space or default_space(job, cluster)
-    said = [chosen_sentence(why) if why else "", not_searched(load_space(space))]
-    for sentence in filter(None, said):
+    space, chosen = searched_space(space, job, cluster)
+    for sentence in filter(None, (chosen, not_searched(load_space(space)))):
         (notify or (lambda event: None))(Progress("note", None, sentence))
     table = plan_table(
         job, cluster, space, today.configuration, gpus=gpus, on_block=_saying(notify)

@@ -204,8 +204,8 @@ def _launched_on_ray(
 
     def run_probe(request: ProbeRequest) -> ProbeRecord:
         executor.submit(request)
-        while (record := executor.wait(1.0)) is None:
-            pass
+        record = executor.wait()
+        assert record is not None  # one is in flight
         return record
 
     try:

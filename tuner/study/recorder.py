@@ -20,6 +20,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuner.problem.constraints import Constraints
+from tuner.search.observations import DELIVERED
 from tuner.search.planner import ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
@@ -72,7 +73,7 @@ def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, 
         "meter": record.meter.name,
         "estimated": record.meter.estimated,
         **({"twin": True} if record.meter.twin else {}),
-        **{f"delivered_{name}": value for name, value in measurement.delivered.items()},
+        **{f"{DELIVERED}{name}": value for name, value in measurement.delivered.items()},
     }
     if measurement.as_delivered != measurement.live:
         attrs["delivered"] = measurement.as_delivered.to_json()
@@ -299,7 +300,7 @@ class StudyRecorder:
                 if missed.live.key == configuration.live.key:
                     failure = Failure("not_taken", missed.message)
                     for name, value in missed.delivered.items():
-                        trial.set_user_attr(f"delivered_{name}", value)
+                        trial.set_user_attr(f"{DELIVERED}{name}", value)
             self._fail(trial, failure.kind, failure.message)
             return
         for name, value in _measured_attrs(record, measurement).items():

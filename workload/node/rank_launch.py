@@ -108,15 +108,14 @@ class RankLaunch:
 
     def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
         self.node, self.configuration = node, Configuration(request.launch)
-        self._purpose, self._inspects = request.purpose, request.inspects
-        self._micro_batches = request.window.micro_batches
+        self._request = request
         self.folder = node.run_dir / "probes" / request.probe_id / part
         self.environment: dict[str, Any] = {}
 
     @cached_property
     def accumulations(self) -> AccumulationPlan:
         """Accumulations that may be measured in place of the own one; ranks start at the first."""
-        if not self._micro_batches:
+        if not self._request.window.micro_batches:
             return AccumulationPlan()
         job = self.node.job
         why_not = job.why_accumulation_stays if isinstance(job, ScriptJob) else ""
@@ -125,8 +124,8 @@ class RankLaunch:
     def start(self) -> Start:
         """Write the probe's files and return the command of its ranks."""
         make_folder(self.folder, inside=self.node.run_dir)
-        if isinstance(self.node.job, ScriptJob) and self._inspects:
-            alter = self._purpose == INSPECTIONS[0]
+        if isinstance(self.node.job, ScriptJob) and self._request.inspects:
+            alter = self._request.purpose == INSPECTIONS[0]
             return inspection_start(self.node.job, self.configuration, self.folder, alter=alter)
         if isinstance(self.node.job, ScriptJob):
             return self.node.job.start(self.configuration, self.folder)

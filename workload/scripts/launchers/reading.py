@@ -23,7 +23,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.launchers import vendor
 from tuner.workload.scripts.launchers.launcher import Launcher
 from tuner.workload.scripts.launchers.slurm import read_srun, task_environment
-from tuner.workload.yaml_keys import check_plain
+from tuner.workload.yaml_keys import check_plain, read_text
 
 __all__ = ["read_command"]
 
@@ -316,8 +316,4 @@ def _check_config(option: str, file: str, cwd: Path | None) -> None:
     path = (cwd or Path.cwd()) / file
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return  # of another format, or the launcher's own parser says that it is missing
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    check_plain(text, path)
+    check_plain(read_text(path), path)
