@@ -69,8 +69,11 @@ def partial_record(
 
 
 def save_partial(run_dir: str | Path | None, record: ProbeRecord) -> None:
-    """Call `save_pending` if there is a folder; a probe does not fail for want of its copy."""
-    if run_dir is not None:
+    """Call `save_pending` if there is a folder; a probe does not fail for want of its copy.
+
+    An inspection belongs to no trace: recovered, it would count as a probe of the search.
+    """
+    if run_dir is not None and not record.request.inspects:
         with contextlib.suppress(OSError):
             save_pending(run_dir, record)
 
