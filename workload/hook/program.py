@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import engine, frames, state, watching
+from . import engine, frames, live_knobs, state, watching
 from .accumulation import Steering
 from .link import Link, end_process
 
@@ -25,6 +25,7 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
+    live_knobs.forget()
     state.steering = Steering(options.get("accumulation", 0))
     import torch
 

@@ -225,6 +225,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         stages=stages,
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
+        live=dict(facts.get("live", {})),
     )
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
     job = replace(
