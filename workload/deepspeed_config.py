@@ -25,6 +25,7 @@ _ARGUMENTS = (
     "expert_parallel",
     "activation_checkpointing",
     "activation_offload",
+    "compilation",
 )
 
 
