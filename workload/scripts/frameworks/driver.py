@@ -58,6 +58,7 @@ class Recognised:
         launchers: kinds of launcher (`tuner.workload.scripts.launchers.Launcher.kind`).
         imports: modules that the script itself imports.
         mentions: words of which the script must hold each, beside the above.
+        options: options of which the command must have one, beside the above.
     """
 
     modules: tuple[str, ...] = ()
@@ -65,6 +66,7 @@ class Recognised:
     launchers: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,9 @@ _TOP = (
 )
 
 
+_WITH = ("imports", "mentions", "options")
+
+
 def read_driver(data: Any, where: str) -> Driver:
     """Make a driver of a parsed TOML file.
 
@@ -249,7 +254,7 @@ def read_driver(data: Any, where: str) -> Driver:
     """
     table = Table(data, where, *_TOP)
     name = table.text("framework")
-    signs = table.part("recognise", "modules", "scripts", "launchers", "imports", "mentions")
+    signs = table.part("recognise", "modules", "scripts", "launchers", *_WITH)
     recognised = Recognised(**{key: signs.texts(key) for key in Recognised.__annotations__})
     if not (recognised.modules or recognised.scripts or recognised.launchers or recognised.imports):
         raise InputError(f"[recognise] of {where} must have modules, scripts, launchers or imports")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -105,17 +106,22 @@ def _tree(path: Path) -> ast.Module:
 def _declared(path: Path, source: Source) -> set[str]:
     tree = _tree(path)
     if source.kind == "texts":
-        texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-        return {text for text in texts if isinstance(text, str)}
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        held = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        texts = {text for text in held if isinstance(text, str)}
+        # Names of variables are put together of a prefix and the rest.
+        ahead = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_]+_", text)]
+        rest = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_0-9]+", text)]
+        return texts | {first + last for first in ahead for last in rest}
+    every = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = {node.name: node for node in every}
     if source.kind == "options":
-        fields = {name for node in classes.values() for name, _ in _fields(node)}
+        fields = {name for node in every for name, _ in _fields(node)}
         return fields | set(_options(tree))
     below = f"{source.below}." if source.below else ""
     if source.name:
         names = _nested(classes, source.name, ()) if source.name in classes else iter(())
     else:
-        names = (name for node in classes.values() for name, _ in _fields(node))
+        names = (name for node in every for name, _ in _fields(node))
     named = {below + name for name in names}
     # A module that assigns its settings at the top, as a script with globals does.
     return named | ({below + name for name, _ in _fields(tree)} if not source.name else set())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ class Settings:
         words: the command of a rank, without launcher and interpreter.
         cwd: the folder it is started in.
         env: the environment of its ranks.
+        given: values that neither says, of a configuration that is a function.
     """
 
     command: Command
     words: tuple[str, ...]
     cwd: Path
     env: Mapping[str, str]
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def file(self) -> tuple[int, Path] | None:
@@ -73,9 +75,13 @@ class Settings:
         data: Any = parsed_file(file[1]) if file else None
         for part in key.split("."):
             if not isinstance(data, Mapping) or part not in data:
-                return None
+                return self.given.get(key)
             data = data[part]
         return data
+
+    def names(self, key: str) -> bool:
+        """Return True if the command itself gives a key."""
+        return self._at(key) is not None
 
     def _at(self, key: str) -> int | None:
         """Return the position of the last word that gives a key; None without one."""
