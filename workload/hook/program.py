@@ -34,6 +34,7 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
     if state.link is not None or options.get("activation_checkpointing"):
         state.seen["watched"] = watching.FirstForwards(torch)
     steps.prepare()
+    os.environ.update(options.get("env", {}))
     sys.path[:0] = options.get("path", [])
     frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
     # A plain torch program may live without DeepSpeed.

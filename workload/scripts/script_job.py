@@ -371,6 +371,7 @@ class ScriptJob(TrainingJob):
             options["owned"] = {name: asked[name] for name in self.hook_turns}
         if self.driver is not None:
             options["step"] = asdict(self.driver.driver.step)
+            options["env"] = {n: v for n, v in framework_env.items() if n != "PYTHONPATH"}
             if "PYTHONPATH" in framework_env:  # of a generated module
                 options["path"] = [framework_env["PYTHONPATH"]]
         if self.offers["activation_checkpointing"].why == SWITCH:

@@ -123,6 +123,9 @@ class Driven:
             InputError: it is not known, or none that the driver lists.
         """
         values = self._values({"data_parallel": self.devices, **known})
+        for key, any_of in route.needs.items():
+            if not self._is(key, any_of, values):
+                raise InputError(f"{key} is not {any_of[0]} today")
         if route.key:
             given = self.settings.get(route.key)
             value = route.default if given is None else given
@@ -208,6 +211,8 @@ class Driven:
             whole *= micro * replicas if name == "global_batch" else 1
             if type(given) is int and given > 0 and whole and given % whole == 0:
                 return micro, given // whole
+            if given is None:
+                return micro, 0
         return micro, 1
 
     # ---- a configuration

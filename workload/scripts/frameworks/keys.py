@@ -63,22 +63,28 @@ def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
         path: folders that are searched for its source files, in this order.
     """
     declared: set[str] = set()
-    files = []
+    files: list[Path] = []
+    own = tuple(f"{source.below}." for source in driver.sources if source.kind == "own")
+    missing = False
     for source in driver.sources:
-        for file in _files(source, path):
-            files.append(file)
+        found_here = _files(source, path)
+        missing |= not found_here and source.kind != "own"
+        files += found_here
+        for file in found_here:
             declared |= _declared(file, source)
     version = installed_version(driver, path)
     if not files:
         return Checked(version)
     known = {_plain(key) for key in declared}
-    found = tuple(key for key in driver.keys if _plain(key) in known)
-    gone = tuple(key for key in driver.keys if key not in found)
+    keys = [key for key in driver.keys if not (own and key.startswith(own))]
+    found = tuple(key for key in keys if _plain(key) in known)
+    # What a source that is not installed may declare is not gone.
+    gone = () if missing else tuple(key for key in keys if key not in found)
     return Checked(version, found, gone, tuple(files))
 
 
 def _files(source: Source, path: Sequence[Path]) -> list[Path]:
-    for folder in path:
+    for folder in path if source.file else ():
         try:
             found = sorted(file for file in folder.glob(source.file) if file.is_file())
         except (OSError, ValueError):
@@ -111,7 +117,8 @@ def _declared(path: Path, source: Source) -> set[str]:
         # Names of variables are put together of a prefix and the rest.
         ahead = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_]+_", text)]
         rest = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_0-9]+", text)]
-        return texts | {first + last for first in ahead for last in rest}
+        texts |= {first + last for first in ahead for last in rest}
+        return {f"{source.below}.{text}" if source.below else text for text in texts}
     every = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     classes = {node.name: node for node in every}
     if source.kind == "options":

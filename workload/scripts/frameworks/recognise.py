@@ -55,14 +55,15 @@ def recognised(
 
 
 def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:
-    """Return the drivers that match by the most specific sign: the program, then its launcher."""
+    """Return the drivers that match by the program, else by its imports, else by its launcher."""
     text = _source(words, cwd)
-    ways = (_by_program, _by_launcher, _by_imports)
+    ways = (_by_program, _by_imports, _by_launcher)
     for way in ways:
         found = [d for d in shipped_drivers() if way(d, words, launcher, text, cwd)]
         found = [d for d in found if _has_the_rest(d, words, text)]
         if found:
-            return found
+            most = max(len(driver.recognised.mentions) for driver in found)
+            return [driver for driver in found if len(driver.recognised.mentions) == most]
     return []
 
 
