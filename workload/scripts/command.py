@@ -143,6 +143,21 @@ class Script:
         launcher = self.launcher.kind if self.launcher else ""
         return recognised(self.words, Path(self.cwd), launcher, self.framework)
 
+    @property
+    def framework_knobs(self) -> tuple[Knob, ...]:
+        """Knobs that the driver of the command's framework declares beside the standard ones.
+
+        Raises:
+            InputError: no framework is recognised.
+        """
+        found = self.framework_of_command
+        if found is None:
+            raise InputError(
+                f"no framework is recognised in {self.command!r}, so --knobs framework has none "
+                "(tuner frameworks lists them)"
+            )
+        return tuple(found.driver.declared.values())
+
     @cached_property
     def _read(self) -> tuple[tuple[str, ...], Launcher | None]:
         try:

@@ -199,7 +199,8 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         micro, times, measured = _seen_batches(script, blank, facts)
         replicas = blank.baseline.data_parallel
         whole = script.global_batch or micro * times * replicas
-        if not facts.get("owned") and script.global_batch is None:
+        named = blank.driven is not None and all(blank.driven.batches)
+        if not facts.get("owned") and script.global_batch is None and not named:
             assumed.append(
                 f"the global batch is taken to be {whole}, {replicas} ranks x {micro} samples x "
                 f"{times} micro-batches, as the first step showed (--global-batch corrects it)"
