@@ -70,6 +70,13 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
     for (one, other), why in _APART.items():
         if one in split and other in split:
             phrases.append(f"{one} with {other} is not run by the built-in training program: {why}")
+    sharding = configuration.get("sharding")
+    if sharding != KNOBS["sharding"].default:
+        phrases += [
+            f"sharding {sharding} with {name} is not run by the built-in training program: the "
+            "degree is DeepSpeed's"
+            for name in split
+        ]
     if job is not None:
         family = str(job.model["model_type"])
         for name in split:

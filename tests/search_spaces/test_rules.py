@@ -35,6 +35,31 @@ CASES = [
         (load_job("opt-350m"), H100, {}),
     ),
     (
+        "sharding_stage",
+        (QWEN, H100, {"data_parallel": 8, "sharding": "fsdp2", "zero_stage": 1}),
+        (QWEN, H100, {"data_parallel": 8, "sharding": "fsdp2"}),
+    ),
+    (
+        "hsdp_sharding",
+        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 2}),
+        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 2, "sharding": "fsdp2"}),
+    ),
+    (
+        "hsdp_groups",
+        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 8, "sharding": "fsdp2"}),
+        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 4, "sharding": "fsdp2"}),
+    ),
+    (
+        "sharding_experts",
+        (OLMOE, H100, {"data_parallel": 8, "sharding": "fsdp2", "expert_parallel": 2}),
+        (OLMOE, H100, {"data_parallel": 8, "sharding": "fsdp2"}),
+    ),
+    (
+        "sharding_precision",
+        (replace(QWEN, precision="fp16"), H100, {"data_parallel": 8, "sharding": "fsdp2"}),
+        (replace(QWEN, precision="fp16"), H100, {"data_parallel": 8}),
+    ),
+    (
         "ranks_fit",
         (TINY, machine(1), {"data_parallel": 2}),
         (TINY, machine(2), {"data_parallel": 2}),
@@ -273,6 +298,7 @@ def test_phrases_name_the_numbers(job, cluster, knobs, words):
     [
         (TINY, {"tensor_parallel": 2, "pipeline_parallel": 2}, "aborts inside a pipeline"),
         (TINY, {"tensor_parallel": 2, "sequence_parallel": 2}, "tensor_parallel with sequence"),
+        (TINY, {"tensor_parallel": 2, "sharding": "fsdp2"}, "fsdp2 with tensor_parallel"),
         (TINY, {"sequence_parallel": 2, "pipeline_parallel": 2}, "take whole sequences"),
         (OLMOE, {"tensor_parallel": 2}, "llama, llava_onevision, opt, qwen2 only, not olmoe"),
         (OLMOE, {"sequence_parallel": 2, "expert_parallel": 2}, "MoE layer fails"),
@@ -287,7 +313,7 @@ def test_what_the_built_in_program_cannot_be_given_is_said(job, knobs, words):
     (phrase,) = unrunnable(Configuration.of(knobs), job)
     assert words in phrase
     # Other layers could, so for planning and recorded tables it is a configuration like any other.
-    many = {"data_parallel": 1, **knobs}
+    many = {"data_parallel": 2 if "sharding" in knobs else 1, **knobs}
     assert not any(
         "built-in" in phrase for phrase in broken_rules(Configuration.of(many), job, H100)
     )
@@ -301,6 +327,7 @@ def test_what_the_built_in_program_cannot_be_given_is_said(job, knobs, words):
         (TINY, {"zero_stage": 3, "parameter_offload": "cpu", "sequence_parallel": 4}),
         (TINY, {"optimizer_offload": "async", "activation_offload": "async", "zero_stage": 3}),
         (OLMOE, {"pipeline_parallel": 2, "data_parallel": 2, "expert_parallel": 2}),
+        (OLMOE, {"data_parallel": 4, "sharding": "fsdp2", "hsdp_replicas": 2}),
     ],
 )
 def test_what_is_run_is_not_refused(job, knobs):
