@@ -3,8 +3,8 @@
 Each value of each launch knob is set in a real probe of two ranks (groups of HSDP: of four), and
 loss and gradient norm of the first five steps are compared with plain data parallelism from the
 same seed: a knob must not change what is trained. Values that need CUDA, or something that this
-machine lacks, are listed with the reason and with the tests of their code. With `--all`, every configuration that the space
-`cpu-all` offers at two ranks is run (about three seconds each).
+machine lacks, are listed with the reason and with the tests of their code. With `--all`, every
+configuration that the space `cpu-all` offers at two ranks is run (about three seconds each).
 """
 
 from __future__ import annotations

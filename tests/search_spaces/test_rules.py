@@ -6,6 +6,7 @@ import pytest
 
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import RULES, broken_rules, unrunnable
@@ -333,6 +334,16 @@ def test_what_the_built_in_program_cannot_be_given_is_said(job, knobs, words):
 def test_what_is_run_is_not_refused(job, knobs):
     assert unrunnable(Configuration.of(knobs), job) == []
     assert unrunnable(Configuration.of(knobs)) == []
+
+
+def test_a_deepspeed_key_is_not_varied_where_deepspeed_does_not_shard():
+    knob = Knob("bucket", (1, 2), how="deepspeed:zero_optimization.reduce_bucket_size")
+    job = replace(TINY, knobs=(knob,))
+    asked = {"data_parallel": 2, "sharding": "fsdp2"}
+    (phrase,) = unrunnable(Configuration(Settings(asked, bucket=2)), job)
+    assert "bucket" in phrase
+    assert unrunnable(Configuration(Settings(asked)), job) == []
+    assert unrunnable(Configuration(Settings(data_parallel=2, bucket=2)), job) == []
 
 
 def test_a_tables_own_knob_is_none_of_the_programs():
