@@ -73,6 +73,20 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
     for (one, other), why in _APART.items():
         if one in split and other in split:
             phrases.append(f"{one} with {other} is not run by the built-in training program: {why}")
+    sharding = configuration.get("sharding")
+    if sharding != KNOBS["sharding"].default:
+        phrases += [
+            f"the knob {knob.name} of DeepSpeed's configuration does nothing under sharding "
+            f"{sharding}"
+            for knob in (job.knobs if job is not None else ())
+            if knob.how.startswith("deepspeed:")
+            and configuration.launch.get(knob.name, knob.baseline) != knob.baseline
+        ]
+        phrases += [
+            f"sharding {sharding} with {name} is not run by the built-in training program: the "
+            "degree is DeepSpeed's"
+            for name in split
+        ]
     if job is not None:
         family = str(job.model["model_type"])
         for name in split:

@@ -23,6 +23,8 @@ _ARGUMENTS = (
     "pipeline_parallel",
     "sequence_parallel",
     "expert_parallel",
+    "sharding",
+    "hsdp_replicas",
     "activation_checkpointing",
     "activation_offload",
     "compilation",
