@@ -190,7 +190,7 @@ def search(script: Listed, folder: Path, python: Path, options: Options) -> Outc
         try:
             child.wait(options.limit_s)
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
-            os.killpg(child.pid, signal.SIGINT)  # a search that is interrupted cleans up
+            os.killpg(child.pid, signal.SIGTERM)
             child.wait()
             if isinstance(error, KeyboardInterrupt):
                 raise
