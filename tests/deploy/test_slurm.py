@@ -80,7 +80,7 @@ def test_ray_is_started_on_every_node_and_the_study_gets_its_address(
     assert len(others) == 1
     assert "--nodes=2 --ntasks=2 --exclude=n1" in others[0]
     assert "tuner doctor --ray 10.0.0.7:24567" in made
-    assert "tuner optimize qwen2.5-7b --budget-kJ 9 --ray 10.0.0.7:24567 --name night" in made
+    assert "tuner optimize --ray 10.0.0.7:24567 --name night qwen2.5-7b --budget-kJ 9" in made
     # All three nodes were there before the study began.
     began = next(i for i, call in enumerate(made) if call.startswith("tuner optimize"))
     assert sum(call.startswith("python") for call in made[:began]) == 3
