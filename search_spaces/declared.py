@@ -77,7 +77,8 @@ class Knob:
             environment variable or a key of DeepSpeed's configuration that is not set, none.
         how: how a value is applied: "placeholder" (`{name}` in the script's command), "env:NAME",
             "FILE:KEY" (a JSON, YAML or TOML file that the command names, KEY with dots between
-            levels), "deepspeed:KEY" (DeepSpeed's configuration), or "hook" (the script reads
+            levels), "deepspeed:KEY" (DeepSpeed's configuration), "framework:KEY" (a key of the
+            recognised framework), or "hook" (the script reads
             `joulefront_hook.configuration()`). Empty: a placeholder if the command has it, else
             the hook.
         when: condition over other knobs under which it applies (`tuner.search_spaces.when`);
@@ -211,14 +212,14 @@ def _check_how(how: str, where: str) -> None:
     first, _, key = how.rpartition(":")
     if first == "env" and re.fullmatch(r"[A-Za-z_]\w*", key):
         return
-    named = first == "deepspeed" or first.endswith(FILE_KINDS)
+    named = first in ("deepspeed", "framework") or first.endswith(FILE_KINDS)
     if named and _KEY.fullmatch(key):
         return
     raise invalid(
         f"how {where}",
         how,
-        "placeholder, hook, env:NAME, deepspeed:KEY, or FILE:KEY with FILE a JSON, YAML or TOML "
-        "file and KEY like zero_optimization.stage",
+        "placeholder, hook, env:NAME, deepspeed:KEY, framework:KEY, or FILE:KEY with FILE a JSON, "
+        "YAML or TOML file and KEY like zero_optimization.stage",
     )
 
 
@@ -267,7 +268,7 @@ def parse_knob(text: str) -> Knob:
     live, head = head.startswith("live:"), head.removeprefix("live:")
     name, how = head, ""
     found = _FILE.fullmatch(head)
-    if head.startswith(("env:", "deepspeed:")) or found:
+    if head.startswith(("env:", "deepspeed:", "framework:")) or found:
         how = head
         name = re.sub(r"\W", "_", head.rpartition(":")[2].rpartition(".")[2])
     elif ":" in head:

@@ -260,7 +260,7 @@ def _automatic(
         return tuple(dict.fromkeys(math.ceil(low + (high - low) * i / count) for i in range(count)))
     if knob.name == "global_batch":
         return job.global_batches
-    if knob.name in _DEGREES:
+    if knob.name in (*_DEGREES, "hsdp_replicas"):
         numbers = degrees(cluster.devices)
     else:
         numbers = [n for n in range(1, job.global_batch + 1) if job.global_batch % n == 0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ __all__ = [
     "deepspeed_settings",
     "environment",
     "export_words",
+    "framework_settings",
     "native_values",
     "program_knobs",
     "read_at_start",
@@ -88,6 +89,16 @@ def deepspeed_settings(configuration: Configuration, knobs: Sequence[Knob]) -> d
             table = table.setdefault(name, {})
         table[last] = knob.native(value)
     return settings
+
+
+def framework_settings(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
+    """Return the settings of the recognised framework that differ from today's, by key."""
+    values = {knob: _value(knob, configuration) for knob in knobs if knob.target[0] == "framework"}
+    return {
+        knob.target[1]: knob.native(value)
+        for knob, value in values.items()
+        if value is not None and value != knob.baseline
+    }
 
 
 def text_values(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, str]:
@@ -169,6 +180,7 @@ def resolved(
     config: Mapping[str, Any],
     config_file: Path | None = None,
     launcher_env: Mapping[str, str] | None = None,
+    driven: Callable[[Knob], Any] | None = None,
 ) -> Knob:
     """Return a declared knob with `how` and the baseline filled in.
 
@@ -180,6 +192,7 @@ def resolved(
         config: DeepSpeed's configuration today, as far as it is known.
         config_file: the DeepSpeed configuration that the command names; its keys are set there.
         launcher_env: variables that the command's launcher sets for the ranks.
+        driven: returns today's value of a key of the recognised framework; None without one.
 
     Raises:
         InputError: the knob cannot be applied, or its baseline contradicts what is found.
@@ -196,6 +209,13 @@ def resolved(
         return at_baseline(knob, {**os.environ, **(launcher_env or {})}.get(key))
     if way == "deepspeed":
         return at_baseline(knob, _setting(config, key))
+    if way == "framework":
+        if driven is None:
+            raise InputError(
+                f"knob {knob.name!r} is a key of the script's framework, which is not recognised "
+                "(tuner frameworks list)"
+            )
+        return at_baseline(knob, driven(knob))
     if way.endswith(FILE_KINDS):
         today = read_key(cwd / way, key)
         if not _named(words, cwd, way):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import numpy as np
 
 from tuner.workload.hook.live_knobs import ACCUMULATION
 from tuner.workload.limits import ProbeLimits
-from tuner.workload.measure.phases import seconds_a_step
+from tuner.workload.measure.phases import compilation_s, seconds_a_step
 from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
 from tuner.workload.measure.warm_up import (
     WARM_BLOCK_S,
@@ -34,6 +35,9 @@ from tuner.workload.node.rank_group import Event, Ranks
 from tuner.workload.probe import Failure, WindowPolicy
 
 __all__ = ["Conductor", "ProbeFailed", "Window"]
+
+#: Windows of one setting that are discarded because of a compilation; the next one counts, flagged.
+COMPILED_WINDOWS = 2
 
 
 class ProbeFailed(Exception):
@@ -235,8 +239,11 @@ class Conductor:
         samples: Callable[[], Sequence[PowerSample]] = tuple,
         beside: Sequence[Meter] = (),
         known: Sequence[Reached] = (),
+        again: int = COMPILED_WINDOWS,
     ) -> Window:
         """Measure one window under the current setting.
+
+        A window in which torch.compile compiled is discarded: that time belongs to the launch.
 
         Args:
             meter: read at both boundaries, while all ranks wait.
@@ -245,6 +252,7 @@ class Conductor:
             samples: the power timeline as far as it has come.
             beside: meters of other scopes, read at the same boundaries.
             known: what other configurations reach; a window that they beat ends early.
+            again: number of windows that may be discarded.
         """
         times: list[float] = []
         ends: list[float] = []
@@ -268,6 +276,10 @@ class Conductor:
             times += more
             ends += when
             step_time_s = sum(times) / len(times)
+        if again and compilation_s(self.phases, opened.time_s, ends[-1]):
+            meter.boundary(opens=False)
+            named = {"samples": samples, "beside": beside, "known": known, "again": again - 1}
+            return self.measure(meter, policy, statistics.median(times), **named)  # type: ignore[arg-type]
         energies_beside_J = {
             other.info.name: other.boundary(opens=False).energy_J - first.energy_J
             for other, first in zip(beside, others, strict=True)

@@ -26,6 +26,7 @@ from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
 from tuner.workload.measure.measurement import drift_of, measurement, reached
+from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.window import Conductor, ProbeFailed, Window
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
@@ -127,6 +128,8 @@ class Probe:
         self._enter("")
         if timeline is not None:
             self._keep_timeline(timeline)
+        if seconds := compilation_s(self._phases, self._began_s, time.monotonic()):
+            self.environment["compilation_s"] = seconds
         if failure is None and self._missed and not self.measurements:
             failure = Failure("not_taken", self._missed[0].message)
         return ProbeRecord(
@@ -167,7 +170,7 @@ class Probe:
         request, server = self.request, self.node.server
         if not server.alive:
             self.node.prepare()
-        server.load_ops(ops_needed(request.launch))
+        server.load_ops(ops_needed(request.launch, self.node.job))
         listener, address, remove = control_socket(server.account)
         group = None
         on_gpus = self.node.cluster.device.type == "cuda"
