@@ -149,7 +149,7 @@ def values() -> list[tuple[str, Value]]:
 
 def configuration_with(name: str, value: Value) -> Configuration:
     knobs: dict[str, Any] = {"micro_batch": 2, **_WITH.get((name, value), {}), name: value}
-    if name in ("micro_batch", "zero_stage") or name.startswith("activation"):
+    if name in ("micro_batch", "zero_stage", "compilation") or name.startswith("activation"):
         knobs["data_parallel"] = 2
     return Configuration.of(knobs)
 

@@ -154,6 +154,14 @@ KNOBS: Mapping[str, StandardKnob] = {
             choices=("none", "sync", "async"),
         ),
         StandardKnob(
+            "compilation",
+            "launch",
+            "category",
+            "none",
+            "what torch.compile compiles: nothing, each block, or the whole model",
+            choices=("none", "regional", "full"),
+        ),
+        StandardKnob(
             "clock_MHz", "live", "linear", None, "SM clock, one for all or one a stage", minimum=1
         ),
         StandardKnob(

@@ -45,6 +45,7 @@ _AFFIXES: Mapping[str, tuple[str, str]] = {
     "parameter_offload": ("param-", ""),
     "activation_checkpointing": ("ckpt-", ""),
     "activation_offload": ("act-", ""),
+    "compilation": ("compile-", ""),
     "clock_MHz": ("", "MHz"),
     "memory_clock_MHz": ("mem", "MHz"),
     "power_limit_W": ("", "W"),

@@ -27,6 +27,7 @@ _ARGUMENTS = (
     "hsdp_replicas",
     "activation_checkpointing",
     "activation_offload",
+    "compilation",
 )
 
 

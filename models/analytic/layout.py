@@ -17,7 +17,12 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knobs import KNOBS
 
-__all__ = ["Launches", "Layout", "layout_of_groups", "read_layout"]
+__all__ = ["UNMODELLED", "Launches", "Layout", "layout_of_groups", "read_layout"]
+
+#: Knobs whose effect the analytic models do not predict, each with the reason.
+UNMODELLED = {
+    "compilation": "what fused operators save is published for single models only",
+}
 
 _DEGREES = {
     "d": "data_parallel",

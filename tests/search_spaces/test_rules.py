@@ -303,6 +303,13 @@ def test_phrases_name_the_numbers(job, cluster, knobs, words):
         (TINY, {"sequence_parallel": 2, "pipeline_parallel": 2}, "take whole sequences"),
         (OLMOE, {"tensor_parallel": 2}, "llama, llava_onevision, opt, qwen2 only, not olmoe"),
         (OLMOE, {"sequence_parallel": 2, "expert_parallel": 2}, "MoE layer fails"),
+        (TINY, {"compilation": "full", "pipeline_parallel": 2}, "regional compiles its blocks"),
+        (OLMOE, {"compilation": "regional"}, "dense models of type llama, opt, qwen2 only"),
+        (
+            TINY,
+            {"compilation": "regional", "activation_offload": "sync"},
+            "where torch's hooks do not see them",
+        ),
         (
             replace(TINY, model={**TINY.model, "model_type": "gpt2"}),
             {"pipeline_parallel": 2},

@@ -98,6 +98,7 @@ def _relaunched(
     given |= environment(configuration, job.knobs)
     about = ["# Your own command, as it was probed: checkpoints and loggers are yours again."]
     changed = configuration.launch != job.baseline.launch
+    changed = changed or any(k.by_script for k in job.knobs)  # which nothing else sets
     words, settled = again.with_arguments(words)
     if settled:  # then the hook is for DeepSpeed's settings and what the script reads alone
         typed = replace(typed, frame=replace(typed.frame, turns=(), can_checkpoint=False))

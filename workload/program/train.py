@@ -35,6 +35,7 @@ from causal_lm import (
     Share,
     blocks_of,
     check_attention,
+    compile_model,
     encoder_blocks_of,
     fuse_cross_entropy,
     planned_model,
@@ -66,6 +67,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--hsdp_replicas", type=int, default=1)
     parser.add_argument("--activation_checkpointing", default="none", help="none, every_K or full")
     parser.add_argument("--activation_offload", choices=("none", "sync", "async"), default="none")
+    parser.add_argument("--compilation", choices=("none", "regional", "full"), default="none")
     parser.add_argument("--steps", type=int, default=None, help="default: the job's steps")
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
@@ -102,6 +104,7 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
         import ulysses
 
         mpu = ulysses.split_sequences(model, arguments.sequence_parallel)
+    compile_model(model, arguments.compilation)
     if arguments.pipeline_parallel > 1:
         import stages
 
@@ -133,6 +136,7 @@ def sharded_by_torch(
         import multimodal
 
         multimodal.prepare(model, phase)
+    compile_model(model, arguments.compilation)
     return fsdp2.engine_of(
         model,
         Filler(model, job["seed"], device),

@@ -1,0 +1,88 @@
+"""A generated module for a framework that is configured by a function, as torchtitan 0.3 is.
+
+The module imports the user's function, calls it, sets attributes of what it returns, and returns
+it. The command names the module instead of the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.safe_files import write_text
+from tuner.workload.scripts.frameworks.driver import UNSET, Wrapper
+
+__all__ = ["MODULE", "wrapped"]
+
+MODULE = "joulefront_config"
+_TEXT = '''"""The configuration of {function} with the settings that joulefront chose."""
+
+import importlib
+
+SEARCH = {search!r}
+SETTINGS = {settings!r}
+
+
+def _module(names):
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
+    raise ModuleNotFoundError(f"none of {{', '.join(names)}} can be imported")
+
+
+def _made(value):
+    if not isinstance(value, str) or not value.startswith("call:"):
+        return value
+    name, _, path = value.removeprefix("call:").partition(":")
+    made = importlib.import_module(name)
+    for part in path.split("."):
+        made = getattr(made, part)
+    return made()
+
+
+def {function}():
+    config = _module(SEARCH).{function}()
+    for key, value in SETTINGS.items():
+        *tables, last = key.split(".")
+        holder = config
+        for table in tables:
+            holder = getattr(holder, table)
+        if not hasattr(holder, last):
+            raise AttributeError(f"the configuration has no {{key}}")
+        setattr(holder, last, _made(value))
+    return config
+'''
+
+
+def wrapped(
+    wrapper: Wrapper, settings: Mapping[str, Any], words: Sequence[str], folder: Path
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Write the module to a folder; return the command that names it, and PYTHONPATH.
+
+    Raises:
+        InputError: the command does not name the module and its function.
+        OSError: the module cannot be written.
+    """
+    changed, named = list(words), {}
+    for option in (wrapper.module, wrapper.function):
+        for at, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if name == option and (equals or at + 1 < len(words)):
+                named[option] = (at if equals else at + 1, value if equals else words[at + 1])
+    if len(named) < 2 or not named[wrapper.function][1].isidentifier():
+        raise InputError(f"the command must name {wrapper.module} and {wrapper.function}")
+    (at, module), (_, function) = named[wrapper.module], named[wrapper.function]
+    changed[at] = f"{wrapper.module}={MODULE}" if "=" in words[at] else MODULE
+    text = _TEXT.format(
+        function=function,
+        search=[name.format(module=module) for name in wrapper.search],
+        settings={key: value for key, value in settings.items() if value != UNSET},
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f"{MODULE}.py", text)
+    return tuple(changed), {"PYTHONPATH": str(folder.resolve())}
