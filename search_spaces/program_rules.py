@@ -75,6 +75,20 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
     for (one, other), why in _APART.items():
         if one in split and other in split:
             phrases.append(f"{one} with {other} is not run by the built-in training program: {why}")
+    sharding = configuration.get("sharding")
+    if sharding != KNOBS["sharding"].default:
+        phrases += [
+            f"the knob {knob.name} of DeepSpeed's configuration does nothing under sharding "
+            f"{sharding}"
+            for knob in (job.knobs if job is not None else ())
+            if knob.how.startswith("deepspeed:")
+            and configuration.launch.get(knob.name, knob.baseline) != knob.baseline
+        ]
+        phrases += [
+            f"sharding {sharding} with {name} is not run by the built-in training program: the "
+            "degree is DeepSpeed's"
+            for name in split
+        ]
     if job is not None:
         family = str(job.model["model_type"])
         for name in split:
@@ -135,6 +149,12 @@ def _not_compiled(configuration: Configuration, job: TrainingJob | None) -> list
         phrases.append(
             f"compilation {scope} is run by the built-in training program for dense models of type "
             f"{', '.join(sorted(_COMPILED))} only"
+        )
+    sharding = configuration.get("sharding")
+    if sharding not in (None, KNOBS["sharding"].default):
+        phrases.append(
+            f"compilation {scope} with sharding {sharding} is not run by the built-in training "
+            "program yet"
         )
     if configuration.get("activation_offload") not in (None, "none"):
         phrases.append(

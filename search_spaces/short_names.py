@@ -41,6 +41,8 @@ _AFFIXES: Mapping[str, tuple[str, str]] = {
     "global_batch": ("gb", ""),
     "micro_batch": ("mb", ""),
     "zero_stage": ("zero", ""),
+    "sharding": ("", ""),
+    "hsdp_replicas": ("hsdp", ""),
     "optimizer_offload": ("optim-", ""),
     "parameter_offload": ("param-", ""),
     "activation_checkpointing": ("ckpt-", ""),

@@ -33,6 +33,7 @@ _DEGREES = {
     "b": "micro_batch",
     "z": "zero_stage",
     "v": "virtual_stages",
+    "groups": "hsdp_replicas",
 }
 
 
@@ -52,6 +53,9 @@ class Launches:
         offload, offload_async: True if the optimizer's states are on the host, at all and
             asynchronously.
         offload_nvme, parameters_nvme: True if they are on the node's drive instead.
+        fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after
+            the forward pass.
+        groups: groups of HSDP that each hold a whole copy of the states; 1 without.
         activations, activations_async: True if kept activations go to the host, at all and
             asynchronously.
     """
@@ -72,6 +76,9 @@ class Launches:
     offload_async: np.ndarray
     offload_nvme: np.ndarray
     parameters_nvme: np.ndarray
+    fsdp: np.ndarray
+    reshard: np.ndarray
+    groups: np.ndarray
     activations: np.ndarray
     activations_async: np.ndarray
 
@@ -79,6 +86,11 @@ class Launches:
     def replicas(self) -> np.ndarray:
         """Ranks that hold the same parameters before ZeRO shards: data x sequence parallel."""
         return self.d * self.u
+
+    @property
+    def shards(self) -> np.ndarray:
+        """Ranks over which FSDP2 shards the states: the replicas of one group."""
+        return self.replicas / self.groups
 
     @property
     def ranks(self) -> np.ndarray:
@@ -148,6 +160,8 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
         offload_async=holds("optimizer_offload", "async"),
         offload_nvme=holds("optimizer_offload", "nvme"),
         parameters_nvme=holds("parameter_offload", "nvme"),
+        fsdp=holds("sharding", "fsdp2", "fsdp2_no_reshard"),
+        reshard=holds("sharding", "fsdp2"),
         activations=holds("activation_offload", "sync", "async"),
         activations_async=holds("activation_offload", "async"),
     )

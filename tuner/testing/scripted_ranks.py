@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -82,11 +83,14 @@ class ScriptedRanks:
         self._taken = 0
 
     def send(self, line: str) -> None:
-        word, *numbers = line.split()
+        word, _, rest = line.partition(" ")
+        if word == "set":
+            if self._accumulation:
+                self._accumulation = json.loads(rest)["gradient_accumulation"]
+            for rank in range(self.size):
+                self._events.append((self._clock(), Event("set", rank, detail={"read": {}})))
         if word == "run":
-            if len(numbers) > 1 and self._accumulation:
-                self._accumulation = int(numbers[1])
-            self._run(int(numbers[0]))
+            self._run(int(rest))
 
     def next_event(self, timeout_s: float) -> Event | None:
         if not self._events or self._events[0][0] > self._clock() + timeout_s:

@@ -16,7 +16,8 @@ from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.measurement import delivered_of, drift_of, measurement, not_applied
 from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
-from tuner.workload.measure.window import WARM_BLOCKS_MAX, Conductor, ProbeFailed, WarmUp, Window
+from tuner.workload.measure.warm_up import WARM_BLOCKS_MAX, WarmUp
+from tuner.workload.measure.window import Conductor, ProbeFailed, Window
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, WindowPolicy
 

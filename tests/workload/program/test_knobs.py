@@ -64,6 +64,8 @@ def test_a_configuration_renders_to_what_it_names_and_nothing_else() -> None:
         {"pipeline_parallel": 2},
         {"sequence_parallel": 2},
         {"expert_parallel": 2},
+        {"sharding": "fsdp2"},
+        {"hsdp_replicas": 2},
         {"activation_checkpointing": "every_4"},
         {"activation_offload": "async"},
         {"compilation": "regional"},
