@@ -105,6 +105,23 @@ KNOBS: Mapping[str, StandardKnob] = {
             choices=(0, 1, 2, 3),
         ),
         StandardKnob(
+            "sharding",
+            "launch",
+            "category",
+            "deepspeed",
+            "who shards over the replicas: ZeRO, or torch's FSDP2, which frees gathered parameters "
+            "after the forward pass or not",
+            choices=("deepspeed", "fsdp2", "fsdp2_no_reshard"),
+        ),
+        StandardKnob(
+            "hsdp_replicas",
+            "launch",
+            "log2",
+            1,
+            "FSDP2: groups that each hold a whole copy of the training state",
+            minimum=1,
+        ),
+        StandardKnob(
             "optimizer_offload",
             "launch",
             "category",
@@ -135,6 +152,14 @@ KNOBS: Mapping[str, StandardKnob] = {
             "none",
             "where kept activations live",
             choices=("none", "sync", "async"),
+        ),
+        StandardKnob(
+            "compilation",
+            "launch",
+            "category",
+            "none",
+            "what torch.compile compiles: nothing, each block, or the whole model",
+            choices=("none", "regional", "full"),
         ),
         StandardKnob(
             "clock_MHz", "live", "linear", None, "SM clock, one for all or one a stage", minimum=1

@@ -47,6 +47,9 @@ _APART: Mapping[tuple[str, str], str] = {
     ),
 }
 
+#: The model families in which a compiled model was compared with the eager one likewise.
+_COMPILED = frozenset({"llama", "opt", "qwen2"})
+
 
 def _degree(configuration: Configuration, name: str) -> int:
     """Return a degree; 1 if a recorded table uses its name for something else."""
@@ -70,6 +73,20 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
     for (one, other), why in _APART.items():
         if one in split and other in split:
             phrases.append(f"{one} with {other} is not run by the built-in training program: {why}")
+    sharding = configuration.get("sharding")
+    if sharding != KNOBS["sharding"].default:
+        phrases += [
+            f"the knob {knob.name} of DeepSpeed's configuration does nothing under sharding "
+            f"{sharding}"
+            for knob in (job.knobs if job is not None else ())
+            if knob.how.startswith("deepspeed:")
+            and configuration.launch.get(knob.name, knob.baseline) != knob.baseline
+        ]
+        phrases += [
+            f"sharding {sharding} with {name} is not run by the built-in training program: the "
+            "degree is DeepSpeed's"
+            for name in split
+        ]
     if job is not None:
         family = str(job.model["model_type"])
         for name in split:
@@ -79,6 +96,31 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
                     f"{', '.join(sorted(_COMPARED[name]))} only, not {family}"
                 )
         phrases += _unfit_frames(configuration, job)
+    return [*phrases, *_not_compiled(configuration, job)]
+
+
+def _not_compiled(configuration: Configuration, job: TrainingJob | None) -> list[str]:
+    """Return phrases on why the program does not compile the model under a configuration."""
+    scope, phrases = configuration.get("compilation"), []
+    if scope not in ("regional", "full"):
+        return []
+    if scope == "full" and _degree(configuration, "pipeline_parallel") > 1:
+        phrases.append(
+            "compilation full with pipeline_parallel is not run by the built-in training program: "
+            "no rank of a pipeline holds the whole model (regional compiles its blocks)"
+        )
+    if _degree(configuration, "expert_parallel") > 1 or (
+        job is not None and job.model["model_type"] not in _COMPILED
+    ):
+        phrases.append(
+            f"compilation {scope} is run by the built-in training program for dense models of type "
+            f"{', '.join(sorted(_COMPILED))} only"
+        )
+    if configuration.get("activation_offload") not in (None, "none"):
+        phrases.append(
+            f"compilation {scope} with activation_offload is not run by the built-in training "
+            "program: compiled code keeps its activations where torch's hooks do not see them"
+        )
     return phrases
 
 

@@ -23,13 +23,18 @@ _ARGUMENTS = (
     "pipeline_parallel",
     "sequence_parallel",
     "expert_parallel",
+    "sharding",
+    "hsdp_replicas",
     "activation_checkpointing",
     "activation_offload",
+    "compilation",
 )
 
 
-def ops_needed(launch: Settings) -> tuple[str, ...]:
-    """Return the DeepSpeed ops, by builder name, that a launch compiles and loads."""
+def ops_needed(launch: Settings, job: TrainingJob | None = None) -> tuple[str, ...]:
+    """Return the DeepSpeed ops, by builder name, that a launch of a job compiles and loads."""
+    if job is not None and not job.on_deepspeed:
+        return ()
     places = [launch.get(name, "none") for name in ("optimizer_offload", "parameter_offload")]
     adam = ("CPUAdamBuilder",) if places[0] != "none" else ()
     return (*adam, "AsyncIOBuilder") if "nvme" in places else adam

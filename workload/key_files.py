@@ -20,7 +20,7 @@ import yaml
 from tuner.search_spaces.errors import InputError
 from tuner.workload.yaml_keys import changed_keys, check_plain, read_text
 
-__all__ = ["changed_text", "read_key"]
+__all__ = ["changed_text", "parsed_file", "read_key"]
 
 #: No configuration of a training is larger; a larger file is not read.
 _MOST_BYTES = 4 * 2**20
@@ -48,12 +48,22 @@ def read_key(path: Path, key: str) -> Any:
     return data
 
 
-def changed_text(path: Path, changes: Mapping[str, Any]) -> str:
+def parsed_file(path: Path) -> Any:
+    """Return the data of a JSON, YAML or TOML file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return _parsed(_text(path), path)
+
+
+def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = False) -> str:
     """Return the text of a file with other values of some keys.
 
     Args:
         path: as for `read_key`.
         changes: the new values by key.
+        may_add: add keys that the file does not have, and take those away whose value is None.
 
     Raises:
         InputError: as `read_key`, or a key's value cannot be replaced alone.
@@ -61,26 +71,66 @@ def changed_text(path: Path, changes: Mapping[str, Any]) -> str:
     text = _text(path)
     wanted = copy.deepcopy(_parsed(text, path))
     for key, value in changes.items():
-        if read_key(path, key) == value:
+        if not may_add and read_key(path, key) == value:
             continue
-        *tables, last = key.split(".")
-        table = wanted
-        for name in tables:
-            table = table[name]
-        table[last] = value
-        if path.suffix == ".json":
-            text = json.dumps(wanted, indent=2) + "\n"
-        elif path.suffix in (".yaml", ".yml"):
-            text = changed_keys(text, {tuple(key.split(".")): value}, path)
-        else:
-            start, end = _place(text, path, key)
-            text = text[:start] + json.dumps(value) + text[end:]
+        text = _changed(text, path, wanted, key, value)
     if _parsed(text, path) != wanted:
         raise InputError(
             f"of {path.name} {' and '.join(changes)} cannot be changed alone; write each on a "
             "line of its own"
         )
     return text
+
+
+def _changed(text: str, path: Path, wanted: Any, key: str, value: Any) -> str:
+    """Set a key in `wanted`, and return the text with that change."""
+    *tables, last = key.split(".")
+    table, depth = wanted, 0
+    for name in tables:
+        if not isinstance(table, dict):
+            raise InputError(f"{path.name} cannot have the key {key}")
+        depth += name in table
+        table = table.setdefault(name, {})
+    if not isinstance(table, dict):
+        raise InputError(f"{path.name} cannot have the key {key}")
+    there = last in table
+    if value is None:
+        if not table.pop(last, None) and not there:
+            return text
+    elif there and table[last] == value and type(table[last]) is type(value):
+        return text
+    else:
+        table[last] = value
+    if path.suffix == ".json":
+        return json.dumps(wanted, indent=2) + "\n"
+    if path.suffix in (".yaml", ".yml"):
+        if value is None or depth < len(tables):
+            return str(yaml.safe_dump(wanted, sort_keys=False))  # comments do not survive this
+        return changed_keys(text, {tuple(key.split(".")): value}, path)
+    if there:
+        start, end = _place(text, path, key)
+        if value is None:
+            start = text.rfind("\n", 0, start) + 1
+            return text[:start] + text[end:].partition("\n")[2]
+        return text[:start] + json.dumps(value) + text[end:]
+    return _added_to_toml(text, ".".join(tables), f"{last} = {json.dumps(value)}\n")
+
+
+def _added_to_toml(text: str, table: str, line: str) -> str:
+    """Return the text of a TOML file with a line below the header of a table."""
+    position = 0
+    for present in text.splitlines(keepends=True):
+        header = _HEADER.match(present.rstrip("\r\n"))
+        if not table and (header or present.lstrip().startswith("[[")):
+            break
+        position += len(present)
+        if header and header["name"].strip() == table:
+            break
+    else:
+        end = "" if not text or text.endswith("\n") else "\n"
+        return text + end + (f"\n[{table}]\n" if table else "") + line
+    head = text[:position]
+    return head + ("" if not head or head.endswith("\n") else "\n") + line + text[position:]
 
 
 def _text(path: Path) -> str:

@@ -17,7 +17,12 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knobs import KNOBS
 
-__all__ = ["Launches", "Layout", "layout_of_groups", "read_layout"]
+__all__ = ["UNMODELLED", "Launches", "Layout", "layout_of_groups", "read_layout"]
+
+#: Knobs whose effect the analytic models do not predict, each with the reason.
+UNMODELLED = {
+    "compilation": "what fused operators save is published for single models only",
+}
 
 _DEGREES = {
     "d": "data_parallel",
@@ -27,6 +32,7 @@ _DEGREES = {
     "e": "expert_parallel",
     "b": "micro_batch",
     "z": "zero_stage",
+    "groups": "hsdp_replicas",
 }
 
 
@@ -44,6 +50,9 @@ class Launches:
         offload, offload_async: True if the optimizer's states are on the host, at all and
             asynchronously.
         offload_nvme, parameters_nvme: True if they are on the node's drive instead.
+        fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after
+            the forward pass.
+        groups: groups of HSDP that each hold a whole copy of the states; 1 without.
         activations, activations_async: True if kept activations go to the host, at all and
             asynchronously.
     """
@@ -62,6 +71,9 @@ class Launches:
     offload_async: np.ndarray
     offload_nvme: np.ndarray
     parameters_nvme: np.ndarray
+    fsdp: np.ndarray
+    reshard: np.ndarray
+    groups: np.ndarray
     activations: np.ndarray
     activations_async: np.ndarray
 
@@ -69,6 +81,11 @@ class Launches:
     def replicas(self) -> np.ndarray:
         """Ranks that hold the same parameters before ZeRO shards: data x sequence parallel."""
         return self.d * self.u
+
+    @property
+    def shards(self) -> np.ndarray:
+        """Ranks over which FSDP2 shards the states: the replicas of one group."""
+        return self.replicas / self.groups
 
     @property
     def ranks(self) -> np.ndarray:
@@ -137,6 +154,8 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
         offload_async=holds("optimizer_offload", "async"),
         offload_nvme=holds("optimizer_offload", "nvme"),
         parameters_nvme=holds("parameter_offload", "nvme"),
+        fsdp=holds("sharding", "fsdp2", "fsdp2_no_reshard"),
+        reshard=holds("sharding", "fsdp2"),
         activations=holds("activation_offload", "sync", "async"),
         activations_async=holds("activation_offload", "async"),
     )

@@ -1,9 +1,9 @@
 """Peak memory of the fullest rank, on the device and on its host.
 
-Parameters, gradients and optimizer states as ZeRO shards them; activations of every micro-batch in
-flight; what one block or the loss holds while it runs; DeepSpeed's buffers; the framework's memory
-without any model. Arrays are of shape (launches, kinds of stage), and the peak is the largest sum
-over the stages.
+Parameters, gradients and optimizer states as ZeRO or FSDP2 shards them; activations of every
+micro-batch in flight; what one block or the loss holds while it runs; DeepSpeed's buffers; the
+framework's memory without any model. Arrays are of shape (launches, kinds of stage), and the peak
+is the largest sum over the stages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.models.analytic import fsdp
 from tuner.models.analytic.compute import activation_bytes_per_token, encoder_block_bytes
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.setup import Setup
@@ -102,6 +103,15 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     sharded = np.minimum(live, parameters) * element
     gathered = np.where(column.z == 3, sharded, 0.0)
     buckets = np.where(column.replicas > 1, np.where(column.z >= 1, 2.0, 1.0), 0.0)
+    communication = buckets * bucket + gathered
+    # The loss is done with its logits before the first block is recomputed or differentiated.
+    peak = np.maximum(temporary, logits)
+    if launches.fsdp.any():
+        at_loss, in_block = fsdp.communication_bytes(setup, column, stages, parameters)
+        loss_is_peak = logits + at_loss >= temporary + in_block
+        peak = np.where(column.fsdp, np.where(loss_is_peak, logits, temporary), peak)
+        held = np.where(loss_is_peak, at_loss, in_block)
+        communication = np.where(column.fsdp, held, communication)
     context = np.full_like(weights, constants.context_bytes)
 
     on_node = np.minimum(column.ranks, setup.cluster.devices_per_node)
@@ -123,9 +133,8 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
         gradients=np.where(column.offload & (column.z >= 2), 0.0, gradients),
         optimizer=np.where(column.offload, 0.0, optimizer),
         activations=activations,
-        # The loss is done with its logits before the first block is recomputed or differentiated.
-        temporary=np.maximum(temporary, logits),
-        communication=buckets * bucket + gathered,
+        temporary=peak,
+        communication=communication,
         context=context,
         host=host,
     )
@@ -151,7 +160,11 @@ def _states(
     offloaded = _moment_bytes(setup) * (
         plain / np.where(z >= 1, replicas, 1.0) + experts / np.where(z >= 1, expert_replicas, 1.0)
     )
-    return [one + other for one, other in both], offloaded
+    parts = [one + other for one, other in both]
+    if column.fsdp.any():
+        by_torch = fsdp.states(column, plain + experts)
+        parts = [np.where(column.fsdp, a, b) for a, b in zip(by_torch, parts, strict=True)]
+    return parts, offloaded
 
 
 def _norm_bytes(facts: ModelFacts, element: float) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.models.analytic import fsdp
 from tuner.models.analytic.collectives import (
     all_gather_s,
     all_reduce_s,
@@ -283,6 +284,9 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
         source = np.where(column.parameters_nvme, drive, host_link)
         fetched = gathers * column.m * parameters / ranks * element / source
         seconds = seconds + np.where(column.parameters_offloaded & (column.z == 3), fetched, 0.0)
+    if column.fsdp.any():
+        by_torch = fsdp.sync_s(setup, column, stages, plain + experts)
+        seconds = np.where(column.fsdp, by_torch, seconds)
     return seconds
 
 
@@ -306,8 +310,12 @@ def _sync_share(constants: Constants, column: Launches) -> np.ndarray:
     """Return the number of slots of compute that the collectives of a step can hide behind."""
     last_backward = constants.reduce_overlap * 2 / 3
     return np.select(
-        [column.z <= 1, column.z == 2],
-        [last_backward * np.ones_like(column.m), last_backward * column.m],
+        [column.fsdp, column.z <= 1, column.z == 2],
+        [
+            constants.gather_overlap * column.m,
+            last_backward * np.ones_like(column.m),
+            last_backward * column.m,
+        ],
         constants.gather_overlap * column.m,
     )
 
@@ -319,7 +327,7 @@ def _optimizer(
     cluster, constants = setup.cluster, setup.constants
     column = launches[:, None]
     plain, experts = stage_parameters(setup.facts, launches, stages)
-    shards = np.where(column.z >= 1, column.replicas, 1.0)
+    shards = np.where(column.z >= 1, column.replicas, np.where(column.fsdp, column.shards, 1.0))
     share = plain / shards + experts / np.maximum(1.0, shards / column.e)
     update = ADAM_BYTES * share / setup.bandwidth_Bps
     if cluster.device.type == "cpu":  # device and host are one memory

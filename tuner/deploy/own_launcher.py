@@ -16,6 +16,7 @@ import yaml
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.workload.scripts.frameworks import shipped_drivers
 from tuner.workload.scripts.knob_support import SWITCH
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.launchers.slurm import TASK_OPTIONS
@@ -39,17 +40,8 @@ _NAMES = {
     "accelerate": ("launch", "accelerate-launch", "accelerate.commands.launch"),
     "srun": ("srun",),
 }
-#: Names of the batches and of activation checkpointing in each framework's arguments or file.
-_TRAINER = {
-    "micro_batch": "per_device_train_batch_size",
-    "gradient_accumulation": "gradient_accumulation_steps",
-    "activation_checkpointing": "gradient_checkpointing",
-}
-_ARGUMENTS = {
-    "trl": _TRAINER,
-    "llamafactory": {**_TRAINER, "activation_checkpointing": "disable_gradient_checkpointing"},
-    "axolotl": {**_TRAINER, "micro_batch": "micro_batch_size"},
-}
+#: Launchers of a framework that trains by transformers' Trainer, with arguments of its own.
+_ARGUMENTS = ("trl", "llamafactory", "axolotl")
 #: Keys of Accelerate's file, below its section `deepspeed_config`, by the section or key of
 #: DeepSpeed's own configuration.
 _ACCELERATE_OFFLOAD = {
@@ -99,7 +91,7 @@ class Relaunch:
             The words, and whether they set all that the hook would set.
         """
         kind, found, changes = self._launcher.kind, list(words), []
-        names, may_add = _ARGUMENTS.get(kind, _TRAINER), kind in _ARGUMENTS
+        names, may_add = _names(kind), kind in _ARGUMENTS
         if not may_add and self._job.frame.owner != "transformers":
             return found, False
         file = self._own_file(found) if may_add else None
@@ -135,10 +127,10 @@ class Relaunch:
         job, today, new = self._job, self._job.baseline, self._configuration
         size = job.global_batch
         wanted: dict[str, tuple[Any, Any]] = {}
-        if "micro_batch" in job.frame.turns and new.micro_batch != today.micro_batch:
+        if "micro_batch" in job.hook_turns and new.micro_batch != today.micro_batch:
             wanted["micro_batch"] = today.micro_batch, new.micro_batch
         times = today.accumulation(size), new.accumulation(size)
-        if "gradient_accumulation" in job.frame.turns and times[0] != times[1]:
+        if "gradient_accumulation" in job.hook_turns and times[0] != times[1]:
             wanted["gradient_accumulation"] = times
         knob = "activation_checkpointing"
         if job.offers[knob].why == SWITCH and new.get(knob) != today.get(knob):
@@ -318,6 +310,14 @@ class Relaunch:
             name = f"launcher-{name}"
         self.files[name] = text
         return str(self._folder / name)
+
+
+def _names(kind: str) -> dict[str, str]:
+    """Return the keys of the batches and of checkpointing in a framework's arguments or file."""
+    wanted = kind if kind in _ARGUMENTS else "trl"  # whose arguments are the Trainer's
+    driver = next(d for d in shipped_drivers() if wanted in d.recognised.launchers)
+    knobs = ("micro_batch", "gradient_accumulation", "activation_checkpointing")
+    return {name: driver.knobs[name].keys[0] for name in knobs}
 
 
 def _option(words: Sequence[str], names: Sequence[str], *, short: bool = False) -> int | None:

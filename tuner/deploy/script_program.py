@@ -98,10 +98,13 @@ def _relaunched(
     given |= environment(configuration, job.knobs)
     about = ["# Your own command, as it was probed: checkpoints and loggers are yours again."]
     changed = configuration.launch != job.baseline.launch
+    changed = changed or any(k.by_script for k in job.knobs)  # which nothing else sets
     words, settled = again.with_arguments(words)
     if settled:  # then the hook is for DeepSpeed's settings and what the script reads alone
         typed = replace(typed, frame=replace(typed.frame, turns=(), can_checkpoint=False))
-    hook = always or (changed and typed.needs_hook)
+    # What the launcher itself sets for its ranks, the hook sets after it.
+    overridden = {n for n in start.options.get("env", {}) if n in own and n in given}
+    hook = always or (changed and typed.needs_hook) or bool(overridden)
     if hook and takes_hook(launcher):
         words, option = _hooked(list(start.words), start, folder, files)
         about.append("# joulefront_hook merges options.json into what the script sets by itself.")

@@ -79,9 +79,11 @@ def job_of_script(
         and (before.words, before.cwd) == (script.words, here)
         and before.devices == nodes * ranks_today(script, cluster)
         and before.launcher == launcher_on(script, cluster)
+        and before.driver == script.framework_of_command
         and _ways(before.declares(script.knobs)) == _ways(before)
     ):
-        return replace(before.declares(script.knobs), steps=script.steps or STEPS)
+        told = before.driven.fact("steps") if before.driven else 0
+        return replace(before.declares(script.knobs), steps=script.steps or told or STEPS)
     blank = blank_job(script, cluster, nodes)
     with launches(blank) as run_probe:
         return inspect_script(script, blank, run_probe, folder=run.path, say=say)

@@ -18,6 +18,8 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
+from tuner.workload.scripts.frameworks.driven import Bound
+from tuner.workload.scripts.frameworks.recognise import recognised
 from tuner.workload.scripts.launchers import Launcher, read_command
 
 __all__ = ["LAUNCH", "PLACEHOLDER", "Script", "Start", "filled", "imported_frameworks"]
@@ -88,6 +90,9 @@ class Script:
     model_config: Path | None = option(
         None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"
     )
+    framework: Path | None = option(
+        None, "driver of its framework (default: recognised; see tuner frameworks)", metavar="FILE"
+    )
     knobs: tuple[Knob, ...] = ()
 
     def __post_init__(self) -> None:
@@ -127,6 +132,31 @@ class Script:
             InputError: it cannot be read or honoured.
         """
         return self._read[1]
+
+    @cached_property
+    def framework_of_command(self) -> Bound | None:
+        """The framework of the command and the keys that its installed version lacks, or None.
+
+        Raises:
+            InputError: the driver that the user names cannot be read.
+        """
+        launcher = self.launcher.kind if self.launcher else ""
+        return recognised(self.words, Path(self.cwd), launcher, self.framework)
+
+    @property
+    def framework_knobs(self) -> tuple[Knob, ...]:
+        """Knobs that the driver of the command's framework declares beside the standard ones.
+
+        Raises:
+            InputError: no framework is recognised.
+        """
+        found = self.framework_of_command
+        if found is None:
+            raise InputError(
+                f"no framework is recognised in {self.command!r}, so --knobs framework has none "
+                "(tuner frameworks lists them)"
+            )
+        return tuple(found.driver.declared.values())
 
     @cached_property
     def _read(self) -> tuple[tuple[str, ...], Launcher | None]:

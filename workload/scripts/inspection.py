@@ -109,9 +109,17 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         cwd=str(Path(script.cwd).resolve()),
         devices=nodes * ranks_today(script, cluster),
         launcher=launcher_on(script, cluster),
+        driver=script.framework_of_command,
     )
+    driven = blank.driven
+    if driven is not None:
+        length = script.sequence_length or driven.length
+        steps = script.steps or driven.fact("steps") or STEPS
+        blank = replace(blank, sequence_length=length, steps=steps)
     replicas = blank.baseline.data_parallel
     micro, times = micro_batches(blank.file_config, replicas)
+    if driven is not None:
+        micro, times = driven.batches[0] or micro, driven.batches[1] or times
     told = blank.placeholders
     micro = int(told.get("micro_batch") or micro)
     times = int(told.get("gradient_accumulation") or times)
@@ -191,7 +199,8 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         micro, times, measured = _seen_batches(script, blank, facts)
         replicas = blank.baseline.data_parallel
         whole = script.global_batch or micro * times * replicas
-        if not facts.get("owned") and script.global_batch is None:
+        named = blank.driven is not None and all(blank.driven.batches)
+        if not facts.get("owned") and script.global_batch is None and not named:
             assumed.append(
                 f"the global batch is taken to be {whole}, {replicas} ranks x {micro} samples x "
                 f"{times} micro-batches, as the first step showed (--global-batch corrects it)"
@@ -199,7 +208,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
                 else "the global batch is not known (--global-batch tells it); it stays what the "
                 "script makes it"
             )
-    if script.steps is None:
+    if script.steps is None and not (blank.driven and blank.driven.fact("steps")):
         assumed.append(
             f"--steps is not given: times and energies are those of {blank.steps:,} optimizer steps"
         )
@@ -217,8 +226,9 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         stages=stages,
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
+        live=dict(facts.get("live", {})),
     )
-    length = script.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
+    length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
     job = replace(
         blank,
         global_batch=whole,
@@ -239,7 +249,10 @@ def _seen_batches(
     What the command says goes before what the framework was told, and that before what the first
     step showed: the size of its first batch, and how many there were.
     """
-    told, owned, batch = blank.placeholders, facts.get("owned", {}), facts.get("batch") or []
+    told: Mapping[str, str] = blank.placeholders
+    owned, batch = facts.get("owned", {}), facts.get("batch") or []
+    if blank.driven is not None and all(blank.driven.batches):
+        told = {"micro_batch": "", "gradient_accumulation": "", **told}
     said = blank.frame  # what the command says, or a guess
     known = "micro_batch" in told or (script.global_batch is not None and not batch)
     micro = said.micro_batch if known else int(owned.get("micro_batch") or (batch or [1])[0])

@@ -19,6 +19,7 @@ from tuner.search_spaces.space import Auto, SearchSpace
 from tuner.workload.scripts.command import LAUNCH
 
 if TYPE_CHECKING:
+    from tuner.workload.scripts.frameworks.driven import Driven
     from tuner.workload.scripts.script_job import ScriptJob
 
 __all__ = [
@@ -63,6 +64,8 @@ class Framework:
         checkpoints: and it is on today.
         stages: pipeline stages today.
         reads: what the script reads from `joulefront_hook.configuration()`.
+        live: live knobs that the script registers, each with its present value, None if it cannot
+            be read.
         turns: what its framework takes by itself, so that the hook can tell it another:
             "micro_batch", "gradient_accumulation".
         first_step_s: seconds that the inspection took to its first step, which limits of probes are
@@ -82,6 +85,7 @@ class Framework:
     stages: int = 1
     reads: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()
+    live: Mapping[str, Any] = field(default_factory=dict)
     first_step_s: float = field(default=0.0, compare=False)
 
     @property
@@ -121,17 +125,27 @@ def offers(job: ScriptJob) -> dict[str, KnobSupport]:
     """Return the support of each launch knob, with the reason."""
     found = {}
     for name in LAUNCH:
-        if name in _BUILT and job.asks(name) and not job.model:
+        if name in _BUILT and name in job.asked_of_script and not job.model:
             found[name] = KnobSupport(False, "the model's sizes are not known; give --model-config")
         elif name == "data_parallel":
             found[name] = _data_parallel(job)
         elif name == "micro_batch":
             found[name] = _micro_batch(job)
+        elif job.driven is not None and name in job.driven.today:
+            found[name] = _driven(job.driven, name)
         elif job.asks(name):
             found[name] = KnobSupport(True, "the script takes it")
         else:
             found[name] = _deepspeed(job, name)
+            if job.driven is not None and not found[name].turned and name in job.driven.against:
+                found[name] = KnobSupport(False, job.driven.against[name])
     return found
+
+
+def _driven(driven: Driven, name: str) -> KnobSupport:
+    """Return the support of a knob that the driver of the script's framework sets."""
+    route = driven.bound.driver.knobs[name]
+    return KnobSupport(True, f"{driven.bound.driver.name}'s {route.keys[0]}", tuple(route.levels))
 
 
 def _data_parallel(job: ScriptJob) -> KnobSupport:
@@ -148,6 +162,8 @@ def _data_parallel(job: ScriptJob) -> KnobSupport:
 def _micro_batch(job: ScriptJob) -> KnobSupport:
     if job.frame.follows:
         return KnobSupport(True, "the batches follow DeepSpeed's micro-batch")
+    if job.driven is not None and "micro_batch" in job.driven.today and job.accumulates:
+        return _driven(job.driven, "micro_batch")
     if "micro_batch" in job.frame.turns and job.accumulates:
         return KnobSupport(True, f"{job.frame.owner or 'its framework'}'s own argument")
     if job.asks("micro_batch") and job.accumulates:
@@ -207,6 +223,7 @@ def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, 
     frame = job.frame
     counted = {"torch": "a torch optimizer", "program": "steps of its own"}
     by = f"{frame.owner} over " * bool(frame.owner) + counted.get(frame.kind, "DeepSpeed")
+    by += f", recognised as {job.driver.title}" if job.driver else ""
     return (
         f"the script {job.name!r} trains by {by}; in play: {', '.join(turned) or 'no launch knob'}"
         ", and live settings where the machine lets them be set",
@@ -256,4 +273,6 @@ def refused(job: ScriptJob, configuration: Configuration) -> list[str]:
             phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
         elif value != today and offer.values and value not in offer.values:
             phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
+    if job.driven is not None and not phrases and configuration.launch != job.baseline.launch:
+        phrases += job.driven.refused(configuration)
     return phrases

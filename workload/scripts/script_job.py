@@ -9,6 +9,7 @@ The user's choices (optimizer, scheduler, precision, global batch) are kept.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -23,14 +24,14 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.declared_knobs import (
-    deepspeed_settings,
+    at_baseline,
     environment,
+    framework_settings,
     native_values,
     resolved,
     text_values,
     with_files,
 )
-from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.hook import merge
 from tuner.workload.scripts.command import (
     LAUNCH,
@@ -40,9 +41,10 @@ from tuner.workload.scripts.command import (
     filled,
     imported_frameworks,
 )
+from tuner.workload.scripts.deepspeed_overlay import overlay
+from tuner.workload.scripts.frameworks.driven import Bound, Driven
+from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.knob_support import (
-    OFFLOADS,
-    OLD_OFFLOADS,
     SWITCH,
     Framework,
     KnobSupport,
@@ -85,6 +87,7 @@ class ScriptJob(TrainingJob):
         frame: what the inspection showed.
         assumed: what was not told and is taken, one sentence each.
         launcher: the launcher of its command, which says the environment; None without one.
+        driver: what sets the knobs of the recognised framework; None without one.
     """
 
     words: tuple[str, ...] = ()
@@ -93,6 +96,7 @@ class ScriptJob(TrainingJob):
     frame: Framework = field(default_factory=Framework, hash=False)
     assumed: tuple[str, ...] = ()
     launcher: Launcher | None = None
+    driver: Bound | None = None
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "steps", "devices"):
@@ -113,7 +117,8 @@ class ScriptJob(TrainingJob):
             del data["launcher"]
         else:
             data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
-        return data
+        del data["driver"]
+        return data | ({"driver": self.driver.to_json()} if self.driver else {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ScriptJob:
@@ -132,6 +137,8 @@ class ScriptJob(TrainingJob):
             given = {name: data[name] for name in names} | {**listed, "frame": frame}
             if "launcher" in data:
                 given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
+            if "driver" in data:
+                given["driver"] = Bound.from_json(data["driver"])
             if "knobs" in data:
                 given["knobs"] = read_knobs(data["knobs"], "the job")
             return cls(**given)
@@ -144,6 +151,22 @@ class ScriptJob(TrainingJob):
     def placeholders(self) -> Mapping[str, str]:
         """The names of the command's placeholders, each with today's value or ""."""
         return {name: value for word in self.words for name, value in PLACEHOLDER.findall(word)}
+
+    @cached_property
+    def driven(self) -> Driven | None:
+        """The driver of the recognised framework, applied to this command."""
+        if self.driver is None:
+            return None
+        env = {**os.environ, **(self.launcher.env if self.launcher else {})}
+        command, given = self.driver.driver.command, self.driver.given
+        settings = Settings(command, self.words, Path(self.cwd), env, given)
+        return Driven(self.driver, settings, self.devices, self.sequence_length, self.placeholders)
+
+    @cached_property
+    def told(self) -> Mapping[str, str]:
+        """Knobs that the command takes by a placeholder or its framework, with today's value."""
+        framework = self.driven.today if self.driven else {}
+        return {**{name: str(value) for name, value in framework.items()}, **self.placeholders}
 
     @cached_property
     def config_word(self) -> tuple[int, Path] | None:
@@ -161,9 +184,16 @@ class ScriptJob(TrainingJob):
         path = Path(self.cwd) / named if named else self.config_word and self.config_word[1]
         return _read_json(path) if path else {}
 
+    @property
+    def asked_of_script(self) -> tuple[str, ...]:
+        """Names that the script takes by a placeholder or reads from the hook."""
+        return (*self.placeholders, *self.frame.reads)
+
     def asks(self, *names: str) -> bool:
         """Return True if the script takes one of these itself, in its command or by reading it."""
-        return any(name in self.placeholders or name in self.frame.reads for name in names)
+        follows = self.driven is not None and self.driven.accumulates
+        asked = {*self.told, *self.asked_of_script, *(["gradient_accumulation"] * follows)}
+        return any(name in asked for name in names)
 
     @property
     def accumulates(self) -> bool:
@@ -204,7 +234,7 @@ class ScriptJob(TrainingJob):
         }
         inside = 1
         for name, degree in degrees.items():
-            degrees[name] = degree = int(self.placeholders.get(name) or degree)
+            degrees[name] = degree = int(self.told.get(name) or degree)
             inside *= degree
         values: dict[str, Any] = {
             **degrees,
@@ -215,7 +245,7 @@ class ScriptJob(TrainingJob):
             "parameter_offload": "cpu" if frame.device("offload_param") == "cpu" else "none",
             "activation_checkpointing": "full" if frame.checkpoints else "none",
         }
-        for name, text in self.placeholders.items():
+        for name, text in self.told.items():
             if name in LAUNCH and text:
                 values[name] = int(text) if text.isdigit() else text
         # Of the others only what is not at its default: a configuration's name stays short.
@@ -242,14 +272,15 @@ class ScriptJob(TrainingJob):
         kept = check_knobs(made)
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
 
-    def _applied(self, knob: Knob) -> Knob:
+    def _applied(self, declared: Knob) -> Knob:
         """Return a declared knob with its present value.
 
         Raises:
             InputError: it cannot be applied to this script.
         """
         knob = resolved(
-            knob,
+            declared,
+            driven=self.driven.declared if self.driven else None,
             placeholders=self.placeholders,
             words=self.words,
             cwd=Path(self.cwd),
@@ -259,6 +290,13 @@ class ScriptJob(TrainingJob):
         )
         if not self.frame.kind:  # not inspected yet
             return knob
+        if knob.by_script and knob.name not in self.frame.live:
+            raise InputError(
+                f"the script registers no live knob {knob.name!r} before its first step ends; it "
+                f"must call joulefront_hook.live({knob.name!r}, FUNCTION)"
+            )
+        if knob.by_script:
+            return at_baseline(declared, self.frame.live[knob.name])
         if knob.how == "hook" and knob.name not in self.frame.reads:
             raise InputError(
                 f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
@@ -294,46 +332,10 @@ class ScriptJob(TrainingJob):
     def overlay(self, configuration: Configuration) -> dict[str, Any]:
         """Return a configuration's changes to the DeepSpeed settings; None removes a key.
 
-        Keys are DeepSpeed 0.19's (deepspeed.ai/docs/config-json). Only knobs in play are said.
-
         Raises:
             InvalidValue: micro-batch x data parallelism does not divide the global batch.
         """
-        said: dict[str, Any] = {}
-        if self.accumulates and (self.sets_micro_batch or self.frame.micro_batch):
-            said |= {
-                "train_batch_size": self.global_batch,
-                "train_micro_batch_size_per_gpu": configuration.micro_batch,
-                "gradient_accumulation_steps": configuration.accumulation(self.global_batch),
-            }
-        if self.offers["zero_stage"].turned:
-            stage = configuration.zero_stage
-            said["zero_optimization"] = zero = {"stage": stage}
-            if stage != 3:  # nowhere else does DeepSpeed take it
-                zero["offload_param"] = None
-            if stage and (self.frame.client_optimizer or "deepspeed_config" in self.placeholders):
-                # The user's own optimizer is as exact under ZeRO as without it.
-                said["zero_allow_untested_optimizer"] = True
-        rendered = render_deepspeed_config(configuration, self)["zero_optimization"]
-        for knob, section in OFFLOADS.items():
-            if knob in self.offers and self.offers[knob].turned:
-                zero = said.setdefault("zero_optimization", {})
-                zero[section] = rendered.get(section)
-                # DeepSpeed refuses the old spelling beside the new one.
-                zero |= {name: None for name in OLD_OFFLOADS[section] if name in self.frame.zero}
-        if (said.get("zero_optimization") or {}).get("offload_optimizer"):
-            said |= self._optimizer_on_host()
-        return merge(said, deepspeed_settings(configuration, self.knobs))
-
-    def _optimizer_on_host(self) -> dict[str, Any]:
-        """Return the changes that keep the user's optimizer with its states on the host."""
-        optimizer = self.frame.config.get("optimizer") or {}
-        if self.frame.client_optimizer or not optimizer:
-            return {"zero_force_ds_cpu_optimizer": False}
-        if (optimizer.get("params") or {}).get("torch_adam"):
-            # The same update by DeepSpeed's kernel for the host, which it insists on.
-            return {"optimizer": {"params": {"torch_adam": False}}}
-        return {}
+        return overlay(self, configuration)
 
     def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
         """Write the files of this configuration to `folder`, and return the start of its ranks.
@@ -347,13 +349,13 @@ class ScriptJob(TrainingJob):
             InvalidValue: micro-batch x data parallelism does not divide the global batch.
             OSError: the file cannot be written.
         """
-        overlay = self.overlay(configuration)
+        changes = self.overlay(configuration)
         base = self.frame.config or self.file_config
         # "auto" is filled in by transformers from its own arguments, which the command sets.
-        overlay = {name: value for name, value in overlay.items() if base.get(name) != "auto"}
+        changes = {name: value for name, value in changes.items() if base.get(name) != "auto"}
         if probe and (base or self.frame.on_deepspeed):
-            overlay = {**_QUIET, "autotuning": None, **overlay}
-        config = merge(base, overlay) if base or overlay else {}
+            changes = {**_QUIET, "autotuning": None, **changes}
+        config = merge(base, changes) if base or changes else {}
         values = {name: str(configuration.get(name)) for name in LAUNCH}
         values["gradient_accumulation"] = str(configuration.accumulation(self.global_batch))
         path = folder.resolve() / "ds_config.json"
@@ -363,6 +365,7 @@ class ScriptJob(TrainingJob):
         values["deepspeed_config"] = str(path)
         values |= text_values(configuration, self.knobs)
         words = [filled(word, values) for word in self.words]
+        words, framework_env = self._with_framework(words, configuration, folder, probe=probe)
         words[:] = with_files(words, Path(self.cwd), configuration, self.knobs, folder)
         if self.config_word and config:
             position = self.config_word[0]
@@ -371,21 +374,53 @@ class ScriptJob(TrainingJob):
         asked = {name: configuration.get(name) for name in LAUNCH}
         asked["gradient_accumulation"] = configuration.accumulation(self.global_batch)
         asked |= native_values(configuration, self.knobs)
-        options: dict[str, Any] = {"configuration": asked, "deepspeed": overlay, "quiet": probe}
-        if self.frame.turns:
-            asked_of = ("micro_batch", "gradient_accumulation")
-            options["owned"] = {n: asked[n] for n in asked_of if n in self.frame.turns}
+        options: dict[str, Any] = {"configuration": asked, "deepspeed": changes, "quiet": probe}
+        if self.hook_turns:
+            options["owned"] = {name: asked[name] for name in self.hook_turns}
+        if self.driver is not None:
+            options["step"] = asdict(self.driver.driver.step)
+            options["env"] = {n: v for n, v in framework_env.items() if n != "PYTHONPATH"}
+            if "PYTHONPATH" in framework_env:  # of a generated module
+                options["path"] = [framework_env["PYTHONPATH"]]
         if self.offers["activation_checkpointing"].why == SWITCH:
             mode = configuration.get("activation_checkpointing")
             options["activation_checkpointing"] = mode
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
+        if not probe:  # a probe's agent sets them between steps
+            options["live"] = {k.name: asked[k.name] for k in self.knobs if k.by_script}
         env = {
             **(self.launcher.env if self.launcher else {}),
             **(_QUIET_ENV if probe else {}),
+            **framework_env,
             **environment(configuration, self.knobs),
         }
         return Start(tuple(words), self.cwd, options, config, env)
+
+    def _with_framework(
+        self, words: list[str], configuration: Configuration, folder: Path, *, probe: bool
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command as the framework's driver changes it, and more variables."""
+        if self.driven is None:
+            return words, {}
+        changes = self.driven.changes(configuration, self.baseline, self.global_batch)
+        changes |= framework_settings(configuration, self.knobs)
+        changed, env = self.driven.start(changes, folder, tuple(words), probe=probe)
+        return list(changed), env
+
+    @property
+    def hook_turns(self) -> tuple[str, ...]:
+        """What the hook tells the script's framework, because no key of its command does."""
+        turns = self.frame.turns
+        if self.driven is not None and self.driven.accumulates and "micro_batch" in self.told:
+            turns = tuple(name for name in turns if name not in self.told)
+            turns = tuple(name for name in turns if name != "gradient_accumulation")
+        return turns
+
+    @property
+    def on_deepspeed(self) -> bool:
+        """False if the script has another framework, whose driver says what it refuses."""
+        return self.driver is None or self.frame.on_deepspeed
 
     @property
     def needs_hook(self) -> bool:
@@ -395,8 +430,9 @@ class ScriptJob(TrainingJob):
         what is set (DeepSpeed's settings, the model's switch, its framework's batches) itself.
         """
         given = self.config_word is not None or "deepspeed_config" in self.placeholders
-        switched = self.offers["activation_checkpointing"].why == SWITCH or self.frame.turns
+        switched = self.offers["activation_checkpointing"].why == SWITCH or self.hook_turns
         asks = bool(self.frame.reads) or self.asks("rank", "local_rank")
+        asks = asks or any(knob.by_script for knob in self.knobs)
         asks = asks or self.frame.owner == "lightning"  # which is told the ranks that were started
         return bool(asks or switched) or (self.frame.on_deepspeed and not given)
 

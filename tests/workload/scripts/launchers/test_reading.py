@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.scripts.environment import Unavailable, make_environment
 from tuner.cli.main import main
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
@@ -369,13 +370,22 @@ def test_the_command_after_two_dashes(
     assert "asks for 2 nodes" in capsys.readouterr().err
 
 
-# ---- TRL, where it is installed
+# ---- TRL, in an environment of its own
+
+
+@pytest.fixture
+def with_trl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter that has TRL beside the project's packages."""
+    try:
+        return make_environment(tmp_path_factory.mktemp("trl") / "environment", ["trl==1.16.0"], [])
+    except Unavailable as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.slow
-def test_trl(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trl")
+def test_trl(folder: Path, with_trl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # read in an interpreter of its own
+    monkeypatch.setattr(reading.sys, "executable", str(with_trl))
     (folder / "sft.yaml").write_text(
         "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\nuse_cpu: true\n"
     )

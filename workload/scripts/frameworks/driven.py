@@ -1,0 +1,319 @@
+"""A driver bound to one command: today's values of its knobs, and a configuration applied.
+
+Today's configuration changes nothing, so the baseline is what the command and its file say. Another
+one changes the settings that differ, and always the batches, which must still make the same global
+batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.when import holds
+from tuner.workload.scripts.frameworks.driver import UNSET, Driver, Route
+from tuner.workload.scripts.frameworks.settings import Settings
+from tuner.workload.scripts.frameworks.wrapper import wrapped
+
+__all__ = ["Bound", "Driven"]
+
+#: Follow from the micro-batch and the replicas, so they need no value today to be set.
+_FOLLOW = ("global_batch", "gradient_accumulation")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Driver of the framework of a command, as far as the installed version has its keys.
+
+    Attributes:
+        version: of the installed framework; "" where it is not known.
+        gone: keys that it does not have.
+        given: values of its keys today that a function of the user's returns.
+    """
+
+    driver: Driver
+    version: str = ""
+    gone: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def title(self) -> str:
+        """Name and version, for sentences."""
+        return f"{self.driver.name} {self.version}".strip()
+
+    def to_json(self) -> str:
+        """Convert to text that `from_json` reads."""
+        data = {
+            **{"version": self.version, "gone": list(self.gone), "given": dict(self.given)},
+            "driver": self.driver.table,
+        }
+        return json.dumps(data, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Bound:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: it is no such text.
+        """
+        try:
+            data = json.loads(text)
+            driver = Driver.from_json(json.dumps(data["driver"]))
+            return cls(driver, data["version"], tuple(data["gone"]), data["given"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"this is not the framework of a script: {error}") from error
+
+
+@dataclass(frozen=True)
+class Driven:
+    """Driver, the command that it applies to, and the ranks that it starts on today.
+
+    Attributes:
+        taken: knobs that the command has a placeholder for, which are not the driver's, with
+            today's value or "".
+    """
+
+    bound: Bound
+    settings: Settings
+    devices: int
+    sequence_length: int = 0
+    taken: Mapping[str, str] = field(default_factory=dict)
+
+    # ---- today
+
+    @cached_property
+    def _read(self) -> tuple[dict[str, Value], dict[str, str]]:
+        """Today's values, and the reason against each knob that cannot be set."""
+        today: dict[str, Value] = {}
+        against: dict[str, str] = {}
+        routes = self.bound.driver.knobs
+        degrees = [name for name in self.bound.driver.divide if name not in self.taken]
+        inside = math.prod(int(self.taken.get(n) or 1) for n in self.bound.driver.divide)
+        for name in [*degrees, *(n for n in routes if n not in (*degrees, *_FOLLOW))]:
+            if name in self.taken or name not in routes:
+                continue
+            if gone := [key for key in routes[name].keys if key in self.bound.gone]:
+                against[name] = f"{self.bound.title} has no {gone[0]}"
+                continue
+            try:
+                found = self._today(name, routes[name], today)
+            except InputError as error:
+                against[name] = str(error)
+                continue
+            today[name] = found
+            if name in degrees and isinstance(found, int):
+                inside *= found
+                today["data_parallel"] = max(1, self.devices // inside)
+        return today, against
+
+    def _today(self, name: str, route: Route, known: Mapping[str, Value]) -> Value:
+        """Return today's value of a knob.
+
+        Raises:
+            InputError: it is not known, or none that the driver lists.
+        """
+        values = self._values({"data_parallel": self.devices, **known})
+        for key, any_of in route.needs.items():
+            if not self._is(key, any_of, values):
+                raise InputError(f"{key} is not {any_of[0]} today")
+        if route.key:
+            given = self.settings.get(route.key)
+            value = route.default if given is None else given
+            if name == "data_parallel" and (value is None or value == -1):
+                return int(values["data_parallel"])
+            factor = math.prod(values.get(other, 0) for other in route.times)
+            if type(value) is not int or not factor or value % factor or value < 1:
+                raise InputError(
+                    f"today's {route.key} is {'not known' if value is None else value}"
+                )
+            return KNOBS[name].check(value // factor)
+        for level, wanted in route.levels.items():
+            if all(self._is(key, any_of, values) for key, any_of in wanted.items()):
+                return level
+        shown = [
+            f"{key}={now}" for key in route.keys if (now := self.settings.get(key)) is not None
+        ]
+        raise InputError(f"{', '.join(shown) or 'what it does by default'} of today is kept")
+
+    def _is(self, key: str, any_of: tuple[Any, ...], values: Mapping[str, Any]) -> bool:
+        now = self.settings.get(key)
+        for one in any_of:
+            wanted = _rendered(one, values)
+            if now is None and (wanted == UNSET or wanted is False):
+                return True
+            if (
+                now is not None
+                and wanted == now
+                and isinstance(wanted, bool) == isinstance(now, bool)
+            ):
+                return True
+        return False
+
+    def _values(self, launch: Mapping[str, Any]) -> dict[str, Any]:
+        defaults = {name: knob.default for name, knob in KNOBS.items() if knob.kind == "launch"}
+        return {**defaults, "sequence_length": self.length, "world_size": self.devices, **launch}
+
+    @property
+    def today(self) -> Mapping[str, Value]:
+        """Today's value of each knob that the driver sets."""
+        return self._read[0]
+
+    @property
+    def against(self) -> Mapping[str, str]:
+        """The reason against each knob that the driver has and cannot set here."""
+        return self._read[1]
+
+    @cached_property
+    def length(self) -> int:
+        """Tokens of a sequence; 0 where not known."""
+        return self.sequence_length or self.fact("sequence_length") or 0
+
+    def fact(self, name: str) -> int:
+        """Return an integer that the command or its file gives, such as "steps"; 0 without it."""
+        key = self.bound.driver.facts.get(name, "")
+        value = self.settings.get(key) if key else None
+        return value if type(value) is int and value > 0 else 0
+
+    @cached_property
+    def accumulates(self) -> bool:
+        """True if the framework is told the global batch or the accumulation."""
+        routes = self.bound.driver.knobs
+        named = [name for name in _FOLLOW if name in routes and name not in self.taken]
+        return any(not {*routes[name].keys} & {*self.bound.gone} for name in named)
+
+    @cached_property
+    def batches(self) -> tuple[int, int]:
+        """Today's (micro-batch, accumulation); 0 where not known."""
+        micro = self.today.get("micro_batch") or int(self.taken.get("micro_batch") or 0)
+        replicas = self.today.get("data_parallel")
+        replicas = replicas if isinstance(replicas, int) else self.devices
+        if not isinstance(micro, int) or not micro or not self.accumulates:
+            return (micro if isinstance(micro, int) else 0), 0
+        routes = self.bound.driver.knobs
+        values = self._values({**self.today, "data_parallel": replicas})
+        for name in _FOLLOW:
+            if name not in routes:
+                continue
+            route = routes[name]
+            given = self.settings.get(route.key)
+            given = route.default if given is None else given
+            whole = math.prod(values[other] for other in route.times)
+            whole *= micro * replicas if name == "global_batch" else 1
+            if type(given) is int and given > 0 and whole and given % whole == 0:
+                return micro, given // whole
+            if given is None:
+                return micro, 0
+        return micro, 1
+
+    # ---- a configuration
+
+    def changes(
+        self, configuration: Configuration, today: Configuration, global_batch: int
+    ) -> dict[str, Any]:
+        """Return the settings that a configuration changes, by key.
+
+        Raises:
+            InvalidValue: micro-batch x data parallelism does not divide the global batch.
+        """
+        changed: dict[str, Any] = {}
+        if configuration.launch == today.launch:
+            return changed
+        values = self._values(
+            {
+                **{name: configuration.get(name) for name in self._values({}) if name in KNOBS},
+                "global_batch": global_batch,
+                "gradient_accumulation": configuration.accumulation(global_batch),
+                "world_size": configuration.world_size,
+            }
+        )
+        for name, route in self.bound.driver.knobs.items():
+            follows = name in _FOLLOW and self.accumulates
+            if name in self.taken or (name not in self.today and not follows):
+                continue
+            if route.key:
+                new = values[name] * math.prod(values[other] for other in route.times)
+                now = self.settings.get(route.key)
+                if now != new and not (now is None and new == route.default):
+                    changed[route.key] = new
+            else:
+                for key, any_of in route.levels.get(values[name], {}).items():
+                    if not self._is(key, any_of, values):
+                        changed[key] = _rendered(any_of[0], values)
+        return changed
+
+    def declared(self, knob: Knob) -> Any:
+        """Return today's value of a declared knob of the driver; None where it is not given.
+
+        Raises:
+            InputError: the installed version does not have its key.
+        """
+        if knob.target[1] in self.bound.gone:
+            raise InputError(f"{self.bound.title} has no {knob.target[1]}")
+        now = self.settings.get(knob.target[1])
+        listed = self.bound.driver.declared.get(knob.name)
+        return now if now is not None else listed.baseline if listed else None
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each rule of the framework that a configuration breaks."""
+        launch = {name: configuration.get(name) for name in self._values({}) if name in KNOBS}
+        values = {**self._values(launch), "world_size": configuration.world_size}
+        phrases = []
+        for rule in self.bound.driver.rules:
+            if rule.require:
+                broken = not holds(rule.require, values)
+                what = f"{rule.require} does not hold"
+            else:
+                whole = values.get(rule.of) or self.settings.get(rule.of)
+                degree = math.prod(int(values[name]) for name in rule.divide)
+                broken = type(whole) is int and whole % degree != 0
+                what = f"{' x '.join(rule.divide)} = {degree} does not divide {rule.of} = {whole}"
+            if broken:
+                phrases.append(f"{what}: {rule.why}")
+        return phrases
+
+    def start(
+        self, changes: Mapping[str, Any], folder: Path, words: tuple[str, ...], *, probe: bool
+    ) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Write the changed file or module to a folder; return the words and more variables.
+
+        Raises:
+            InputError: a key can be given nowhere, or the file cannot be changed.
+            OSError: a file cannot be written.
+        """
+        driver = self.bound.driver
+        quiet = {k: v for k, v in driver.quiet.items() if k not in self.bound.gone} if probe else {}
+        wanted = {**{k: v for k, v in quiet.items() if self.settings.get(k) != v}, **changes}
+        settings = replace(self.settings, words=words)
+        env = dict(driver.quiet_env) if probe else {}
+        in_words = {key: value for key, value in wanted.items() if settings.names(key)}
+        if driver.wrapper is None:
+            words, more = settings.changed(wanted, folder)
+        else:
+            words, more = settings.changed(in_words, folder)
+            rest = {key: value for key, value in wanted.items() if key not in in_words}
+            if rest:
+                words, more = wrapped(driver.wrapper, rest, words, folder)
+        return words, {**env, **more}
+
+
+_TEMPLATE = re.compile(r"\{(\w+)\}")
+
+
+def _rendered(value: Any, values: Mapping[str, Any]) -> Any:
+    """Return a setting with the names in braces filled in; a single name gives its number."""
+    if not isinstance(value, str):
+        return value
+    whole = _TEMPLATE.fullmatch(value)
+    if whole:
+        return values[whole[1]]
+    return _TEMPLATE.sub(lambda found: str(values[found[1]]), value)

@@ -1,0 +1,457 @@
+"""Driver of a framework: one TOML file that says where it takes the knobs.
+
+`docs/adding-a-framework.md` explains each key. A driver is data: nothing of it is run, its
+conditions are those of `tuner.search_spaces.when`, and a key or a table that is not listed here is
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.when import check_condition
+from tuner.workload.scripts.frameworks.tables import Table
+
+__all__ = [
+    "UNSET",
+    "Command",
+    "Driver",
+    "Route",
+    "Rule",
+    "Source",
+    "Step",
+    "Wrapper",
+    "check_version",
+    "load_driver",
+    "shipped_drivers",
+]
+
+#: In a level: the key must not be given at all.
+UNSET = "<unset>"
+#: What a route may set: the launch knobs and what follows from them.
+ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gradient_accumulation")
+#: What a number may be multiplied with, and what a text in braces stands for.
+NAMES = (*ROUTED, "sequence_length", "world_size")
+_TEMPLATE = re.compile(r"\{(\w+)\}")
+_VERSION = re.compile(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)")
+_CALL = re.compile(r"[\w.]+:[\w.]+")
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """Signs of a framework in a command; one of the first four is enough.
+
+    Attributes:
+        modules: module after `-m`, or one that it is inside of.
+        scripts: patterns of the script's path, such as "*/torchtitan/train.py".
+        launchers: kinds of launcher (`tuner.workload.scripts.launchers.Launcher.kind`).
+        imports: modules that the script itself imports.
+        mentions: words of which the script must hold each, beside the above.
+        options: options of which the command must have one, beside the above.
+    """
+
+    modules: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
+    launchers: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    mentions: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """Spelling of a key.
+
+    Attributes:
+        option: in the command, with {key} and {value}: "--{key} {value}", "{key}={value}"; "" if
+            the command takes no keys.
+        truth: how a truth value is written there: "word" (--key True), "bare" (--key, or nothing)
+            or "negated" (--key, or --no-key behind the last dot).
+        file: options that name the file with the keys; "first" for the first word that names one.
+        python: the script, and the Python files that the command names, assign the keys.
+    """
+
+    option: str = ""
+    truth: str = "word"
+    file: tuple[str, ...] = ()
+    python: bool = False
+
+
+@dataclass(frozen=True)
+class Route:
+    """Place of one knob: a key that takes its number, or settings for each of its values.
+
+    Attributes:
+        key: the key; "env:NAME" for a variable.
+        default: its value where it is not given; None where that is not known.
+        times: the number is multiplied with these (a batch counted in tokens: sequence_length).
+        levels: by value, the settings: key to number, text or truth value. A text may have {NAME}
+            of a launch knob; `UNSET` takes the key away; of a list the first is written, and each
+            is recognised.
+        needs: settings that must hold today for the knob to be in play.
+    """
+
+    key: str = ""
+    default: Any = None
+    times: tuple[str, ...] = ()
+    levels: Mapping[Value, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
+    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key that it may set, each once."""
+        named = [key for settings in self.levels.values() for key in settings]
+        return tuple(dict.fromkeys([self.key] * bool(self.key) + named))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Configurations that the framework refuses.
+
+    Attributes:
+        why: the reason.
+        require: condition over launch knobs that must hold.
+        divide: degrees whose product must divide `of`.
+        of: a launch knob, "world_size", "sequence_length" or a key of the framework; the rule is
+            left out where that is not given.
+    """
+
+    why: str
+    require: str = ""
+    divide: tuple[str, ...] = ()
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Sign of an optimizer step.
+
+    Attributes:
+        count: "optimizer" (a torch optimizer steps), "call" (a function returns) or "log" (a line
+            is printed).
+        call: the function, "module:function" or "module:Class.method".
+        line: regular expression that the line must match.
+    """
+
+    count: str = "optimizer"
+    call: str = ""
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """File of the framework in which its keys are declared.
+
+    Attributes:
+        file: path below the folder that its package is imported from.
+        kind: "fields" (a dataclass or pydantic model and what it is made of), "options"
+            (argparse, and dataclasses from which it is made), "texts" (any text in the file) or
+            "own" (the keys below a table are the user's, so they are not verified).
+        name: the class of "fields"; empty for every class in the file.
+        below: the table of its keys, "parallelism" for a class that declares that table alone.
+    """
+
+    file: str
+    kind: str = "fields"
+    name: str = ""
+    below: str = ""
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """Framework that is configured by a function: a module is generated that calls it.
+
+    Attributes:
+        module, function: options that name the function's module and the function.
+        search: where the module is, in this order, with {module}.
+        set: settings whose keys are attributes of what the function returns, and whose values are
+            made by calling "call:module:Class.method".
+    """
+
+    module: str
+    function: str
+    search: tuple[str, ...] = ("{module}",)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Driver of one framework in a range of versions; each part is explained at its class.
+
+    Attributes:
+        table: the file's content, from which it can be made again.
+        package: distribution with the version, such as "torchtitan"; "" for none.
+        divide: degrees by which the ranks are divided; data_parallel is the rest.
+        facts: keys of "steps", "sequence_length", and of the model's sizes for predictions.
+        quiet, quiet_env: settings and variables of a probe, which writes and evaluates nothing.
+    """
+
+    name: str
+    table: Mapping[str, Any] = field(hash=False, compare=False, repr=False)
+    what: str
+    package: str
+    versions: str
+    recognised: Recognised
+    command: Command
+    knobs: Mapping[str, Route] = field(hash=False)
+    declared: Mapping[str, Knob] = field(hash=False)
+    divide: tuple[str, ...]
+    facts: Mapping[str, str] = field(hash=False)
+    rules: tuple[Rule, ...]
+    quiet: Mapping[str, Any] = field(hash=False)
+    quiet_env: Mapping[str, str] = field(hash=False)
+    step: Step
+    sources: tuple[Source, ...]
+    wrapper: Wrapper | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key that it may write, each once, variables included."""
+        routed = [key for route in self.knobs.values() for key in route.keys]
+        declared = [knob.how.removeprefix("framework:") for knob in self.declared.values()]
+        return tuple(dict.fromkeys([*routed, *declared, *self.quiet]))
+
+    def to_json(self) -> str:
+        """Convert to text that `from_json` reads."""
+        return json.dumps(self.table, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Driver:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: it is no driver.
+        """
+        try:
+            return read_driver(json.loads(text), "the study's framework")
+        except ValueError as error:
+            raise InputError(f"this is no driver of a framework: {error}") from error
+
+
+_TOP = (
+    *("framework", "what", "package", "versions", "recognise", "command", "knobs", "declared"),
+    *("world", "facts", "rules", "probe", "step", "keys", "wrapper"),
+)
+
+
+_WITH = ("imports", "mentions", "options")
+
+
+def read_driver(data: Any, where: str) -> Driver:
+    """Make a driver of a parsed TOML file.
+
+    Args:
+        data: the file's content.
+        where: its name, for sentences.
+
+    Raises:
+        InputError: a key is unknown, missing or not of its type.
+    """
+    table = Table(data, where, *_TOP)
+    name = table.text("framework")
+    signs = table.part("recognise", "modules", "scripts", "launchers", *_WITH)
+    recognised = Recognised(**{key: signs.texts(key) for key in Recognised.__annotations__})
+    if not (recognised.modules or recognised.scripts or recognised.launchers or recognised.imports):
+        raise InputError(f"[recognise] of {where} must have modules, scripts, launchers or imports")
+    knobs = table.part("knobs", *ROUTED)
+    parts = ("key", "default", "times", "levels", "needs")
+    routes = {key: _route(key, knobs.part(key, *parts)) for key in knobs.data}
+    declared = {
+        key: _declared(key, item, where) for key, item in table.part("declared").data.items()
+    }
+    probe = table.part("probe", "set", "env")
+    world = table.part("world", "divide").texts("divide")
+    for degree in world:
+        if degree not in routes:
+            raise InputError(
+                f"divide in [world] of {where} names {degree!r}, which is no knob of it"
+            )
+    facts = table.part("facts")
+    versions = table.text("versions", "")
+    if versions and not all(_VERSION.fullmatch(part.strip()) for part in versions.split(",")):
+        raise InputError(f"versions in {where} must be like '>=0.2,<0.3', not {versions!r}")
+    return Driver(
+        name=name,
+        table=data,
+        what=table.text("what", ""),
+        package=table.text("package", ""),
+        versions=versions,
+        recognised=recognised,
+        command=_command(table.part("command", "option", "truth", "file", "python")),
+        knobs=routes,
+        declared=declared,
+        divide=world,
+        facts={key: facts.text(key) for key in facts.data},
+        rules=tuple(_rule(item) for item in table.parts("rules", "why", "require", "divide", "of")),
+        quiet=probe.values("set"),
+        quiet_env={key: str(value) for key, value in probe.values("env").items()},
+        step=_step(table.part("step", "count", "call", "line")),
+        sources=tuple(
+            _source(item) for item in table.parts("keys", "file", "kind", "class", "below")
+        ),
+        wrapper=_wrapper(table.part("wrapper", "module", "function", "search")),
+    )
+
+
+def _command(table: Table) -> Command:
+    option = table.text("option", "")
+    if option and not ("{key}" in option and "{value}" in option):
+        raise InputError(f"option in {table.where} must hold {{key}} and {{value}}")
+    truth = table.choice("truth", ("word", "bare", "negated"))
+    return Command(option, truth, table.texts("file"), table.value("python") is True)
+
+
+def _route(name: str, table: Table) -> Route:
+    times = table.texts("times")
+    for other in times:
+        if other not in NAMES:
+            raise UnknownName("knob", other, NAMES, where=f" in {table.where}")
+    key, levels = table.text("key", ""), table.part("levels")
+    if bool(key) == bool(levels.data):
+        raise InputError(f"[knobs.{name}] of {_file(table)} must have either a key or levels")
+    made = {}
+    for text in levels.data:
+        level = int(text) if text.isdigit() else text
+        standard = KNOBS.get(name)
+        made[standard.check(level) if standard else level] = {
+            setting: _alternatives(value, f"{setting} in {levels.where}")
+            for setting, value in levels.part(text).data.items()
+        }
+    needs = table.part("needs")
+    held = {key: _alternatives(value, needs.where) for key, value in needs.data.items()}
+    return Route(key, table.value("default"), times, made, held)
+
+
+def _alternatives(value: Any, where: str) -> tuple[Any, ...]:
+    parts = tuple(value) if isinstance(value, list) else (value,)
+    if not parts or not all(isinstance(part, bool | int | float | str) for part in parts):
+        raise InputError(f"{where} must be a number, a text, a truth value or a list of them")
+    for part in parts:
+        for other in _TEMPLATE.findall(part) if isinstance(part, str) else ():
+            if other not in NAMES:
+                raise UnknownName("knob", other, NAMES, where=f" in {where}")
+    return parts
+
+
+def _declared(name: str, item: Any, where: str) -> Knob:
+    table = Table(
+        item, f"[declared.{name}] of {where}", "key", "values", "kind", "default", "when", "what",
+        "changes_training",
+    )  # fmt: skip
+    key = table.text("key")
+    return Knob(
+        name,
+        tuple(table.data.get("values", ())),
+        kind=table.text("kind", ""),
+        baseline=table.value("default"),
+        how=key if key.startswith("env:") else f"framework:{key}",
+        when=table.text("when", ""),
+        what=table.text("what", ""),
+        changes_training=table.data.get("changes_training", False),
+        optional=True,
+    )
+
+
+def _rule(table: Table) -> Rule:
+    rule = Rule(
+        table.text("why"), table.text("require", ""), table.texts("divide"), table.text("of", "")
+    )
+    if bool(rule.require) == bool(rule.divide) or bool(rule.divide) != bool(rule.of):
+        raise InputError(f"{table.where} must have either require, or divide and of")
+    if rule.require:
+        check_condition(rule.require, ROUTED, table.where)
+    for name in rule.divide:
+        if name not in NAMES:
+            raise UnknownName("knob", name, NAMES, where=f" in {table.where}")
+    return rule
+
+
+def _step(table: Table) -> Step:
+    step = Step(
+        table.choice("count", ("optimizer", "call", "log")),
+        table.text("call", ""),
+        table.text("line", ""),
+    )
+    if (step.count == "call") != bool(step.call) or (step.count == "log") != bool(step.line):
+        raise InputError(f"{table.where} needs call for count = 'call', line for count = 'log'")
+    if step.call and not _CALL.fullmatch(step.call):
+        raise InputError(f"call in {table.where} must be module:function, not {step.call!r}")
+    try:
+        re.compile(step.line)
+    except re.error as error:
+        raise InputError(f"line in {table.where} is no regular expression: {error}") from error
+    return step
+
+
+def _source(table: Table) -> Source:
+    return Source(
+        table.text("file", "" if table.data.get("kind") == "own" else None),
+        table.choice("kind", ("fields", "options", "texts", "own")),
+        table.text("class", ""),
+        table.text("below", ""),
+    )
+
+
+def _wrapper(table: Table) -> Wrapper | None:
+    if not table.data:
+        return None
+    return Wrapper(table.text("module"), table.text("function"), table.texts("search"))
+
+
+def _file(table: Table) -> str:
+    return table.where.rpartition(" of ")[2]
+
+
+def load_driver(path: Path) -> Driver:
+    """Load a driver from a TOML file.
+
+    Raises:
+        InputError: it cannot be read, or is no driver.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read the framework {str(path)!r}: {error}") from error
+    return read_driver(data, path.name)
+
+
+@lru_cache(maxsize=1)
+def shipped_drivers() -> tuple[Driver, ...]:
+    """Return the drivers that joulefront includes, by file name."""
+    folder = resources.files("tuner.workload.scripts.frameworks")
+    files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return tuple(
+        read_driver(tomllib.loads(entry.read_text(encoding="utf-8")), entry.name)
+        for entry in sorted(files, key=lambda entry: entry.name)
+    )
+
+
+def check_version(versions: str, version: str) -> bool:
+    """Return True if a version such as "0.2.2" is in a range such as ">=0.2,<0.3"."""
+    have = _numbers(version)
+    for part in filter(None, versions.replace(" ", "").split(",")):
+        found = _VERSION.fullmatch(part)
+        assert found is not None  # checked when the driver was read
+        limit = _numbers(found[2])
+        width = max(len(have), len(limit))
+        pair = [(*side, *([0] * (width - len(side)))) for side in (have, limit)]
+        order = (pair[0] > pair[1]) - (pair[0] < pair[1])
+        legal = {">=": (0, 1), "<=": (-1, 0), "==": (0,), "<": (-1,), ">": (1,)}[found[1]]
+        if order not in legal:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()

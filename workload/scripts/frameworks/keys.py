@@ -1,0 +1,176 @@
+"""Keys that an installed framework has, read from its sources.
+
+Nothing is imported: the files are parsed as text. Fields of dataclasses and pydantic models,
+options of argparse and texts are collected; what is made while the program runs is not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from tuner.workload.scripts.frameworks.driver import Driver, Source
+
+__all__ = ["Checked", "check_keys", "installed_version", "search_path"]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of the comparison of a driver's keys with a framework's sources.
+
+    Attributes:
+        version: of the installed framework; "" where it is not known.
+        found: keys that its sources declare.
+        gone: keys that they do not.
+        files: source files that were read; none where it is not installed.
+    """
+
+    version: str = ""
+    found: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+
+
+def search_path(cwd: Path, words: Sequence[str]) -> tuple[Path, ...]:
+    """Return the folders from which a script imports: its own, the current one, Python's."""
+    own = [] if not words or words[0] == "-m" else [(cwd / words[0]).resolve().parent]
+    folders = [*own, cwd, *(Path(entry) for entry in sys.path if entry)]
+    return tuple(dict.fromkeys(folders))
+
+
+def installed_version(driver: Driver, path: Sequence[Path] | None = None) -> str:
+    """Return the version of the framework; "" if it is not installed as a distribution."""
+    if not driver.package:
+        return ""
+    folders = sys.path if path is None else [str(folder) for folder in path]
+    named = importlib.metadata.distributions(name=driver.package, path=folders)
+    found = next(iter(named), None)
+    return found.version if found is not None else ""
+
+
+def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
+    """Compare a driver's keys with the framework that a path leads to.
+
+    Args:
+        driver: the framework's.
+        path: folders that are searched for its source files, in this order.
+    """
+    declared: set[str] = set()
+    files: list[Path] = []
+    own = tuple(f"{source.below}." for source in driver.sources if source.kind == "own")
+    missing = False
+    for source in driver.sources:
+        found_here = _files(source, path)
+        missing |= not found_here and source.kind != "own"
+        files += found_here
+        for file in found_here:
+            declared |= _declared(file, source)
+    version = installed_version(driver, path)
+    if not files:
+        return Checked(version)
+    known = {_plain(key) for key in declared}
+    keys = [key for key in driver.keys if not (own and key.startswith(own))]
+    found = tuple(key for key in keys if _plain(key) in known)
+    # What a source that is not installed may declare is not gone.
+    gone = () if missing else tuple(key for key in keys if key not in found)
+    return Checked(version, found, gone, tuple(files))
+
+
+def _files(source: Source, path: Sequence[Path]) -> list[Path]:
+    for folder in path if source.file else ():
+        try:
+            found = sorted(file for file in folder.glob(source.file) if file.is_file())
+        except (OSError, ValueError):
+            continue
+        if found:
+            return found
+    return []
+
+
+def _plain(key: str) -> str:
+    """Return a key as most parsers compare it."""
+    return key.removeprefix("env:").lstrip("-").replace("-", "_")
+
+
+@lru_cache(maxsize=64)
+def _tree(path: Path) -> ast.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def _declared(path: Path, source: Source) -> set[str]:
+    tree = _tree(path)
+    if source.kind == "texts":
+        held = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        texts = {text for text in held if isinstance(text, str)}
+        # Names of variables are put together of a prefix and the rest.
+        ahead = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_]+_", text)]
+        rest = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_0-9]+", text)]
+        texts |= {first + last for first in ahead for last in rest}
+        return {f"{source.below}.{text}" if source.below else text for text in texts}
+    every = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = {node.name: node for node in every}
+    if source.kind == "options":
+        fields = {name for node in every for name, _ in _fields(node)}
+        return fields | set(_options(tree))
+    below = f"{source.below}." if source.below else ""
+    if source.name:
+        names = _nested(classes, source.name, ()) if source.name in classes else iter(())
+    else:
+        names = (name for node in every for name, _ in _fields(node))
+    named = {below + name for name in names}
+    # A module that assigns its settings at the top, as a script with globals does.
+    return named | ({below + name for name, _ in _fields(tree)} if not source.name else set())
+
+
+def _fields(node: ast.ClassDef | ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a class or the variables of a module, each with its annotation."""
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            yield item.target.id, ast.unparse(item.annotation)
+        elif isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+            yield item.targets[0].id, ""
+        elif isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            yield from ((arg.arg, "") for arg in [*item.args.args, *item.args.kwonlyargs])
+
+
+def _nested(classes: dict[str, ast.ClassDef], name: str, above: tuple[str, ...]) -> Iterator[str]:
+    """Yield the fields of a class, those of its bases, and below each those of its own class."""
+    if name in above:
+        return
+    node = classes[name]
+    for base in node.bases:
+        own = ast.unparse(base).rpartition(".")[2]
+        if own in classes:
+            yield from _nested(classes, own, (*above, name))
+    for field, annotation in _fields(node):
+        yield field
+        inner = [part for part in _words(annotation) if part in classes]
+        for part in inner:
+            yield from (f"{field}.{below}" for below in _nested(classes, part, (*above, name)))
+
+
+def _words(text: str) -> list[str]:
+    return "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split()
+
+
+def _options(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(called, ast.Attribute) or called.attr not in ("add_argument", "option"):
+            continue
+        assert isinstance(node, ast.Call)
+        for argument in node.args:
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield argument.value
