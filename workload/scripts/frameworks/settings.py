@@ -18,7 +18,7 @@ from tuner.search_spaces.declared import FILE_KINDS
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.key_files import changed_text, parsed_file
-from tuner.workload.scripts.frameworks.driver import UNSET, Command
+from tuner.workload.scripts.frameworks.parts import UNSET, Command
 from tuner.workload.yaml_keys import read_text
 
 __all__ = ["Settings"]

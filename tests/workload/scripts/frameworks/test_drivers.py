@@ -213,6 +213,13 @@ def test_knobs_that_the_space_lacks_are_those_of_the_framework(tmp_path: Path) -
     assert job.start(job.baseline, tmp_path, probe=False).words == job.words
 
 
+def test_todays_value_of_such_a_knob_goes_before_its_default(tmp_path: Path) -> None:
+    script = Script(f"pretrain_gpt.py {FLAGS} --overlap-grad-reduce", cwd=MEGATRON)
+    job = looked_at(replace(script, knobs=script.framework_knobs))
+    assert job.baseline.get("overlap_grad_reduce") == "true"
+    assert "--overlap-grad-reduce" not in started(job, tmp_path, overlap_grad_reduce="false")
+
+
 # ---- files
 
 
