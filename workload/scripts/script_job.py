@@ -24,6 +24,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.declared_knobs import (
+    at_baseline,
     environment,
     framework_settings,
     native_values,
@@ -40,7 +41,7 @@ from tuner.workload.scripts.command import (
     filled,
     imported_frameworks,
 )
-from tuner.workload.scripts.deepspeed_overlay import overlay
+from tuner.workload.scripts.deepspeed_overlay import is_deepspeed, overlay, read_json
 from tuner.workload.scripts.frameworks.driven import Bound, Driven
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.knob_support import (
@@ -56,13 +57,6 @@ from tuner.workload.scripts.launchers import Launcher
 
 __all__ = ["Framework", "KnobSupport", "Script", "ScriptJob", "Start", "imported_frameworks"]
 
-#: A JSON object with one of these is taken for a DeepSpeed configuration.
-_DEEPSPEED_KEYS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "zero_optimization",
-)
 #: Nothing of a probe is logged: a run of twenty steps is no experiment.
 _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
 _QUIET_ENV = {
@@ -172,7 +166,7 @@ class ScriptJob(TrainingJob):
         """Index of the word that names a DeepSpeed configuration, and the file, or None."""
         for position, word in enumerate(self.words):
             path = Path(self.cwd) / word.rpartition("=")[2]
-            if path.suffix == ".json" and path.is_file() and _is_deepspeed(path):
+            if path.suffix == ".json" and path.is_file() and is_deepspeed(path):
                 return position, path
         return None
 
@@ -181,7 +175,7 @@ class ScriptJob(TrainingJob):
         """The DeepSpeed configuration that the command names; empty if it names none."""
         named = self.placeholders.get("deepspeed_config")
         path = Path(self.cwd) / named if named else self.config_word and self.config_word[1]
-        return _read_json(path) if path else {}
+        return read_json(path) if path else {}
 
     @property
     def asked_of_script(self) -> tuple[str, ...]:
@@ -271,14 +265,14 @@ class ScriptJob(TrainingJob):
         kept = check_knobs(made)
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
 
-    def _applied(self, knob: Knob) -> Knob:
+    def _applied(self, declared: Knob) -> Knob:
         """Return a declared knob with its present value.
 
         Raises:
             InputError: it cannot be applied to this script.
         """
         knob = resolved(
-            knob,
+            declared,
             driven=self.driven.declared if self.driven else None,
             placeholders=self.placeholders,
             words=self.words,
@@ -289,6 +283,13 @@ class ScriptJob(TrainingJob):
         )
         if not self.frame.kind:  # not inspected yet
             return knob
+        if knob.by_script and knob.name not in self.frame.live:
+            raise InputError(
+                f"the script registers no live knob {knob.name!r} before its first step ends; it "
+                f"must call joulefront_hook.live({knob.name!r}, FUNCTION)"
+            )
+        if knob.by_script:
+            return at_baseline(declared, self.frame.live[knob.name])
         if knob.how == "hook" and knob.name not in self.frame.reads:
             raise InputError(
                 f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
@@ -379,6 +380,8 @@ class ScriptJob(TrainingJob):
             options["activation_checkpointing"] = mode
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
+        if not probe:  # a probe's agent sets them between steps
+            options["live"] = {k.name: asked[k.name] for k in self.knobs if k.by_script}
         env = {
             **(self.launcher.env if self.launcher else {}),
             **(_QUIET_ENV if probe else {}),
@@ -422,23 +425,6 @@ class ScriptJob(TrainingJob):
         given = self.config_word is not None or "deepspeed_config" in self.placeholders
         switched = self.offers["activation_checkpointing"].why == SWITCH or self.hook_turns
         asks = bool(self.frame.reads) or self.asks("rank", "local_rank")
+        asks = asks or any(knob.by_script for knob in self.knobs)
         asks = asks or self.frame.owner == "lightning"  # which is told the ranks that were started
         return bool(asks or switched) or (self.frame.on_deepspeed and not given)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the DeepSpeed configuration {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path} holds no JSON object, so it is no DeepSpeed configuration")
-    return data
-
-
-def _is_deepspeed(path: Path) -> bool:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and any(key in data for key in _DEEPSPEED_KEYS)
