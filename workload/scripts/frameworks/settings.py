@@ -49,7 +49,12 @@ class Settings:
             for at, word in enumerate(self.words):
                 name, equals, value = word.partition("=")
                 if option == "first":
-                    found = at if word.endswith(FILE_KINDS) and word[0] != "-" else None
+                    value_of = at > 0 and _is_option(self.words[at - 1])
+                    value_of = (
+                        value_of and self.words[at - 1] != "-m" and "=" not in self.words[at - 1]
+                    )
+                    found = at if word.endswith(FILE_KINDS) and not value_of else None
+                    found = None if _is_option(word) else found
                 elif _same(name, option):
                     found = at if equals else at + 1
                 else:

@@ -283,6 +283,18 @@ def test_the_yaml_of_a_trainer(tmp_path: Path, form: str) -> None:
     assert yaml.safe_load(text)["gradient_checkpointing"] is True
 
 
+def test_the_file_of_an_option_is_not_the_one_with_the_arguments(tmp_path: Path) -> None:
+    (tmp_path / "sft.py").write_text("from transformers import HfArgumentParser\n")
+    (tmp_path / "ds.json").write_text("{}")
+    job = looked_at(Script("sft.py --deepspeed ds.json", cwd=tmp_path))
+    words = started(job, tmp_path, micro_batch=4, activation_checkpointing="full")
+    assert words[:3] == ("sft.py", "--deepspeed", "ds.json")
+    assert words[3:] == (
+        *("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"),
+        *("--gradient_checkpointing", "True"),
+    )
+
+
 def test_llama_factory_and_axolotl_take_their_yaml(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(
         "per_device_train_batch_size: 1\ncutoff_len: 64\nmax_steps: 9\n"
