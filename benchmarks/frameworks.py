@@ -5,7 +5,8 @@ are in play, and its keys looked up in the sources of a release. Releases come a
 package registry into a throw-away folder (`pip download --no-deps`), and are read as text; nothing
 of them is imported. `--source NAME=FOLDER` gives a checkout instead, for what is no package
 (Megatron-LM's training scripts, nanoGPT). `--run` also looks at and probes the scripts of tests/
-that train under an installed framework, at two micro-batches each.
+that train under an installed framework, at two micro-batches where the
+framework takes them.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ SAMPLES = (
         "torchrun --nproc-per-node 8 train.py",
         {"train.py": "from accelerate import Accelerator\n"},
         ("accelerate",),
+        "bare_accelerate.py",
     ),
     Sample(
         "llama-factory",
@@ -263,7 +265,8 @@ def _verifiable(driver: Driver) -> set[str]:
 
 
 def really_runs(sample: Sample, folder: Path) -> str:
-    """Look at a sample's script and probe it at its own and another micro-batch; "" if both end."""
+    """Look at a sample's script, probe it at its own micro-batch and at twice that where the
+    framework takes it, and return why one of them failed, or ""."""
     from tuner.workload.node.machine import detect_cluster
     from tuner.workload.node.runner import LocalRunner
     from tuner.workload.probe import ProbeRequest, WindowPolicy
@@ -279,7 +282,8 @@ def really_runs(sample: Sample, folder: Path) -> str:
     try:
         job = inspect_script(script, blank, runner.run, folder=folder)
         runner.turn_to(job)
-        for micro in (job.baseline.micro_batch, 2 * job.baseline.micro_batch):
+        today, turned = job.baseline.micro_batch, job.offers["micro_batch"].turned
+        for micro in (today, 2 * today) if turned else (today,):
             launch = Configuration.of({**job.baseline.launch, "micro_batch": micro}).launch
             window = WindowPolicy(min_s=0.2, min_steps=3, max_s=0.5)
             record = runner.run(ProbeRequest(f"at-{micro}", launch, window=window))

@@ -1,6 +1,6 @@
 """Optimizer steps of frameworks that no torch optimizer shows: a function returns, a line appears.
 
-`state.options["step"]` says which (`tuner.workload.scripts.frameworks.driver.Step`). Nothing else
+`state.options["step"]` says which (`tuner.workload.scripts.frameworks.parts.Step`). Nothing else
 counts then.
 """
 

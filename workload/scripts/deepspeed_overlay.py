@@ -1,10 +1,13 @@
-"""Changes that a configuration makes to a script's DeepSpeed settings."""
+"""A script's DeepSpeed settings: the file that it names, and a configuration's changes."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
 from tuner.workload.declared_knobs import deepspeed_settings
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.hook import merge
@@ -13,7 +16,15 @@ from tuner.workload.scripts.knob_support import OFFLOADS, OLD_OFFLOADS
 if TYPE_CHECKING:
     from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["overlay"]
+__all__ = ["is_deepspeed", "overlay", "read_json"]
+
+#: A JSON object with one of these is taken for a DeepSpeed configuration.
+_DEEPSPEED_KEYS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+)
 
 
 def overlay(job: ScriptJob, configuration: Configuration) -> dict[str, Any]:
@@ -62,3 +73,27 @@ def _optimizer_on_host(job: ScriptJob) -> dict[str, Any]:
         # The same update by DeepSpeed's kernel for the host, which it insists on.
         return {"optimizer": {"params": {"torch_adam": False}}}
     return {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a DeepSpeed configuration.
+
+    Raises:
+        InputError: the file cannot be read, or holds no object.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read the DeepSpeed configuration {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path} holds no JSON object, so it is no DeepSpeed configuration")
+    return data
+
+
+def is_deepspeed(path: Path) -> bool:
+    """Return True if a JSON file looks like a DeepSpeed configuration."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and any(key in data for key in _DEEPSPEED_KEYS)

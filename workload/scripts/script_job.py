@@ -41,7 +41,7 @@ from tuner.workload.scripts.command import (
     filled,
     imported_frameworks,
 )
-from tuner.workload.scripts.deepspeed_overlay import overlay
+from tuner.workload.scripts.deepspeed_overlay import is_deepspeed, overlay, read_json
 from tuner.workload.scripts.frameworks.driven import Bound, Driven
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.knob_support import (
@@ -57,13 +57,6 @@ from tuner.workload.scripts.launchers import Launcher
 
 __all__ = ["Framework", "KnobSupport", "Script", "ScriptJob", "Start", "imported_frameworks"]
 
-#: A JSON object with one of these is taken for a DeepSpeed configuration.
-_DEEPSPEED_KEYS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "zero_optimization",
-)
 #: Nothing of a probe is logged: a run of twenty steps is no experiment.
 _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
 _QUIET_ENV = {
@@ -173,7 +166,7 @@ class ScriptJob(TrainingJob):
         """Index of the word that names a DeepSpeed configuration, and the file, or None."""
         for position, word in enumerate(self.words):
             path = Path(self.cwd) / word.rpartition("=")[2]
-            if path.suffix == ".json" and path.is_file() and _is_deepspeed(path):
+            if path.suffix == ".json" and path.is_file() and is_deepspeed(path):
                 return position, path
         return None
 
@@ -182,7 +175,7 @@ class ScriptJob(TrainingJob):
         """The DeepSpeed configuration that the command names; empty if it names none."""
         named = self.placeholders.get("deepspeed_config")
         path = Path(self.cwd) / named if named else self.config_word and self.config_word[1]
-        return _read_json(path) if path else {}
+        return read_json(path) if path else {}
 
     @property
     def asked_of_script(self) -> tuple[str, ...]:
@@ -435,21 +428,3 @@ class ScriptJob(TrainingJob):
         asks = asks or any(knob.by_script for knob in self.knobs)
         asks = asks or self.frame.owner == "lightning"  # which is told the ranks that were started
         return bool(asks or switched) or (self.frame.on_deepspeed and not given)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the DeepSpeed configuration {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path} holds no JSON object, so it is no DeepSpeed configuration")
-    return data
-
-
-def _is_deepspeed(path: Path) -> bool:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and any(key in data for key in _DEEPSPEED_KEYS)

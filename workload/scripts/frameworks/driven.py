@@ -21,7 +21,8 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.when import holds
-from tuner.workload.scripts.frameworks.driver import UNSET, Driver, Route
+from tuner.workload.scripts.frameworks.driver import Driver
+from tuner.workload.scripts.frameworks.parts import UNSET, Route
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.frameworks.wrapper import wrapped
 
@@ -260,8 +261,7 @@ class Driven:
         if knob.target[1] in self.bound.gone:
             raise InputError(f"{self.bound.title} has no {knob.target[1]}")
         now = self.settings.get(knob.target[1])
-        listed = self.bound.driver.declared.get(knob.name)
-        return now if now is not None else listed.baseline if listed else None
+        return self.bound.driver.defaults.get(knob.target[1]) if now is None else now
 
     def refused(self, configuration: Configuration) -> list[str]:
         """Return a phrase for each rule of the framework that a configuration breaks."""

@@ -19,26 +19,21 @@ from typing import Any
 
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.when import check_condition
+from tuner.workload.scripts.frameworks.parts import (
+    Command,
+    Recognised,
+    Route,
+    Rule,
+    Source,
+    Step,
+    Wrapper,
+)
 from tuner.workload.scripts.frameworks.tables import Table
 
-__all__ = [
-    "UNSET",
-    "Command",
-    "Driver",
-    "Route",
-    "Rule",
-    "Source",
-    "Step",
-    "Wrapper",
-    "check_version",
-    "load_driver",
-    "shipped_drivers",
-]
+__all__ = ["Driver", "check_version", "load_driver", "read_driver", "shipped_drivers"]
 
-#: In a level: the key must not be given at all.
-UNSET = "<unset>"
 #: What a route may set: the launch knobs and what follows from them.
 ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gradient_accumulation")
 #: What a number may be multiplied with, and what a text in braces stands for.
@@ -49,142 +44,6 @@ _CALL = re.compile(r"[\w.]+:[\w.]+")
 
 
 @dataclass(frozen=True)
-class Recognised:
-    """Signs of a framework in a command; one of the first four is enough.
-
-    Attributes:
-        modules: module after `-m`, or one that it is inside of.
-        scripts: patterns of the script's path, such as "*/torchtitan/train.py".
-        launchers: kinds of launcher (`tuner.workload.scripts.launchers.Launcher.kind`).
-        imports: modules that the script itself imports.
-        mentions: words of which the script must hold each, or one of "A|B", beside the above.
-        options: options of which the command must have one, beside the above.
-    """
-
-    modules: tuple[str, ...] = ()
-    scripts: tuple[str, ...] = ()
-    launchers: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
-    mentions: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Command:
-    """Spelling of a key.
-
-    Attributes:
-        option: in the command, with {key} and {value}: "--{key} {value}", "{key}={value}"; "" if
-            the command takes no keys.
-        truth: how a truth value is written there: "word" (--key True), "bare" (--key, or nothing)
-            or "negated" (--key, or --no-key behind the last dot).
-        file: options that name the file with the keys; "first" for the first word that names one.
-        python: the script, and the Python files that the command names, assign the keys.
-    """
-
-    option: str = ""
-    truth: str = "word"
-    file: tuple[str, ...] = ()
-    python: bool = False
-
-
-@dataclass(frozen=True)
-class Route:
-    """Place of one knob: a key that takes its number, or settings for each of its values.
-
-    Attributes:
-        key: the key; "env:NAME" for a variable.
-        default: its value where it is not given; None where that is not known.
-        times: the number is multiplied with these (a batch counted in tokens: sequence_length).
-        levels: by value, the settings: key to number, text or truth value. A text may have {NAME}
-            of a launch knob; `UNSET` takes the key away; of a list the first is written, and each
-            is recognised.
-        needs: settings that must hold today for the knob to be in play.
-    """
-
-    key: str = ""
-    default: Any = None
-    times: tuple[str, ...] = ()
-    levels: Mapping[Value, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
-    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Every key that it may set, each once."""
-        named = [key for settings in self.levels.values() for key in settings]
-        return tuple(dict.fromkeys([self.key] * bool(self.key) + named))
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Configurations that the framework refuses.
-
-    Attributes:
-        why: the reason.
-        require: condition over launch knobs that must hold.
-        divide: degrees whose product must divide `of`.
-        of: a launch knob, "world_size", "sequence_length" or a key of the framework; the rule is
-            left out where that is not given.
-    """
-
-    why: str
-    require: str = ""
-    divide: tuple[str, ...] = ()
-    of: str = ""
-
-
-@dataclass(frozen=True)
-class Step:
-    """Sign of an optimizer step.
-
-    Attributes:
-        count: "optimizer" (a torch optimizer steps), "call" (a function returns) or "log" (a line
-            is printed).
-        call: the function, "module:function" or "module:Class.method".
-        line: regular expression that the line must match.
-    """
-
-    count: str = "optimizer"
-    call: str = ""
-    line: str = ""
-
-
-@dataclass(frozen=True)
-class Source:
-    """File of the framework in which its keys are declared.
-
-    Attributes:
-        file: path below the folder that its package is imported from.
-        kind: "fields" (a dataclass or pydantic model and what it is made of), "options"
-            (argparse, and dataclasses from which it is made), "texts" (any text in the file) or
-            "own" (the keys below a table are the user's, so they are not verified).
-        name: the class of "fields"; empty for every class in the file.
-        below: the table of its keys, "parallelism" for a class that declares that table alone.
-    """
-
-    file: str
-    kind: str = "fields"
-    name: str = ""
-    below: str = ""
-
-
-@dataclass(frozen=True)
-class Wrapper:
-    """Framework that is configured by a function: a module is generated that calls it.
-
-    Attributes:
-        module, function: options that name the function's module and the function.
-        search: where the module is, in this order, with {module}.
-        set: settings whose keys are attributes of what the function returns, and whose values are
-            made by calling "call:module:Class.method".
-    """
-
-    module: str
-    function: str
-    search: tuple[str, ...] = ("{module}",)
-
-
-@dataclass(frozen=True)
 class Driver:
     """Driver of one framework in a range of versions; each part is explained at its class.
 
@@ -192,6 +51,7 @@ class Driver:
         table: the file's content, from which it can be made again.
         package: distribution with the version, such as "torchtitan"; "" for none.
         divide: degrees by which the ranks are divided; data_parallel is the rest.
+        defaults: values of keys of declared knobs where they are not given.
         facts: keys of "steps", "sequence_length", and of the model's sizes for predictions.
         quiet, quiet_env: settings and variables of a probe, which writes and evaluates nothing.
     """
@@ -205,6 +65,7 @@ class Driver:
     command: Command
     knobs: Mapping[str, Route] = field(hash=False)
     declared: Mapping[str, Knob] = field(hash=False)
+    defaults: Mapping[str, Any] = field(hash=False)
     divide: tuple[str, ...]
     facts: Mapping[str, str] = field(hash=False)
     rules: tuple[Rule, ...]
@@ -290,6 +151,7 @@ def read_driver(data: Any, where: str) -> Driver:
         command=_command(table.part("command", "option", "truth", "file", "python")),
         knobs=routes,
         declared=declared,
+        defaults=_defaults(table.part("declared")),
         divide=world,
         facts={key: facts.text(key) for key in facts.data},
         rules=tuple(_rule(item) for item in table.parts("rules", "why", "require", "divide", "of")),
@@ -353,13 +215,17 @@ def _declared(name: str, item: Any, where: str) -> Knob:
         name,
         tuple(table.data.get("values", ())),
         kind=table.text("kind", ""),
-        baseline=table.value("default"),
         how=key if key.startswith("env:") else f"framework:{key}",
         when=table.text("when", ""),
         what=table.text("what", ""),
         changes_training=table.data.get("changes_training", False),
         optional=True,
     )
+
+
+def _defaults(declared: Table) -> dict[str, Any]:
+    parts = [Table(item, declared.where) for item in declared.data.values()]
+    return {part.text("key"): part.value("default") for part in parts if "default" in part.data}
 
 
 def _rule(table: Table) -> Rule:

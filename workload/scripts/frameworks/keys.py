@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from tuner.workload.scripts.frameworks.driver import Driver, Source
+from tuner.workload.scripts.frameworks.driver import Driver
+from tuner.workload.scripts.frameworks.parts import Source
 
 __all__ = ["Checked", "check_keys", "installed_version", "search_path"]
 

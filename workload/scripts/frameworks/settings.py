@@ -18,7 +18,7 @@ from tuner.search_spaces.declared import FILE_KINDS
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.key_files import changed_text, parsed_file
-from tuner.workload.scripts.frameworks.driver import UNSET, Command
+from tuner.workload.scripts.frameworks.parts import UNSET, Command
 from tuner.workload.yaml_keys import read_text
 
 __all__ = ["Settings"]
@@ -49,7 +49,12 @@ class Settings:
             for at, word in enumerate(self.words):
                 name, equals, value = word.partition("=")
                 if option == "first":
-                    found = at if word.endswith(FILE_KINDS) and word[0] != "-" else None
+                    value_of = at > 0 and _is_option(self.words[at - 1])
+                    value_of = (
+                        value_of and self.words[at - 1] != "-m" and "=" not in self.words[at - 1]
+                    )
+                    found = at if word.endswith(FILE_KINDS) and not value_of else None
+                    found = None if _is_option(word) else found
                 elif _same(name, option):
                     found = at if equals else at + 1
                 else:

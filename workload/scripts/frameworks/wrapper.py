@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.scripts.frameworks.driver import UNSET, Wrapper
+from tuner.workload.scripts.frameworks.parts import UNSET, Wrapper
 
 __all__ = ["MODULE", "read_function", "wrapped"]
 

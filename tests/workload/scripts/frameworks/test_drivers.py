@@ -213,6 +213,13 @@ def test_knobs_that_the_space_lacks_are_those_of_the_framework(tmp_path: Path) -
     assert job.start(job.baseline, tmp_path, probe=False).words == job.words
 
 
+def test_todays_value_of_such_a_knob_goes_before_its_default(tmp_path: Path) -> None:
+    script = Script(f"pretrain_gpt.py {FLAGS} --overlap-grad-reduce", cwd=MEGATRON)
+    job = looked_at(replace(script, knobs=script.framework_knobs))
+    assert job.baseline.get("overlap_grad_reduce") == "true"
+    assert "--overlap-grad-reduce" not in started(job, tmp_path, overlap_grad_reduce="false")
+
+
 # ---- files
 
 
@@ -274,6 +281,18 @@ def test_the_yaml_of_a_trainer(tmp_path: Path, form: str) -> None:
     assert "per_device_train_batch_size: 2 # fits" in text
     assert yaml.safe_load(text)["gradient_accumulation_steps"] == 2
     assert yaml.safe_load(text)["gradient_checkpointing"] is True
+
+
+def test_the_file_of_an_option_is_not_the_one_with_the_arguments(tmp_path: Path) -> None:
+    (tmp_path / "sft.py").write_text("from transformers import HfArgumentParser\n")
+    (tmp_path / "ds.json").write_text("{}")
+    job = looked_at(Script("sft.py --deepspeed ds.json", cwd=tmp_path))
+    words = started(job, tmp_path, micro_batch=4, activation_checkpointing="full")
+    assert words[:3] == ("sft.py", "--deepspeed", "ds.json")
+    assert words[3:] == (
+        *("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"),
+        *("--gradient_checkpointing", "True"),
+    )
 
 
 def test_llama_factory_and_axolotl_take_their_yaml(tmp_path: Path) -> None:

@@ -28,6 +28,24 @@ FLAGS = (
 )
 
 
+def test_transformers_own_parser_takes_what_is_written(tmp_path: Path) -> None:
+    (tmp_path / "sft.py").write_text("from transformers import HfArgumentParser\n")
+    text = "output_dir: out\nuse_cpu: true\nper_device_train_batch_size: 4 # fits\n"
+    (tmp_path / "sft.yaml").write_text(text)
+    script = Script("sft.py sft.yaml", cwd=tmp_path)
+    blank = blank_job(script, replace(CLUSTER, devices_per_node=2))
+    job = replace(blank, frame=replace(blank.frame, kind="torch"))
+    other = Configuration.of(
+        {**job.baseline.launch, "micro_batch": 2, "activation_checkpointing": "full"}
+    )
+    file = job.start(other, tmp_path / "probe").words[-1]
+    from transformers import HfArgumentParser, TrainingArguments
+
+    (read,) = HfArgumentParser(TrainingArguments).parse_yaml_file(file)
+    assert (read.per_device_train_batch_size, read.gradient_accumulation_steps) == (2, 2)
+    assert read.gradient_checkpointing
+
+
 def test_the_flags_arrive_and_a_larger_micro_batch_is_faster(tmp_path: Path) -> None:
     cluster = replace(CLUSTER, devices_per_node=2)
     script = Script(f"pretrain_gpt.py {FLAGS}", cwd=MEGATRON)
