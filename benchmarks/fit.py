@@ -2,7 +2,8 @@
 
 `python -m benchmarks.fit` prints, for each job, micro-batch and checkpointing, the bytes that
 torch counts (`benchmarks.validation.torch_memory`) beside the predicted ones without context and
-communication, with the model's states sharded over eight ranks by ZeRO-3; and for each published
+communication, with the model's states sharded over eight ranks by ZeRO-3; the same under FSDP2,
+where what is gathered is counted too (`benchmarks.validation.torch_fsdp`); and for each published
 run the predicted peak, the verdict and, where the source states one, the measured peak.
 
 `fit_bytes_error_median` is over torch's counts and the measured peaks together, and given for each
@@ -20,6 +21,7 @@ from dataclasses import replace
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.validation.comparison import table
 from benchmarks.validation.ran import Ran, read_runs, verdict
+from benchmarks.validation.torch_fsdp import fsdp_bytes
 from benchmarks.validation.torch_memory import Counted, count
 from tuner.models.analytic.model import AnalyticModel
 from tuner.planning.fit import LIKELY
@@ -37,6 +39,15 @@ CASES = (
     *[("olmoe-1b-7b", b, c) for b, c in ((1, "none"), (4, "full"))],
     *[("tiny-gpt", b, c) for b, c in ((8, "none"), (8, "full"))],
 )
+#: (job, micro-batch, checkpointing, sharding, groups of HSDP) of torch's counts under FSDP2.
+FSDP_CASES = (
+    ("qwen2.5-7b", 1, "full", "fsdp2", 1),
+    ("qwen2.5-7b", 1, "none", "fsdp2", 2),
+    ("qwen2.5-7b", 1, "full", "fsdp2_no_reshard", 1),
+    ("opt-350m", 1, "full", "fsdp2_no_reshard", 4),
+    ("olmoe-1b-7b", 1, "none", "fsdp2", 1),
+    ("tiny-gpt", 8, "none", "fsdp2", 1),
+)
 #: Ranks over which the states are sharded beside torch's counts.
 RANKS = 8
 
@@ -50,18 +61,23 @@ def torch_bytes(job: TrainingJob, counted: Counted) -> float:
     return states + counted.peak
 
 
-def predicted_apart(job: TrainingJob, micro_batch: int, checkpointing: str) -> float:
-    """Return the predicted bytes of the same: without context and communication."""
+def predicted_apart(
+    job: TrainingJob, micro_batch: int, checkpointing: str, **sharding: str | int
+) -> float:
+    """Return the predicted bytes of the same: without context and communication.
+
+    With the knobs of `sharding`, FSDP2's, communication is included: torch counts it.
+    """
     size = replace(job, global_batch=RANKS * micro_batch)
     said = AnalyticModel(size, load_cluster("a100-8")).breakdown(
         Configuration.of(
+            sharding or {"zero_stage": 3},
             data_parallel=RANKS,
             micro_batch=micro_batch,
-            zero_stage=3,
             activation_checkpointing=checkpointing,
         )
     )
-    left_out = ("context", "communication")
+    left_out = ("context",) if sharding else ("context", "communication")
     return sum(value for name, value in said.memory.items() if name not in left_out)
 
 
@@ -100,24 +116,42 @@ def main() -> None:
         truth = torch_bytes(job, count(job, micro_batch, checkpointing))
         said = predicted_apart(job, micro_batch, checkpointing)
         counted_errors.append(said / truth - 1)
-        case = f"{name} mb{micro_batch} ckpt-{checkpointing}"
-        off = f"{100 * counted_errors[-1]:+.1f} %"
-        rows.append((case, f"{truth / 1e9:.2f}", f"{said / 1e9:.2f}", off))
-    print("\n".join(table(("dp8 zero3", "torch GB", "predicted", "off"), rows)), "\n", flush=True)
+        rows.append(_row(f"{name} mb{micro_batch} ckpt-{checkpointing}", truth, said))
+    heads = ("torch GB", "predicted", "off")
+    print("\n".join(table(("dp8 zero3", *heads), rows)), "\n", flush=True)
+    rows, fsdp_errors = [], []
+    for name, micro_batch, checkpointing, sharding, groups in FSDP_CASES:
+        job, reshard = load_job(name), sharding == "fsdp2"
+        truth = fsdp_bytes(
+            job, micro_batch, checkpointing, ranks=RANKS, groups=groups, reshard=reshard
+        )
+        knobs: dict[str, str | int] = {"sharding": sharding, "hsdp_replicas": groups}
+        said = predicted_apart(job, micro_batch, checkpointing, **knobs)
+        fsdp_errors.append(said / truth - 1)
+        case = f"{name} mb{micro_batch} ckpt-{checkpointing} {sharding} hsdp{groups}"
+        rows.append(_row(case, truth, said))
+    print("\n".join(table(("dp8 fsdp2", *heads), rows)), "\n", flush=True)
     lines, errors, false_yes, false_no = errors_of_runs(read_runs())
     print("\n".join(lines), flush=True)
-    both = [abs(error) for error in (*counted_errors, *errors)]
+    both = [abs(error) for error in (*counted_errors, *fsdp_errors, *errors)]
     publish(
         [
             Figure("fit_bytes_error_median", 100 * statistics.median(both), "%"),
             Figure("fit_bytes_error_worst", 100 * max(both), "%"),
             Figure("fit_torch_error_median", 100 * _median(counted_errors), "%"),
+            Figure("fit_fsdp_error_median", 100 * _median(fsdp_errors), "%"),
             Figure("fit_published_error_median", 100 * _median(errors), "%"),
             Figure("fit_false_yes", false_yes, "count"),
             Figure("fit_false_no", false_no, "count"),
         ],
         args.json,
     )
+
+
+def _row(case: str, truth: float, said: float) -> tuple[str, ...]:
+    """Return a line of a table of torch's count and the prediction."""
+    off = f"{100 * (said / truth - 1):+.1f} %"
+    return case, f"{truth / 1e9:.2f}", f"{said / 1e9:.2f}", off
 
 
 def _median(errors: list[float]) -> float:

@@ -1,10 +1,10 @@
 """The knobs on offer: those that run on a CPU, and those that need CUDA.
 
-Each value of each launch knob is set in a real probe of two ranks, and loss and gradient norm of
-the first five steps are compared with plain data parallelism from the same seed: a knob must not
-change what is trained. Values that need CUDA, or something that this machine lacks, are listed with
-the reason and with the tests of their code. With `--all`, every configuration that the space
-`cpu-all` offers at two ranks is run (about three seconds each).
+Each value of each launch knob is set in a real probe of two ranks (groups of HSDP: of four), and
+loss and gradient norm of the first five steps are compared with plain data parallelism from the
+same seed: a knob must not change what is trained. Values that need CUDA, or something that this
+machine lacks, are listed with the reason and with the tests of their code. With `--all`, every
+configuration that the space `cpu-all` offers at two ranks is run (about three seconds each).
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ REFERENCE: dict[str, Any] = {"data_parallel": 2, "micro_batch": 2, "zero_stage":
 
 #: What a value of a knob needs beside itself.
 _WITH: dict[tuple[str, Value], dict[str, Any]] = {
+    ("pipeline_schedule", "interleaved"): {"pipeline_parallel": 2, "virtual_stages": 2},
+    ("pipeline_schedule", "zero_bubble"): {"pipeline_parallel": 2},
+    ("virtual_stages", 2): {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
     ("expert_parallel", 2): {"data_parallel": 2},
+    ("sharding", "fsdp2"): {"data_parallel": 2},
+    ("sharding", "fsdp2_no_reshard"): {"data_parallel": 2},
+    ("hsdp_replicas", 2): {"data_parallel": 4, "micro_batch": 1, "sharding": "fsdp2"},
     ("optimizer_offload", "cpu"): {"data_parallel": 2, "zero_stage": 2},
     ("optimizer_offload", "async"): {"data_parallel": 2, "zero_stage": 3},
     ("optimizer_offload", "nvme"): {"data_parallel": 2, "zero_stage": 3},
@@ -146,7 +152,7 @@ def values() -> list[tuple[str, Value]]:
 
 def configuration_with(name: str, value: Value) -> Configuration:
     knobs: dict[str, Any] = {"micro_batch": 2, **_WITH.get((name, value), {}), name: value}
-    if name in ("micro_batch", "zero_stage") or name.startswith("activation"):
+    if name in ("micro_batch", "zero_stage", "compilation") or name.startswith("activation"):
         knobs["data_parallel"] = 2
     return Configuration.of(knobs)
 
@@ -155,7 +161,8 @@ def main() -> None:
     parser = arguments("every knob: offered, run on a CPU, or CUDA only")
     parser.add_argument("--all", action="store_true", help="run all that cpu-all offers, too")
     options = parser.parse_args()
-    cluster = replace(detect_cluster(), devices_per_node=2, nodes=1)
+    # Ranks may share a core.
+    cluster = replace(detect_cluster(), devices_per_node=4, nodes=1)
     cuda = replace(load_cluster("h100-32"), nvme_path="/nvme")
     counts = {"run": 0, "cuda": 0, "elsewhere": 0}
     worst_loss = worst_norm = 0.0
@@ -163,7 +170,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cluster = replace(cluster, nvme_path=folder)
         trainer = Trainer(Path(folder), cluster)
-        print(f"{'knob':26} {'value':8} {'offered':8} two CPU ranks", flush=True)
+        print(f"{'knob':26} {'value':16} {'offered':8} CPU ranks", flush=True)
         for name, value in values():
             sparse = name == "expert_parallel"
             job = small_sparse_job() if sparse else small_dense_job()
@@ -187,10 +194,11 @@ def main() -> None:
                 counts["run"] += 1
                 took_s = time.monotonic() - began
                 result = f"run in {took_s:.1f} s; loss differs by {loss:.0e}, norm by {norm:.0e}"
-            print(f"{name:26} {value!s:8} {'yes' if offered else 'no':8} {result}", flush=True)
+            print(f"{name:26} {value!s:16} {'yes' if offered else 'no':8} {result}", flush=True)
         if options.all:
             job = small_dense_job()
-            for asked in load_space("cpu-all").candidates(job, cluster):
+            two = replace(cluster, devices_per_node=2)
+            for asked in load_space("cpu-all").candidates(job, two):
                 tried += 1
                 try:
                     loss, norm = trainer.train(job, asked).differs(trainer.reference(job))

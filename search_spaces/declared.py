@@ -3,7 +3,7 @@
 The search chooses among their values as among those of the standard knobs
 (`tuner.search_spaces.knobs`). Nothing is known of them beyond what probes measure: no validity
 rule but their own condition, and no analytic model. They belong to the job
-(`TrainingJob.knobs`) and are launch knobs.
+(`TrainingJob.knobs`) and are launch knobs, unless they are declared as live ones.
 """
 
 from __future__ import annotations
@@ -12,10 +12,21 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from itertools import product
+from typing import Any, Literal
 
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.knob_values import (
+    KINDS,
+    SHORT_KINDS,
+    SHOWN,
+    invalid,
+    is_log,
+    kind_of,
+    value_of,
+    words_of,
+)
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition, holds, names_in
@@ -30,36 +41,26 @@ __all__ = [
     "declared_words",
     "expanded",
     "fixed",
+    "live_choices",
     "parse_knob",
     "read_knobs",
     "with_baseline",
 ]
 
-Kind = Literal["category", "integer", "log-integer", "float", "flag"]
-KINDS: tuple[str, ...] = get_args(Kind)
-_SHORT_KINDS = {"int": "integer", "log-int": "log-integer", "bool": "flag"}
 #: Suffixes of configuration files in which a key can be set.
 FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
 
 #: Setting that marks a launch which learns something else than the baseline, wherever it is shown.
 CHANGED, MARK = "training", "changed"
 #: Names that a command's placeholders and the mark already have.
-_TAKEN = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank", CHANGED)
+_RANK = ("world_size", "rank", "local_rank", "node_rank")
+_TAKEN = ("gradient_accumulation", "deepspeed_config", *_RANK, CHANGED)
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}")
 _KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
 _FILE = re.compile(r"(?P<file>.+\.(?:json|ya?ml|toml)):(?P<key>[^:]+)")
-#: Integers whose largest exceeds the smallest by more than this factor have a logarithmic scale.
-_LOG_RATIO = 4
 #: Upper limits of one knob's values and of the combinations of all declared knobs.
 MOST_VALUES, MOST_COMBINATIONS = 64, 10_000
 _LEGAL_NAME = "a letter, then letters, digits and _, at most 64"
-#: Characters of a wrong value that an error shows.
-_SHOWN = 80
-
-
-def _invalid(what: str, value: object, legal: str) -> InvalidValue:
-    text = repr(value)
-    return InvalidValue(what, value if len(text) <= _SHOWN else text[:_SHOWN], legal)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ class Knob:
         changes_training: another value changes what is learnt (precision, dropout).
         optional: where the script does not take it, leave it out instead of refusing to start.
         what: description for the user.
+        live: it changes while the job runs: between steps, by a function that the script registers
+            (`joulefront_hook.live`), or by the command `set`. Every live setting names its value.
+        set: words of a command that sets it on a node, with "{value}" in one of them.
+        read: words of a command that prints its present value; empty if it cannot be read back.
 
     Raises:
         InputError: one of them is not legal.
@@ -99,44 +104,53 @@ class Knob:
     changes_training: bool = False
     optional: bool = False
     what: str = ""
+    live: bool = False
+    set: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         name = self.name
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _invalid("the name of a knob", name, _LEGAL_NAME)
+            raise invalid("the name of a knob", name, _LEGAL_NAME)
         if name in KNOBS or name in _TAKEN:
             raise InputError(f"knob {name!r} already exists; give the declared one another name")
         where = f"of knob {name!r}"
         if isinstance(self.values, str) or not isinstance(self.values, Sequence):
-            raise _invalid(f"values {where}", self.values, "a list")
+            raise invalid(f"values {where}", self.values, "a list")
         if not self.values:
             raise InputError(f"knob {name!r} has no values; give at least one")
         if len(self.values) > MOST_VALUES:
             raise InputError(
                 f"knob {name!r} has {len(self.values)} values; at most {MOST_VALUES} are searched"
             )
-        kind = _SHORT_KINDS.get(str(self.kind), str(self.kind)) or _kind_of(self.values)
+        kind = SHORT_KINDS.get(str(self.kind), str(self.kind)) or kind_of(self.values)
         if kind not in KINDS:
-            raise UnknownName(f"kind {where}", str(kind)[:_SHOWN], KINDS)
-        values = tuple(dict.fromkeys(_value(part, kind, f"value {where}") for part in self.values))
-        if kind == "integer" and not self.kind and _is_log(values):
+            raise UnknownName(f"kind {where}", str(kind)[:SHOWN], KINDS)
+        values = tuple(
+            dict.fromkeys(value_of(part, kind, f"value {where}") for part in self.values)
+        )
+        if kind == "integer" and not self.kind and is_log(values):
             kind = "log-integer"
         if kind == "log-integer" and not all(isinstance(v, int) and v > 0 for v in values):
-            raise _invalid(f"values {where}", list(values), "integers above 0 (log-integer)")
+            raise invalid(f"values {where}", list(values), "integers above 0 (log-integer)")
         if self.baseline is not None:
-            baseline = _value(self.baseline, kind, f"baseline {where}")
+            baseline = value_of(self.baseline, kind, f"baseline {where}")
             object.__setattr__(self, "baseline", baseline)
         for field, text in (("how", self.how), ("when", self.when), ("what", self.what)):
             if not isinstance(text, str):
-                raise _invalid(f"{field} {where}", text, "text")
+                raise invalid(f"{field} {where}", text, "text")
             plain_text(text, f"{field} {where}")
         for field, flag in (
             ("changes_training", self.changes_training),
             ("optional", self.optional),
+            ("live", self.live),
         ):
             if not isinstance(flag, bool):
-                raise _invalid(f"{field} {where}", flag, "true or false")
+                raise invalid(f"{field} {where}", flag, "true or false")
         _check_how(self.how, where)
+        for field in ("set", "read"):
+            object.__setattr__(self, field, words_of(getattr(self, field), f"{field} {where}"))
+        _check_live(self)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "values", values)
 
@@ -166,78 +180,30 @@ class Knob:
         """
         known = [level for level in self.levels if level is not None]
         try:
-            made = _value(value, self.kind, self.name)
+            made = value_of(value, self.kind, self.name)
         except InputError:
             made = None
         if made is None or made not in known:
-            raise _invalid(self.name, value, "one of " + ", ".join(map(str, known)))
+            raise invalid(self.name, value, "one of " + ", ".join(map(str, known)))
         return made
 
     def native(self, value: Value) -> Any:
         """Return a value as Python, JSON, YAML and TOML have it: a flag as a truth value."""
         return value == "true" if self.kind == "flag" else value
 
+    @property
+    def by_script(self) -> bool:
+        """True for a live knob that the script sets, by a function that it registers."""
+        return self.live and not self.set
+
     def to_table(self) -> dict[str, Any]:
         """Return the table `[knobs.NAME]` of a TOML file, without what has its default."""
-        table = {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if item.name != "name" and getattr(self, item.name) not in ("", None, False)
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+            if name != "name" and value not in ("", None, False, ())
         }
-        return {**table, "values": list(self.values)}
-
-
-def _kind_of(values: Sequence[Any]) -> str:
-    """Return the kind that values have by themselves."""
-    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
-    if all(text in ("true", "false") for text in texts):
-        return "flag"
-    if all(re.fullmatch(r"[-+]?\d+", text) for text in texts):
-        return "integer"
-    return "float" if all(_as_float(text) is not None for text in texts) else "category"
-
-
-def _as_float(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if abs(number) < 1e18 else None
-
-
-def _is_log(values: Sequence[Value]) -> bool:
-    numbers = [value for value in values if isinstance(value, int)]
-    return min(numbers) > 0 and max(numbers) > _LOG_RATIO * min(numbers)
-
-
-def _value(value: Any, kind: str, what: str) -> Value:
-    """Return a value in the type of its kind.
-
-    Raises:
-        InvalidValue: it is not of this kind, or not one word.
-    """
-    if kind == "flag":
-        text = str(value).lower()
-        if text not in ("true", "false"):
-            raise _invalid(what, value, "true or false (a flag)")
-        return text
-    if kind in ("integer", "log-integer", "float"):
-        number = None if isinstance(value, bool) else _as_float(value)
-        if number is None or (kind != "float" and number != int(number)):
-            raise _invalid(what, value, "an integer" if kind != "float" else "a number")
-        if kind == "float":
-            return number
-        # By way of a float only where it is written as one: 2**53 + 1 is not a float.
-        return int(value) if re.fullmatch(r"[-+]?\d+", str(value)) else int(number)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if type(value) in (int, float):
-        return value
-    if not isinstance(value, str):
-        raise _invalid(what, value, "a number, a truth value or a text")
-    if not value or re.search(r"[\s|{}]", plain_text(value, what)):
-        raise _invalid(what, value, "one word, without spaces, braces or |")
-    return value
 
 
 def _check_how(how: str, where: str) -> None:
@@ -249,7 +215,7 @@ def _check_how(how: str, where: str) -> None:
     named = first in ("deepspeed", "framework") or first.endswith(FILE_KINDS)
     if named and _KEY.fullmatch(key):
         return
-    raise _invalid(
+    raise invalid(
         f"how {where}",
         how,
         "placeholder, hook, env:NAME, deepspeed:KEY, framework:KEY, or FILE:KEY with FILE a JSON, "
@@ -257,11 +223,34 @@ def _check_how(how: str, where: str) -> None:
     )
 
 
+def _check_live(knob: Knob) -> None:
+    """Check what a knob says of changing while the job runs."""
+    name = f"knob {knob.name!r}"
+    if not knob.live:
+        if knob.set or knob.read:
+            raise InputError(f"{name} has a command, which is for live knobs; add live = true")
+        return
+    if knob.how not in ("", "hook"):
+        raise InputError(
+            f"{name} is live, so the script sets it between steps (leave how out) or a command "
+            f"(set = [...]); {knob.how} would need a new launch"
+        )
+    if knob.changes_training:
+        raise InputError(
+            f"{name} changes what is learnt, and the steps of one launch learn one thing; leave "
+            "live out"
+        )
+    if knob.read and not knob.set:
+        raise InputError(f"{name} has a command that reads it and none that sets it; give both")
+    if knob.set and not any("{value}" in word for word in knob.set):
+        raise InputError(f"the command that sets {name} has no word with {{value}}")
+
+
 def parse_knob(text: str) -> Knob:
     """Read a declaration of the command line: NAME[:KIND]=VALUE,VALUE,...
 
     NAME may also be env:NAME, FILE:KEY or deepspeed:KEY; the knob is then named after the
-    variable or the last part of the key.
+    variable or the last part of the key. live:NAME declares a live knob that the script sets.
 
     Raises:
         InputError: it is no declaration.
@@ -269,22 +258,23 @@ def parse_knob(text: str) -> Knob:
     left, equals, right = text.partition("=")
     if not equals:
         raise InputError(
-            f"{text[:_SHOWN]!r} declares no knob; write NAME=VALUE,VALUE such as "
+            f"{text[:SHOWN]!r} declares no knob; write NAME=VALUE,VALUE such as "
             "'compile=false,true', 'env:NCCL_ALGO=Ring,Tree' or 'bucket:int=25e6,50e6'"
         )
-    kinds = {*KINDS, *_SHORT_KINDS}
+    kinds = {*KINDS, *SHORT_KINDS}
     head, colon, kind = left.rpartition(":")
     if not colon or kind not in kinds:
         head, kind = left, ""
+    live, head = head.startswith("live:"), head.removeprefix("live:")
     name, how = head, ""
     found = _FILE.fullmatch(head)
     if head.startswith(("env:", "deepspeed:", "framework:")) or found:
         how = head
         name = re.sub(r"\W", "_", head.rpartition(":")[2].rpartition(".")[2])
     elif ":" in head:
-        name, _, kind = head[:_SHOWN].partition(":")
+        name, _, kind = head[:SHOWN].partition(":")
         raise UnknownName(f"kind of knob {name!r}", kind, kinds)
-    return Knob(name, tuple(right.split(",")) if right else (), kind=kind, how=how)
+    return Knob(name, tuple(right.split(",")) if right else (), kind=kind, how=how, live=live)
 
 
 def read_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
@@ -303,12 +293,12 @@ def read_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
     made = []
     for name, table in tables.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _invalid(f"the name of a knob in {where}", name, _LEGAL_NAME)
+            raise invalid(f"the name of a knob in {where}", name, _LEGAL_NAME)
         if not isinstance(table, Mapping):
             raise InputError(f"knobs.{name} of {where} must be a table, with values = [...]")
         for key in table:
             if key not in allowed:
-                raise UnknownName(f"key in [knobs.{name}] of {where}", str(key)[:_SHOWN], allowed)
+                raise UnknownName(f"key in [knobs.{name}] of {where}", str(key)[:SHOWN], allowed)
         if "values" not in table:
             raise InputError(f"knob {name!r} of {where} has no values; give values = [...]")
         made.append(Knob(name, **table))
@@ -326,7 +316,9 @@ def check_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
     for knob in knobs:
         if by_name.setdefault(knob.name, knob) != knob:
             raise InputError(f"knob {knob.name!r} is declared twice")
-    known = [n for n, standard in KNOBS.items() if standard.kind == "launch"] + list(by_name)
+    # A launch is chosen before its live settings, so no condition reads those.
+    known = [n for n, standard in KNOBS.items() if standard.kind == "launch"]
+    known += [name for name, knob in by_name.items() if not knob.live]
     for knob in by_name.values():
         if knob.when:
             check_condition(knob.when, known, f"the condition of knob {knob.name!r}")
@@ -376,9 +368,11 @@ def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
 
     Args:
         launch: standard knobs.
-        knobs: in the order of `check_knobs`. One that does not apply, or that is not set, is left
-            out of the settings. A launch that learns something else has the setting `CHANGED`.
+        knobs: in the order of `check_knobs`; live ones are no part of a launch. One that does not
+            apply, or that is not set, is left out of the settings. A launch that learns something
+            else has the setting `CHANGED`.
     """
+    knobs = [knob for knob in knobs if not knob.live]
 
     def choices(chosen: dict[str, Value], left: Sequence[Knob]) -> Iterator[dict[str, Value]]:
         if not left:
@@ -393,19 +387,33 @@ def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
         yield Settings(_marked(chosen, knobs))
 
 
+def live_choices(launch: Settings, knobs: Sequence[Knob]) -> tuple[Settings, ...]:
+    """Return each combination of the declared live knobs that apply to a launch, baseline first."""
+    able = [knob for knob in knobs if knob.live and _applies(knob, launch, knobs)]
+    levels = ([level for level in knob.levels if level is not None] for knob in able)
+    return tuple(
+        Settings(dict(zip((knob.name for knob in able), chosen, strict=True)))
+        for chosen in product(*levels)
+    )
+
+
 def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Configuration:
     """Return a configuration with the baselines of the declared knobs that it does not give.
 
     Raises:
         InvalidConfiguration: it gives a knob a value that this one does not have.
     """
-    chosen: dict[str, Value] = dict(configuration.launch)
+    given = {**configuration.launch, **configuration.live}
+    live_names = {*configuration.live, *(knob.name for knob in knobs if knob.live)}
+    chosen = {name: value for name, value in given.items() if name not in live_names}
+    live = {name: value for name, value in given.items() if name in live_names}
     for knob in knobs:
-        if knob.name in chosen:
-            chosen[knob.name] = knob.check(chosen[knob.name])
+        half = live if knob.live else chosen
+        if knob.name in half:
+            half[knob.name] = knob.check(half[knob.name])
         elif knob.baseline is not None and _applies(knob, chosen, knobs):
-            chosen[knob.name] = knob.baseline
-    return Configuration(Settings(_marked(chosen, knobs)), configuration.live)
+            half[knob.name] = knob.baseline
+    return Configuration(Settings(_marked(chosen, knobs)), Settings(live))
 
 
 def declared_words(

@@ -84,6 +84,23 @@ KNOBS: Mapping[str, StandardKnob] = {
             "pipeline_parallel", "launch", "log2", 1, "stages that split the depth", minimum=1
         ),
         StandardKnob(
+            "pipeline_schedule",
+            "launch",
+            "category",
+            "1f1b",
+            "order of a pipeline's passes: one forward and one backward in turn, the same over "
+            "virtual stages, or with gradients of weights in what was idle time",
+            choices=("1f1b", "interleaved", "zero_bubble"),
+        ),
+        StandardKnob(
+            "virtual_stages",
+            "launch",
+            "log2",
+            1,
+            "parts of the depth that each rank of a pipeline holds",
+            minimum=1,
+        ),
+        StandardKnob(
             "sequence_parallel", "launch", "log2", 1, "ranks that split the sequence", minimum=1
         ),
         StandardKnob(
@@ -103,6 +120,23 @@ KNOBS: Mapping[str, StandardKnob] = {
             0,
             "ZeRO: what is sharded over the replicas",
             choices=(0, 1, 2, 3),
+        ),
+        StandardKnob(
+            "sharding",
+            "launch",
+            "category",
+            "deepspeed",
+            "who shards over the replicas: ZeRO, or torch's FSDP2, which frees gathered parameters "
+            "after the forward pass or not",
+            choices=("deepspeed", "fsdp2", "fsdp2_no_reshard"),
+        ),
+        StandardKnob(
+            "hsdp_replicas",
+            "launch",
+            "log2",
+            1,
+            "FSDP2: groups that each hold a whole copy of the training state",
+            minimum=1,
         ),
         StandardKnob(
             "optimizer_offload",
@@ -135,6 +169,14 @@ KNOBS: Mapping[str, StandardKnob] = {
             "none",
             "where kept activations live",
             choices=("none", "sync", "async"),
+        ),
+        StandardKnob(
+            "compilation",
+            "launch",
+            "category",
+            "none",
+            "what torch.compile compiles: nothing, each block, or the whole model",
+            choices=("none", "regional", "full"),
         ),
         StandardKnob(
             "clock_MHz", "live", "linear", None, "SM clock, one for all or one a stage", minimum=1

@@ -22,7 +22,7 @@ from tuner.search_spaces.baseline import default_configuration, degrees
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.declared import CHANGED, check_knobs, expanded
+from tuner.search_spaces.declared import CHANGED, check_knobs, expanded, live_choices
 from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
@@ -142,8 +142,8 @@ class SearchSpace:
         """Return every valid configuration of this space for this job on this cluster.
 
         Each launch is combined with the values of the knobs that the job declares. Every launch
-        has the empty live setting, "left to the device"; if clocks cannot be set, it
-        is the only one.
+        has the live setting in which clocks are "left to the device"; if clocks cannot be set, and
+        the job declares no live knob, it is the only one.
 
         Raises:
             InputError: none is valid; the sentence names the rule that refused the most.
@@ -177,6 +177,7 @@ class SearchSpace:
         read = sorted({k for r in rules for k in r.knobs if KNOBS[k].kind == "launch"})
         every = _live_settings(live_values)
         checked: dict[tuple[Value | None, ...], tuple[Settings, ...]] = {}
+        combined: dict[tuple[Any, ...], tuple[Settings, ...]] = {}
         shared: dict[tuple[Settings, ...], tuple[Settings, ...]] = {}
         first: Settings | None = None
         knobs = check_knobs(job.knobs)
@@ -192,8 +193,12 @@ class SearchSpace:
                         r.broken(Configuration(launch, live), job, cluster) is None for r in rules
                     )
                 )
-                checked[context] = shared.setdefault(allowed, allowed)
-            yield launch, checked[context]
+                checked[context] = allowed
+            own = live_choices(launch, knobs)
+            if (context, own) not in combined:
+                lives = tuple(Settings(each, **more) for more in own for each in checked[context])
+                combined[context, own] = shared.setdefault(lives, lives)
+            yield launch, combined[context, own]
         if first is None:
             if gpus is not None:
                 return
@@ -255,7 +260,7 @@ def _automatic(
         return tuple(dict.fromkeys(math.ceil(low + (high - low) * i / count) for i in range(count)))
     if knob.name == "global_batch":
         return job.global_batches
-    if knob.name in _DEGREES:
+    if knob.name in (*_DEGREES, "hsdp_replicas"):
         numbers = degrees(cluster.devices)
     else:
         numbers = [n for n in range(1, job.global_batch + 1) if job.global_batch % n == 0]

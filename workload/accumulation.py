@@ -110,6 +110,8 @@ def accumulation_plan(
             "whole steps are measured: an asynchronous optimizer hides behind more micro-batches "
             "than would be measured"
         )
+    if configuration.get("sharding") != "deepspeed":
+        why_not_set = "whole steps are measured: the accumulation of FSDP2 is not set while it runs"
     return AccumulationPlan(own, () if why_not_set else measured, why_not_set)
 
 

@@ -22,6 +22,7 @@ from tuner.search_spaces.safe_files import write_text
 from tuner.workload.key_files import changed_text, read_key
 
 __all__ = [
+    "at_baseline",
     "deepspeed_settings",
     "environment",
     "export_words",
@@ -161,10 +162,11 @@ def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
         InputError: one is not applied by the environment or DeepSpeed's configuration.
     """
     for knob in knobs:
-        if knob.target[0] not in ("env", "deepspeed"):
+        if knob.target[0] not in ("env", "deepspeed") and not knob.set:
             raise InputError(
                 f"knob {knob.name!r} is for a script of your own (--script); the built-in training "
-                "program has knobs with how = env:NAME or deepspeed:KEY"
+                "program has knobs with how = env:NAME or deepspeed:KEY, and live ones with a "
+                "command (set = [...])"
             )
     return tuple(resolved(knob, placeholders={}, words=(), cwd=Path(), config={}) for knob in knobs)
 
@@ -195,6 +197,8 @@ def resolved(
     Raises:
         InputError: the knob cannot be applied, or its baseline contradicts what is found.
     """
+    if knob.live:  # an inspection tells the present value, if the script reads it
+        return at_baseline(knob, None)
     way, key = knob.target
     if way.endswith(FILE_KINDS) and config_file and _same(cwd / way, config_file):
         read_key(cwd / way, key)
@@ -202,16 +206,16 @@ def resolved(
         knob = replace(knob, how=f"deepspeed:{key}")
     if way == "env":
         _check_variable(knob, key)
-        return _with_baseline(knob, {**os.environ, **(launcher_env or {})}.get(key))
+        return at_baseline(knob, {**os.environ, **(launcher_env or {})}.get(key))
     if way == "deepspeed":
-        return _with_baseline(knob, _setting(config, key))
+        return at_baseline(knob, _setting(config, key))
     if way == "framework":
         if driven is None:
             raise InputError(
                 f"knob {knob.name!r} is a key of the script's framework, which is not recognised "
                 "(tuner frameworks list)"
             )
-        return _with_baseline(knob, driven(knob))
+        return at_baseline(knob, driven(knob))
     if way.endswith(FILE_KINDS):
         today = read_key(cwd / way, key)
         if not _named(words, cwd, way):
@@ -219,18 +223,18 @@ def resolved(
                 f"knob {knob.name!r} is a key of {way}, which the command does not name, so no "
                 "other file can be given to the script"
             )
-        return _with_baseline(knob, today)
+        return at_baseline(knob, today)
     if way == "placeholder" and knob.name not in placeholders:
         raise InputError(f"the command has no placeholder {{{knob.name}}} for its knob")
     way = way or ("placeholder" if knob.name in placeholders else "hook")
-    return _with_baseline(replace(knob, how=way), placeholders.get(knob.name) or None)
+    return at_baseline(replace(knob, how=way), placeholders.get(knob.name) or None)
 
 
 def _same(path: Path, other: Path) -> bool:
     return path.resolve() == other.resolve()
 
 
-def _with_baseline(knob: Knob, today: Any) -> Knob:
+def at_baseline(knob: Knob, today: Any) -> Knob:
     """Return a knob whose baseline is what was found today, if anything was.
 
     Raises:
@@ -242,7 +246,8 @@ def _with_baseline(knob: Knob, today: Any) -> Knob:
             f"the baseline of knob {knob.name!r} is given as {knob.baseline}, but today's value is "
             f"{found}"
         )
-    if found is None and knob.baseline is None and knob.how in ("placeholder", "hook"):
+    first = knob.live or knob.how in ("placeholder", "hook")
+    if found is None and knob.baseline is None and first:
         found = knob.values[0]
     return knob if found is None else replace(knob, baseline=found)
 

@@ -370,6 +370,12 @@ class ProbeRecord:
         """True if the probe did not fail."""
         return self.failure is None
 
+    @property
+    def compilation_s(self) -> float:
+        """Seconds of the launch in which torch.compile compiled; 0.0 if it did not."""
+        seconds = self.environment.get("compilation_s", 0.0)
+        return float(seconds) if isinstance(seconds, int | float) else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, with the schema's version."""
         return {"schema": SCHEMA_VERSION, **dump_fields(self)}

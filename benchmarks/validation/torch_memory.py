@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.flops import program
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["Counted", "count"]
+__all__ = ["Counted", "count", "counter_of"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class Counted:
     peak: int
 
 
-def _counter() -> Any:
+def counter_of() -> Any:
     """Return a dispatch mode that counts live storages; torch is imported here."""
     import torch
+    from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_iter
 
@@ -65,12 +66,22 @@ def _counter() -> Any:
             self.peak = max(self.peak, self.live)
             weakref.finalize(storage, self._freed, key)
 
+        def resized(self, storage: Any) -> None:
+            """Count a storage anew that was resized in place, as FSDP2 frees what it gathered."""
+            key = storage._cdata
+            if key in self._known:
+                self.live += storage.nbytes() - self._known[key]
+                self._known[key] = storage.nbytes()
+                self.peak = max(self.peak, self.live)
+
         def _freed(self, key: int) -> None:
             self.live -= self._known.pop(key)
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            if any(issubclass(kind, DTensor) for kind in types):
+                return NotImplemented  # its local part comes here next
             out = func(*args, **(kwargs or {}))
             for tensor in tree_iter(out):
                 if isinstance(tensor, torch.Tensor):
@@ -103,7 +114,7 @@ def count(job: TrainingJob, micro_batch: int, checkpointing: str) -> Counted:
             every = 1 if checkpointing == "full" else int(checkpointing.removeprefix("every_"))
             causal_lm.checkpoint_blocks(model, every)
         model.train()
-        counter = _counter()
+        counter = counter_of()
         for tensor in (*model.parameters(), *model.buffers()):
             counter.add(tensor)
         parameters = counter.live

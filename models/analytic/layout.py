@@ -17,7 +17,12 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knobs import KNOBS
 
-__all__ = ["Launches", "Layout", "layout_of_groups", "read_layout"]
+__all__ = ["UNMODELLED", "Launches", "Layout", "layout_of_groups", "read_layout"]
+
+#: Knobs whose effect the analytic models do not predict, each with the reason.
+UNMODELLED = {
+    "compilation": "what fused operators save is published for single models only",
+}
 
 _DEGREES = {
     "d": "data_parallel",
@@ -27,6 +32,8 @@ _DEGREES = {
     "e": "expert_parallel",
     "b": "micro_batch",
     "z": "zero_stage",
+    "v": "virtual_stages",
+    "groups": "hsdp_replicas",
 }
 
 
@@ -38,12 +45,17 @@ class Launches:
         d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
         b: sequences of a micro-batch.
         z: ZeRO stage.
+        v: virtual stages of a rank of the pipeline.
+        zero_bubble: True if the pipeline's schedule computes gradients of weights apart.
         m: number of micro-batches per replica and step.
         recomputed: share of the blocks that are recomputed in the backward pass.
         parameters_offloaded: True if ZeRO-3's parameters are on the host between uses.
         offload, offload_async: True if the optimizer's states are on the host, at all and
             asynchronously.
         offload_nvme, parameters_nvme: True if they are on the node's drive instead.
+        fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after
+            the forward pass.
+        groups: groups of HSDP that each hold a whole copy of the states; 1 without.
         activations, activations_async: True if kept activations go to the host, at all and
             asynchronously.
     """
@@ -55,6 +67,8 @@ class Launches:
     e: np.ndarray
     b: np.ndarray
     z: np.ndarray
+    v: np.ndarray
+    zero_bubble: np.ndarray
     m: np.ndarray
     recomputed: np.ndarray
     parameters_offloaded: np.ndarray
@@ -62,6 +76,9 @@ class Launches:
     offload_async: np.ndarray
     offload_nvme: np.ndarray
     parameters_nvme: np.ndarray
+    fsdp: np.ndarray
+    reshard: np.ndarray
+    groups: np.ndarray
     activations: np.ndarray
     activations_async: np.ndarray
 
@@ -69,6 +86,11 @@ class Launches:
     def replicas(self) -> np.ndarray:
         """Ranks that hold the same parameters before ZeRO shards: data x sequence parallel."""
         return self.d * self.u
+
+    @property
+    def shards(self) -> np.ndarray:
+        """Ranks over which FSDP2 shards the states: the replicas of one group."""
+        return self.replicas / self.groups
 
     @property
     def ranks(self) -> np.ndarray:
@@ -130,6 +152,7 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
 
     return Launches(
         **degrees,
+        zero_bubble=holds("pipeline_schedule", "zero_bubble"),
         m=np.maximum(1.0, np.round(batches / (degrees["b"] * degrees["d"]))),
         recomputed=np.array([_recomputed(launch) for launch in launches], dtype=float),
         parameters_offloaded=holds("parameter_offload", "cpu", "nvme"),
@@ -137,6 +160,8 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
         offload_async=holds("optimizer_offload", "async"),
         offload_nvme=holds("optimizer_offload", "nvme"),
         parameters_nvme=holds("parameter_offload", "nvme"),
+        fsdp=holds("sharding", "fsdp2", "fsdp2_no_reshard"),
+        reshard=holds("sharding", "fsdp2"),
         activations=holds("activation_offload", "sync", "async"),
         activations_async=holds("activation_offload", "async"),
     )

@@ -4,10 +4,8 @@
 
 `fit` and `predict` are scikit-learn's and start from the parameters alone. The search calls
 `update`, which continues from the rows of the last call. The hyperparameters are fitted by maximum
-a posteriori. Rows are appended to the Cholesky factor instead of refactoring it, rows may be only
-believed (pending measurements), and a list of watched points has its posterior kept up to date at
-O(rows x watched) a new row. The hyperparameters are fitted anew only when the data have grown by a
-fifth, on at most `FIT_ROWS` rows.
+a posteriori, and anew only when the data have grown by a fifth, on at most `FIT_ROWS` rows.
+`tuner.models.surrogate.conditioned` has the posterior at fixed hyperparameters.
 """
 
 from __future__ import annotations
@@ -16,15 +14,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import minimize
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from tuner.models.surrogate.conditioned import ConditionedProcess, draw_quickly
+from tuner.models.surrogate.hyper_posterior import HyperPosterior, PenalisedLikelihood
 from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED, OWN, AdditiveKernel, Likelihood
 
-__all__ = ["GaussianProcess", "draw_normal"]
+__all__ = ["GaussianProcess"]
 
 #: Hyperparameters are fitted on at most this many rows: a likelihood costs O(rows^3).
 FIT_ROWS = 128
@@ -50,109 +50,7 @@ NOISE_FLOOR = 0.1
 MARGINAL_DRAWS, MARGINAL_ROWS = 24, 400
 
 
-def draw_normal(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -> np.ndarray:
-    """Return draws of N(mean, covariance), shape (draws, m).
-
-    Args:
-        mean: (m,).
-        covariance: (m, m).
-        normals: standard normal draws, shape (draws, at least m).
-    """
-    values, vectors = np.linalg.eigh(covariance)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    return np.asarray(mean + normals[:, : len(mean)] @ root.T)
-
-
-def _draw_quickly(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -> np.ndarray:
-    """Return draws as `draw_normal` does, in a tenth of its time.
-
-    The factor is Cholesky's, whose columns are not sorted by their share of the variance, as few
-    quasi-random draws would need.
-    """
-    jitter = 1e-10 + 1e-9 * float(covariance.diagonal().max(initial=0.0))
-    try:
-        root = np.linalg.cholesky(covariance + jitter * np.eye(len(mean)))
-    except np.linalg.LinAlgError:  # rounding left a negative direction
-        return draw_normal(mean, covariance, normals)
-    return np.asarray(mean + normals[:, : len(mean)] @ root.T)
-
-
-class _PenalisedLikelihood:
-    """Negative log posterior of the hyperparameters' logs, and its gradient.
-
-    Args:
-        likelihood: negative log marginal likelihood.
-        prior_mean: of each log.
-        prior_sd: of each log; the prior is normal.
-    """
-
-    def __init__(
-        self, likelihood: Likelihood, prior_mean: np.ndarray, prior_sd: np.ndarray
-    ) -> None:
-        self._likelihood, self._prior_mean, self._prior_sd = likelihood, prior_mean, prior_sd
-
-    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = self._likelihood(theta)
-        pull = (theta - self._prior_mean) / self._prior_sd
-        return value + 0.5 * float(pull @ pull), gradient + pull / self._prior_sd
-
-
-class _HyperPosterior:
-    """Posterior of the hyperparameters' logs about its mode, to draw from.
-
-    Normal about the mode with the curvature there (Laplace), and each draw weighed by how likely it
-    really is. In no direction is it taken to be wider than the prior.
-
-    Args:
-        penalised: negative log posterior and its gradient.
-        mode: its least, by the optimiser.
-        prior_sd: of each.
-        bounds: of each, (d, 2).
-        present: which of the kernel's amplitudes are among them.
-        kernel: what a draw's kernel is made like.
-    """
-
-    def __init__(
-        self,
-        penalised: _PenalisedLikelihood,
-        mode: np.ndarray,
-        prior_sd: np.ndarray,
-        bounds: np.ndarray,
-        present: np.ndarray,
-        kernel: AdditiveKernel,
-    ) -> None:
-        self._penalised, self._mode, self._prior_sd = penalised, mode, prior_sd
-        self._bounds, self._present, self._kernel = bounds, present, kernel
-
-    def unpack(self, theta: np.ndarray) -> tuple[AdditiveKernel, float]:
-        """Return the kernel and the noise variance of these logs."""
-        count = len(self._present)
-        amplitudes = np.zeros(4)
-        amplitudes[self._present] = np.exp(0.5 * theta[:count])
-        return self._kernel.with_(amplitudes, np.exp(theta[count:-1])), float(np.exp(theta[-1]))
-
-    def draws(self, count: int, seed: int, step: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
-        """Draws (count, d) and their weights, which sum to one."""
-        d = len(self._mode)
-        base = self._penalised(self._mode)[1]
-        curvature = np.array(
-            [(self._penalised(self._mode + step * e)[1] - base) / step for e in np.eye(d)]
-        )
-        scaled = self._prior_sd * (curvature + curvature.T) / 2 * self._prior_sd[:, None]
-        values, vectors = np.linalg.eigh(scaled)
-        root = self._prior_sd[:, None] * vectors / np.sqrt(np.maximum(values, 1.0))
-        normals = np.random.default_rng(seed).standard_normal((count // 2, d))
-        normals = np.vstack([normals, -normals])
-        thetas = np.clip(self._mode + normals @ root.T, self._bounds[:, 0], self._bounds[:, 1])
-        log = np.array([-self._penalised(theta)[0] for theta in thetas])
-        log += 0.5 * (normals**2).sum(axis=1)
-        weights = np.exp(log - log.max())
-        # A single draw may not outweigh the others (truncated importance sampling: Ionides 2008).
-        weights = np.minimum(weights, weights.mean() * np.sqrt(count))
-        return thetas, weights / weights.sum()
-
-
-class GaussianProcess(RegressorMixin, BaseEstimator):
+class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
     """A scikit-learn regressor: a Gaussian process over rows of features, exact in its data.
 
     Args:
@@ -198,8 +96,8 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
         self._kernel = self._kernel_of(self.amplitude)
         self._white = self.noise**2
         self._fitted_at = 0
-        self._posterior: _HyperPosterior | None = None
-        self._drawn: tuple[_HyperPosterior, np.ndarray, np.ndarray] | None = None
+        self._posterior: HyperPosterior | None = None
+        self._drawn: tuple[HyperPosterior, np.ndarray, np.ndarray] | None = None
         self._x = np.empty((0, dimension))
         self._y = np.empty(0)
         self._variance = np.empty(0)
@@ -283,14 +181,6 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
         """Of the constant: broad beside the function, so that the data set it."""
         return float(9.0 * max(self._kernel.variance, self.amplitude**2))
 
-    def _covariance(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
-        """Of offset + f, without noise."""
-        return self._kernel(a, b) + self._offset2
-
-    @property
-    def _prior_variance(self) -> float:
-        return self._kernel.variance + self._offset2
-
     def _optimise(self) -> None:
         """Maximum a posteriori hyperparameters, warm-started, on at most `FIT_ROWS` rows."""
         n = len(self._y)
@@ -326,7 +216,7 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
         start = np.concatenate(
             [2 * np.log(warm.amplitudes[here]), np.log(warm.lengths), [np.log(self._white)]]
         )
-        penalised = _PenalisedLikelihood(likelihood, prior_mean, prior_sd)
+        penalised = PenalisedLikelihood(likelihood, prior_mean, prior_sd)
         theta = minimize(
             penalised,
             np.clip(start, bounds[:, 0], bounds[:, 1]),
@@ -335,7 +225,7 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
             method="L-BFGS-B",
             options={"maxiter": 30},
         ).x
-        self._posterior = _HyperPosterior(penalised, theta, prior_sd, bounds, here, fresh)
+        self._posterior = HyperPosterior(penalised, theta, prior_sd, bounds, here, fresh)
         self._kernel, self._white = self._posterior.unpack(theta)
         self._fitted_at = n
 
@@ -385,101 +275,7 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
         )
         return n if same.all() else int(np.argmin(same))
 
-    def _factor_all(self, x: Any, y: Any, variance: Any) -> None:
-        self._lower = np.empty((0, 0))
-        self._rows = np.empty((0, self.n_features_in_))
-        self._projected: np.ndarray | None = None  # L^-1 K(rows, watched), built when asked for
-        self._watched_variance = np.empty(0)
-        self._centre = float(np.mean(y)) if len(y) else 0.0
-        self._offset2 = self.offset_variance
-        self._weights = np.empty(0)
-        if len(y):
-            self._append(np.asarray(x), np.asarray(variance))
-        self._data_rows = len(y)
-        self._weigh()
-
-    def _append(self, x: np.ndarray, variance: np.ndarray) -> None:
-        """Extend the Cholesky factor, and what is watched, by these rows (a block at once)."""
-        if not len(x):
-            return
-        n, k = len(self._rows), len(x)
-        corner = self._covariance(x)
-        corner[np.diag_indices(k)] += variance + self._white + 1e-12
-        lower = np.zeros((n + k, n + k))
-        below = np.empty((k, 0))
-        if n:
-            cross = self._covariance(self._rows, x)
-            below = solve_triangular(self._lower, cross, lower=True, check_finite=False).T
-            corner -= below @ below.T
-            lower[:n, :n], lower[n:, :n] = self._lower, below
-        try:
-            block = cholesky(corner, lower=True, check_finite=False)
-        except np.linalg.LinAlgError:  # rounding beside a tiny noise: a little more on the diagonal
-            jitter = 1e-8 * self._prior_variance
-            block = cholesky(corner + jitter * np.eye(k), lower=True, check_finite=False)
-        lower[n:, n:] = block
-        if self._projected is not None:
-            self._project(x, below, block)
-        self._lower, self._rows = lower, np.vstack([self._rows, x])
-
-    def _weigh(self) -> None:
-        """Return L^-1 (y - centre); believed rows are at their mean, so their weight is zero."""
-        n = self._data_rows
-        lower = self._lower[:n, :n]
-        self._weights = np.zeros(len(self._rows))
-        if n:
-            self._weights[:n] = solve_triangular(
-                lower, self._y - self._centre, lower=True, check_finite=False
-            )
-
-    def believe(self, x: np.ndarray) -> None:
-        """Take these rows as measured at their posterior mean (kriging believer): the mean stays as
-        it is, the variance shrinks. The next call, or `update`, takes them out again."""
-        self._forget()
-        self._append(x, np.zeros(len(x)))
-        self._weights = np.append(self._weights, np.zeros(len(x)))
-
-    def _forget(self) -> None:
-        """Take out what was only believed."""
-        self._truncate(self._data_rows)
-
-    def _truncate(self, n: int) -> None:
-        """Keep the first `n` rows only."""
-        if len(self._rows) > n:
-            if self._projected is not None:
-                self._watched_variance += np.einsum("ij,ij->j", *2 * [self._projected[n:]])
-                self._projected = self._projected[:n]
-            self._lower, self._rows = self._lower[:n, :n], self._rows[:n]
-            self._weights = self._weights[:n]
-
-    # -- answers -----------------------------------------------------------------------------
-
-    def posterior(
-        self, x: np.ndarray, *, first: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance of offset + f (no noise) at rows `x`, each of shape (m,).
-
-        Args:
-            x: (m, columns).
-            first: condition on this number of rows only, the first. With fewer rows the variance is
-                larger, never smaller: a cheap upper bound.
-        """
-        n = len(self._rows) if first is None else min(first, len(self._rows))
-        mean, variance = np.empty(len(x)), np.empty(len(x))
-        for start in range(0, len(x), 4096):
-            part = slice(start, start + 4096)
-            mean[part], variance[part] = self._centre, self._prior_variance
-            if n:
-                projected = solve_triangular(
-                    self._lower[:n, :n],
-                    self._covariance(self._rows[:n], x[part]),
-                    lower=True,
-                    check_finite=False,
-                    overwrite_b=True,
-                )
-                mean[part] += self._weights[:n] @ projected
-                variance[part] -= np.einsum("ij,ij->j", projected, projected)
-        return mean, np.maximum(variance, 1e-12)
+    # -- with the doubt about the hyperparameters -----------------------------------------------
 
     def marginal(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `posterior` with the uncertainty of the hyperparameters in the variance.
@@ -527,17 +323,17 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
             mean, cross = self._project_at(kernel, offset2, lower, x)
             covariance = kernel(x) + offset2 - cross.T @ cross
             rows = chosen == i
-            drawn[rows] = _draw_quickly(self._centre + mean, covariance, normals[rows])
+            drawn[rows] = draw_quickly(self._centre + mean, covariance, normals[rows])
         return drawn
 
-    def _hyper_draws(self, posterior: _HyperPosterior) -> tuple[np.ndarray, np.ndarray]:
+    def _hyper_draws(self, posterior: HyperPosterior) -> tuple[np.ndarray, np.ndarray]:
         """Return draws of the hyperparameters and their weights, drawn once a fit."""
         if self._drawn is None or self._drawn[0] is not posterior:
             self._drawn = (posterior, *posterior.draws(MARGINAL_DRAWS, self._seed))
         return self._drawn[1:]
 
     def _factor_at(
-        self, posterior: _HyperPosterior, theta: np.ndarray
+        self, posterior: HyperPosterior, theta: np.ndarray
     ) -> tuple[AdditiveKernel, float, np.ndarray]:
         """Return the kernel, the variance of the offset and the Cholesky factor of the data."""
         kernel, white = posterior.unpack(theta)
@@ -556,71 +352,3 @@ class GaussianProcess(RegressorMixin, BaseEstimator):
         )
         y = self._y - self._centre
         return solve_triangular(lower, y, lower=True, check_finite=False) @ cross, cross
-
-    def mean(self, x: np.ndarray) -> np.ndarray:
-        """Return the posterior mean alone at rows `x`: much cheaper than `posterior`."""
-        n = self._data_rows
-        if not n:
-            return np.full(len(x), self._centre)
-        dual = solve_triangular(
-            self._lower[:n, :n], self._weights[:n], lower=True, trans=1, check_finite=False
-        )
-        return np.asarray(self._centre + self._covariance(x, self._rows[:n]) @ dual)
-
-    def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """Return joint draws of offset + f at rows `x`, shape (draws, m), made of standard normal
-        ones, shape (draws, at least m)."""
-        return draw_normal(*self.joint(x), normals)
-
-    def joint(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean (m,) and covariance (m, m) of offset + f at rows `x`."""
-        covariance = self._covariance(x)
-        mean = np.full(len(x), self._centre)
-        if len(self._rows):
-            projected = solve_triangular(
-                self._lower, self._covariance(self._rows, x), lower=True, check_finite=False
-            )
-            mean += self._weights @ projected
-            covariance -= projected.T @ projected
-        covariance[np.diag_indices(len(x))] += 1e-10
-        return mean, covariance
-
-    def watch(self, x: np.ndarray) -> None:
-        """Keep the posterior at these rows up to date from now on."""
-        self._watched, self._projected = x, None
-
-    def _project(self, x: np.ndarray, below: np.ndarray, block: np.ndarray) -> None:
-        assert self._projected is not None
-        cross = self._covariance(x, self._watched)
-        if len(self._projected):
-            cross -= below @ self._projected
-        added = solve_triangular(block, cross, lower=True, check_finite=False, overwrite_b=True)
-        self._projected = np.vstack([self._projected, added])
-        self._watched_variance -= np.einsum("ij,ij->j", added, added)
-
-    def watched(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (no noise) at the watched rows."""
-        self._build_watched()
-        assert self._projected is not None
-        mean = self._centre + self._weights @ self._projected
-        return mean, np.maximum(self._watched_variance, 1e-12)
-
-    def _build_watched(self) -> None:
-        if self._projected is None:
-            self._projected = np.empty((0, len(self._watched)))
-            self._watched_variance = np.full(len(self._watched), self._prior_variance)
-            if len(self._rows):
-                self._project(self._rows, np.empty((len(self._rows), 0)), self._lower)
-
-    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (noise included) of each datum given all the others.
-
-        Closed form from K^-1, no refit: mean_i = y_i - [K^-1 y]_i / [K^-1]_ii and variance_i =
-        1 / [K^-1]_ii (Rasmussen & Williams 2006, equations 5.10 to 5.12; Sundararajan & Keerthi
-        2001). The hyperparameters and the centre are those of all the data.
-        """
-        n = self._data_rows
-        inverse = cho_solve((self._lower[:n, :n], True), np.eye(n), check_finite=False)
-        diagonal = np.diag(inverse)
-        residual = (inverse @ (self._y - self._centre)) / diagonal
-        return self._y - residual, 1.0 / diagonal

@@ -20,7 +20,8 @@ from sklearn.model_selection import KFold
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import has_fit_parameter
 
-from tuner.models.surrogate.gaussian_process import REFIT_GROWTH, draw_normal
+from tuner.models.surrogate.conditioned import draw_normal
+from tuner.models.surrogate.gaussian_process import REFIT_GROWTH
 from tuner.search_spaces.errors import InputError
 
 __all__ = ["FOLDS", "Regressor", "ScikitRegressor", "mean_and_std"]

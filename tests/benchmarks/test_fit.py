@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.fit import errors_of_runs, predicted_apart, torch_bytes
 from benchmarks.validation.ran import read_runs
+from benchmarks.validation.torch_fsdp import fsdp_bytes
 from benchmarks.validation.torch_memory import count
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.model_facts import facts_of
@@ -24,6 +25,21 @@ def test_torch_counts_parameters_gradients_and_what_is_kept() -> None:
     # Values grow with the micro-batch, masks and positions do not.
     assert twice.kept == pytest.approx(2 * plain.kept, rel=0.02)
     assert torch_bytes(JOB, plain) > plain.peak
+
+
+def test_torch_counts_what_fsdp2_holds() -> None:
+    parameters = facts_of(JOB).parameters
+    sizes = {
+        (ranks, groups, reshard): fsdp_bytes(
+            JOB, 1, "full", ranks=ranks, groups=groups, reshard=reshard
+        )
+        for ranks, groups, reshard in ((2, 1, True), (4, 1, True), (4, 2, True), (4, 1, False))
+    }
+    # Parameters, gradients and two moments in fp32: the shards of two ranks are twice those of 4.
+    # HSDP holds a group's sum beside the reduced gradients that it was added to until its end.
+    assert sizes[2, 1, True] - sizes[4, 1, True] == pytest.approx(16 * parameters / 4, rel=0.02)
+    assert sizes[4, 2, True] == pytest.approx(sizes[2, 1, True], rel=0.02)
+    assert sizes[4, 1, True] < sizes[4, 1, False] < sizes[4, 1, True] + 4 * parameters
 
 
 def test_predictions_apart_have_neither_context_nor_communication() -> None:

@@ -165,10 +165,13 @@ def test_a_long_run_on_synthetic_data_is_refused_until_the_program_is_the_users(
 
 
 def test_knobs_outside_the_json_reach_the_program(tmp_path: Path) -> None:
-    configuration = Configuration.of(activation_checkpointing="full")
+    configuration = Configuration.of(
+        data_parallel=2, activation_checkpointing="full", sharding="fsdp2"
+    )
     write_launch_files((configuration, job(), CPU), tmp_path)
     argv = dry_run(tmp_path)
     assert argv[argv.index("--activation_checkpointing") + 1] == "full"
+    assert argv[argv.index("--sharding") + 1] == "fsdp2"
 
 
 def test_live_settings_are_written_down(tmp_path: Path) -> None:

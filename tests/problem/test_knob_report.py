@@ -28,13 +28,14 @@ def test_the_default_space_on_a_cpu_says_what_it_leaves_out() -> None:
     assert "tensor_parallel" not in turned
     assert absent == (
         "not in space 'default': tensor_parallel, pipeline_parallel, sequence_parallel, "
-        "expert_parallel, parameter_offload, activation_offload (--space everything searches them)"
+        "expert_parallel and 7 others (--space everything, pipeline and compilation search them)"
     )
     assert left == "not in play: global_batch: the job says its steps at one size only"
 
 
 def test_the_smallest_space_with_all_that_is_left_out_is_named() -> None:
-    knobs = dict(load_space("full").choices)
+    names = ("full", "compilation", "pipeline")
+    knobs = {n: c for name in names for n, c in load_space(name).choices.items()}
     del knobs["tensor_parallel"], knobs["pipeline_parallel"]
     absent = said(SearchSpace("mine", knobs))[1]
     assert absent.endswith(": tensor_parallel, pipeline_parallel (--space large searches them)")
@@ -44,6 +45,11 @@ def test_a_knob_that_a_rule_refuses_gives_the_rules_reason() -> None:
     *_, left = said(load_space("full"))
     assert "activation_offload: activation_offload sync needs a CUDA device" in left
     assert "expert_parallel: expert_parallel 2 needs a mixture-of-experts model" in left
+
+
+def test_a_knob_that_the_models_do_not_know_is_said() -> None:
+    *_, last = said(load_space("compilation"))
+    assert last.startswith("the models predict no effect of compilation: ")
 
 
 def test_the_steps_of_each_global_batch_are_said() -> None:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tuner.formatting import Units
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide, front_of
 from tuner.results.result import Point
@@ -168,6 +169,14 @@ def test_what_cannot_be_met_is_said_with_what_could_be_asked() -> None:
     assert "the least found is a peak of 160 W, 60 % beyond the cap" in choice.sentence
     _, choice = chosen(max_gpus=1, deadline_s=250.0)
     assert not choice.met
+
+
+def test_a_part_of_the_points_is_told_in_the_units_of_all() -> None:
+    small, large = point(1, 3000.0, 1500.0), point(2, 3e6, 9e5)
+    _, alone = decide([small], [small], Constraints())
+    _, beside = decide([small], [small], Constraints(), Units.of([small, large]))
+    assert "needs 1,500 kJ (estimated) and 3,000 s" in alone.sentence
+    assert "needs 0.417 kWh (estimated) and 0.0347 days" in beside.sentence
 
 
 def test_stated_holds_everything_and_reads_back() -> None:

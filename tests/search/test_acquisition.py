@@ -182,3 +182,6 @@ def test_what_a_launch_costs_is_learned_from_probes() -> None:
     plain = record(measurements=(measured(time_s=0.5, power_W=100.0),), wall_s=9, energy_J=700)
     assert assumed.learned([plain]).launch_s == pytest.approx(4)
     assert assumed.learned([replace(plain, wall_s=0.0)]) == assumed
+    # Another launch need not compile: the time of a compilation is no part of its cost.
+    compiled = replace(plain, wall_s=plain.wall_s + 30.0, environment={"compilation_s": 30.0})
+    assert assumed.learned([compiled]).launch_s == pytest.approx(4)

@@ -1,6 +1,9 @@
 """Declared knobs: how they are written, what is refused, and the launches that they make."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from tuner.search_spaces.declared import (
     check_knobs,
     expanded,
     fixed,
+    live_choices,
     parse_knob,
     read_knobs,
     with_baseline,
@@ -37,6 +41,7 @@ CLUSTER = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), de
             "conf/ds.yaml:zero.bucket:int=1,2",
             Knob("bucket", (1, 2), "integer", how="conf/ds.yaml:zero.bucket"),
         ),
+        ("live:workers=0,4", Knob("workers", (0, 4), live=True)),
         ("deepspeed:a.b=true", Knob("b", ("true",), how="deepspeed:a.b")),
         ("level:category=1,2", Knob("level", ("1", "2"), "category")),
         ("url=a=b,c", Knob("url", ("a=b", "c"))),
@@ -176,3 +181,54 @@ def test_shipped_packs(name: str) -> None:
 def test_an_unknown_pack() -> None:
     with pytest.raises(InputError, match="unknown pack of knobs 'ncll'; did you mean 'nccl'"):
         load_pack("ncll")
+
+
+WORKERS = Knob("workers", (0, 2), baseline=0, live=True)
+DEPTH = Knob("depth", (1, 4), baseline=1, live=True, when="shards > 1")
+SHARDS = Knob("shards", (1, 2), baseline=1)
+
+
+def test_every_live_setting_names_the_live_knobs_that_apply() -> None:
+    job = replace(load_job("tiny-gpt"), knobs=check_knobs((WORKERS, DEPTH, SHARDS)))
+    candidates = load_space("default").candidates(job, CLUSTER)
+    for launch, lives in zip(candidates.launches, candidates.lives, strict=True):
+        assert "workers" not in launch
+        assert len(lives) == (4 if launch["shards"] == 2 else 2)
+        assert lives[0] == live_choices(launch, job.knobs)[0]
+        assert lives[0]["workers"] == 0
+    today = with_baseline(Configuration.of(data_parallel=2), job.knobs)
+    assert dict(today.live) == {"workers": 0}
+    assert with_baseline(Configuration(Settings(shards=2, depth=4)), job.knobs).live == Settings(
+        workers=0, depth=4
+    )
+    assert load_space("default").check(candidates[-1], job, CLUSTER) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"set": ["a", "{value}"]}, "add live = true"),
+        ({"live": True, "how": "env:A"}, "env:A would need a new launch"),
+        ({"live": True, "changes_training": True}, "the steps of one launch learn one thing"),
+        ({"live": True, "read": ["a"]}, "a command that reads it and none that sets it"),
+        ({"live": True, "set": ["a"]}, "has no word with {value}"),
+        ({"live": True, "set": "a {value}"}, "a list of words; no shell reads them"),
+        ({"live": True, "set": ["a", 1]}, "a list of words"),
+        ({"live": "yes"}, "true or false"),
+    ],
+)
+def test_a_live_knob_is_set_by_the_script_or_a_command(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        read_knobs({"one": {"values": [1, 2], **given}}, "a.toml")
+
+
+def test_a_condition_reads_no_live_knob() -> None:
+    with pytest.raises(InputError, match="unknown knob 'workers'"):
+        check_knobs((WORKERS, Knob("other", (1, 2), when="workers > 0")))
+
+
+def test_a_live_knob_is_read_as_it_is_written() -> None:
+    knob = Knob("gov", ("a", "b"), live=True, set=("put", "{value}"), read=("get",))
+    assert knob.to_table()["set"] == ["put", "{value}"]
+    assert read_knobs({"gov": knob.to_table()}, "a.toml") == (knob,)
+    assert "set" not in WORKERS.to_table()

@@ -6,6 +6,7 @@ import pytest
 
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import RULES, broken_rules, unrunnable
@@ -25,6 +26,46 @@ def machine(cores: int) -> Cluster:
 # (rule, what breaks it, what does not); each a job, a cluster and knobs.
 CASES = [
     (
+        "schedule_pipeline",
+        (TINY, machine(4), {"pipeline_schedule": "zero_bubble"}),
+        (TINY, machine(4), {"pipeline_schedule": "zero_bubble", "pipeline_parallel": 2}),
+    ),
+    (
+        "schedule_virtual_stages",
+        (TINY, machine(4), {"pipeline_parallel": 2, "virtual_stages": 2}),
+        (
+            TINY,
+            machine(4),
+            {"pipeline_parallel": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved"},
+        ),
+    ),
+    (
+        "virtual_layers",
+        (
+            QWEN,
+            H100,
+            {"pipeline_parallel": 8, "virtual_stages": 4, "pipeline_schedule": "interleaved"},
+        ),
+        (
+            QWEN,
+            H100,
+            {"pipeline_parallel": 4, "virtual_stages": 4, "pipeline_schedule": "interleaved"},
+        ),
+    ),
+    (
+        "schedule_rounds",  # 5 micro-batches are not 2 rounds
+        (
+            replace(QWEN, global_batch=5),
+            H100,
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
+        ),
+        (
+            replace(QWEN, global_batch=6),
+            H100,
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
+        ),
+    ),
+    (
         "precision",
         (replace(TINY, precision="fp16"), machine(2), {}),
         (replace(TINY, precision="bf16"), machine(2), {}),
@@ -33,6 +74,31 @@ CASES = [
         "positions",
         (replace(load_job("opt-350m"), sequence_length=4096), H100, {}),
         (load_job("opt-350m"), H100, {}),
+    ),
+    (
+        "sharding_stage",
+        (QWEN, H100, {"data_parallel": 8, "sharding": "fsdp2", "zero_stage": 1}),
+        (QWEN, H100, {"data_parallel": 8, "sharding": "fsdp2"}),
+    ),
+    (
+        "hsdp_sharding",
+        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 2}),
+        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 2, "sharding": "fsdp2"}),
+    ),
+    (
+        "hsdp_groups",
+        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 8, "sharding": "fsdp2"}),
+        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 4, "sharding": "fsdp2"}),
+    ),
+    (
+        "sharding_experts",
+        (OLMOE, H100, {"data_parallel": 8, "sharding": "fsdp2", "expert_parallel": 2}),
+        (OLMOE, H100, {"data_parallel": 8, "sharding": "fsdp2"}),
+    ),
+    (
+        "sharding_precision",
+        (replace(QWEN, precision="fp16"), H100, {"data_parallel": 8, "sharding": "fsdp2"}),
+        (replace(QWEN, precision="fp16"), H100, {"data_parallel": 8}),
     ),
     (
         "ranks_fit",
@@ -273,9 +339,46 @@ def test_phrases_name_the_numbers(job, cluster, knobs, words):
     [
         (TINY, {"tensor_parallel": 2, "pipeline_parallel": 2}, "aborts inside a pipeline"),
         (TINY, {"tensor_parallel": 2, "sequence_parallel": 2}, "tensor_parallel with sequence"),
+        (TINY, {"tensor_parallel": 2, "sharding": "fsdp2"}, "fsdp2 with tensor_parallel"),
         (TINY, {"sequence_parallel": 2, "pipeline_parallel": 2}, "take whole sequences"),
         (OLMOE, {"tensor_parallel": 2}, "llama, llava_onevision, opt, qwen2 only, not olmoe"),
         (OLMOE, {"sequence_parallel": 2, "expert_parallel": 2}, "MoE layer fails"),
+        (
+            TINY,
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble", "zero_stage": 1},
+            "at zero_stage 0 only",
+        ),
+        (
+            TINY,
+            {
+                "pipeline_parallel": 2,
+                "pipeline_schedule": "zero_bubble",
+                "activation_checkpointing": "full",
+            },
+            "without activation_checkpointing only",
+        ),
+        (
+            replace(TINY, precision="fp16"),
+            {
+                "pipeline_parallel": 2,
+                "pipeline_schedule": "interleaved",
+                "virtual_stages": 2,
+            },
+            "it scales no loss",
+        ),
+        (
+            OLMOE,
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
+            "llama, opt, qwen2 only, not olmoe",
+        ),
+        (TINY, {"compilation": "full", "pipeline_parallel": 2}, "regional compiles its blocks"),
+        (TINY, {"compilation": "regional", "sharding": "fsdp2"}, "with sharding fsdp2"),
+        (OLMOE, {"compilation": "regional"}, "dense models of type llama, opt, qwen2 only"),
+        (
+            TINY,
+            {"compilation": "regional", "activation_offload": "sync"},
+            "where torch's hooks do not see them",
+        ),
         (
             replace(TINY, model={**TINY.model, "model_type": "gpt2"}),
             {"pipeline_parallel": 2},
@@ -287,7 +390,7 @@ def test_what_the_built_in_program_cannot_be_given_is_said(job, knobs, words):
     (phrase,) = unrunnable(Configuration.of(knobs), job)
     assert words in phrase
     # Other layers could, so for planning and recorded tables it is a configuration like any other.
-    many = {"data_parallel": 1, **knobs}
+    many = {"data_parallel": 2 if "sharding" in knobs else 1, **knobs}
     assert not any(
         "built-in" in phrase for phrase in broken_rules(Configuration.of(many), job, H100)
     )
@@ -301,11 +404,22 @@ def test_what_the_built_in_program_cannot_be_given_is_said(job, knobs, words):
         (TINY, {"zero_stage": 3, "parameter_offload": "cpu", "sequence_parallel": 4}),
         (TINY, {"optimizer_offload": "async", "activation_offload": "async", "zero_stage": 3}),
         (OLMOE, {"pipeline_parallel": 2, "data_parallel": 2, "expert_parallel": 2}),
+        (OLMOE, {"data_parallel": 4, "sharding": "fsdp2", "hsdp_replicas": 2}),
     ],
 )
 def test_what_is_run_is_not_refused(job, knobs):
     assert unrunnable(Configuration.of(knobs), job) == []
     assert unrunnable(Configuration.of(knobs)) == []
+
+
+def test_a_deepspeed_key_is_not_varied_where_deepspeed_does_not_shard():
+    knob = Knob("bucket", (1, 2), how="deepspeed:zero_optimization.reduce_bucket_size")
+    job = replace(TINY, knobs=(knob,))
+    asked = {"data_parallel": 2, "sharding": "fsdp2"}
+    (phrase,) = unrunnable(Configuration(Settings(asked, bucket=2)), job)
+    assert "bucket" in phrase
+    assert unrunnable(Configuration(Settings(asked)), job) == []
+    assert unrunnable(Configuration(Settings(data_parallel=2, bucket=2)), job) == []
 
 
 def test_a_tables_own_knob_is_none_of_the_programs():

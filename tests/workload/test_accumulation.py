@@ -54,6 +54,8 @@ def test_finding_10_accumulations_suit_the_configuration(
 def test_finding_10_where_it_cannot_be_done_one_sentence_says_so() -> None:
     late = Configuration.of(data_parallel=1, micro_batch=1, optimizer_offload="async")
     assert "asynchronous" in accumulation_plan(late, JOB).why_whole
+    by_torch = Configuration.of(data_parallel=2, micro_batch=1, sharding="fsdp2")
+    assert "FSDP2" in accumulation_plan(by_torch, JOB).why_whole
     script = ScriptJob(
         name="mine", model={}, sequence_length=0, global_batch=64, steps=9, precision="fp32"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tuner.workload.hook import NotAsAsked, frames, state, watching
+from tuner.workload.hook import NotAsAsked, compiling, frames, state, watching
 from tuner.workload.scripts.command import imported_frameworks
 
 torch = pytest.importorskip("torch")
@@ -137,3 +137,38 @@ def test_which_frameworks_a_script_imports(tmp_path: Path) -> None:
     assert imported_frameworks(("train.py",), tmp_path) == ("lightning", "lightning.pytorch")
     assert imported_frameworks(("-m", "package.train"), tmp_path) == ()
     assert imported_frameworks(("gone.py",), tmp_path) == ()
+
+
+class Marks:
+    """Connection that keeps the marks."""
+
+    steps = 0
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def mark(self, name: str) -> None:
+        self.names.append(name)
+
+    def step_done(self) -> None:
+        """Count nothing."""
+
+
+def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    callbacks = torch._dynamo.callback
+    handler = callbacks.CompilationCallbackHandler()
+    monkeypatch.setattr(torch._dynamo, "callback_handler", handler)
+    monkeypatch.setattr(callbacks, "callback_handler", handler)
+    monkeypatch.setattr(state, "link", link := Marks())
+    compiling.mark_compilations("torch._dynamo.callback", callbacks)
+    layer = Switched()
+    layer.compile(backend="aot_eager", dynamic=False)
+    layer(torch.randn(2, 8)).sum().backward()
+    layer(torch.randn(2, 8)).sum().backward()  # compiled already
+    assert link.names == ["compilation", "boundary"]
+    link.names.clear()
+    state.phase("forward")
+    layer(torch.randn(5, 8))  # another shape
+    assert link.names == ["forward", "compilation", "forward"]
+    # A release of torch without the callbacks compiles unmarked.
+    compiling.mark_compilations("torch._dynamo.callback", object())

@@ -24,6 +24,7 @@ from tuner.terminal import raw_stream
 
 def _apply(args: argparse.Namespace) -> int:
     from tuner.api import load_result
+    from tuner.deploy.clock_script import clock_settings
     from tuner.deploy.launch_files import synthetic_notice, write_launch_files
     from tuner.display.text import found_word, recommendation_lines, verification_lines
     from tuner.problem.run_folder import find_run
@@ -43,7 +44,7 @@ def _apply(args: argparse.Namespace) -> int:
     if args.point != "recommended":
         lines = [f"Point {args.point}: {point.configuration.short}"]
     notice = synthetic_notice(result.job) if result.job is not None else ""
-    start = "./clocks.sh ./launch.sh" if point.configuration.live else "./launch.sh"
+    start = "./clocks.sh ./launch.sh" if clock_settings(point.configuration) else "./launch.sh"
     unmet = args.point in ("recommended", "best") and not result.choice.met
     if unmet and result.choice.sentence not in lines:
         lines.append(result.choice.sentence)

@@ -15,8 +15,8 @@ def add_knobs(parser: Any) -> None:
         default=[],
         metavar="NAME=VALUE,...",
         help="knob of your own: 'compile=false,true' for {compile} in the command, "
-        "'env:NCCL_ALGO=Ring,Tree', 'FILE.yaml:KEY=VALUE,...', 'deepspeed:KEY:int=5e7,5e8'; "
-        "repeatable",
+        "'env:NCCL_ALGO=Ring,Tree', 'FILE.yaml:KEY=VALUE,...', 'deepspeed:KEY:int=5e7,5e8', "
+        "'live:NAME=VALUE,...'; repeatable",
     )
     parser.add_argument(
         "--knobs",

@@ -64,7 +64,7 @@ def _changed(job: Any, words: Sequence[str]) -> Any:
     for word in others:
         raise InputError(f"give either the job {word!r} or --script")
     names = {*(knob.name for knob in job.knobs), CHANGED}
-    today = job.baseline.launch
+    today = {**job.baseline.launch, **job.baseline.live}
     standard = {name: value for name, value in today.items() if name not in names}
     chosen = Configuration.of({**standard, **values_of(knobs)})
     kept = {name: value for name, value in today.items() if name in names - {CHANGED}}

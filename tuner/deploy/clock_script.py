@@ -11,8 +11,8 @@ the one to restore.
 from __future__ import annotations
 
 from tuner.formatting import one_line
-from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.knobs import KNOBS, Value
 
 __all__ = ["clocks_sh"]
 
@@ -200,6 +200,12 @@ def _array(value: Value | None) -> str:
     return " ".join(f"{part:g}" if isinstance(part, float) else str(int(part)) for part in parts)
 
 
+def clock_settings(configuration: Configuration) -> Settings:
+    """Return the live settings that clocks.sh sets, without the knobs that the user declares."""
+    live = configuration.live
+    return Settings({name: value for name, value in live.items() if name in KNOBS})
+
+
 def clocks_sh(configuration: Configuration, ranks_per_node: int, *, cores: bool = False) -> str:
     """Return the script of one configuration; without live settings it only runs the command.
 
@@ -208,7 +214,7 @@ def clocks_sh(configuration: Configuration, ranks_per_node: int, *, cores: bool 
         ranks_per_node: number of ranks, and so of devices, on each node.
         cores: the devices are cores, not GPUs.
     """
-    live = configuration.live
+    live = clock_settings(configuration)
     words = {
         "@SETTER@": _CORE_SETTER if cores else _GPU_SETTER,
         "@COLLECT@": _CORES if cores else _GPUS,

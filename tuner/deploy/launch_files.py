@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.deploy.clock_script import clocks_sh
+from tuner.deploy.clock_script import clock_settings, clocks_sh
 from tuner.deploy.script_program import Program, program_of_script
 from tuner.formatting import one_line, short
 from tuner.problem.run_folder import write_toml
@@ -96,7 +96,7 @@ def write_launch_files(
     """
     launch = launch_of(what, point) if isinstance(what, Result) else what
     configuration, job, cluster = launch
-    _check_live(configuration)
+    _check_live(configuration, job)
     job = job.at(configuration)  # at its own global batch, for the steps it takes there
     launch = configuration, job, cluster
     expected_s = what.point(point).time_interval_s[1] if isinstance(what, Result) else None
@@ -131,9 +131,13 @@ def write_launch_files(
     return [folder / name for name in texts]
 
 
-def _check_live(configuration: Configuration) -> None:
-    """Refuse live settings that clocks.sh could not set; a record may contain any."""
+def _check_live(configuration: Configuration, job: TrainingJob) -> None:
+    """Refuse live settings that cannot be set; a record may contain any."""
+    declared = {knob.name: knob for knob in job.knobs if knob.live}
     for name, value in configuration.live.items():
+        if name in declared:
+            declared[name].check(value)
+            continue
         knob = knob_named(name)
         if knob.kind != "live":
             raise InputError(f"{name} is a launch knob, so it cannot be set while the job runs")
@@ -233,7 +237,8 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
     if starter == "deepspeed" and words[0] == "-m":  # its launcher takes the module's name alone
         words = words[1:]
     steps = ' --steps "$steps"' if program.steps else ""
-    live = configuration.live.short if configuration.live else ""
+    clocks = clock_settings(configuration)
+    live = clocks.short if clocks else ""
     return "\n".join(
         [
             "#!/usr/bin/env bash",
@@ -257,12 +262,23 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
             *_environment(cluster, nodes, ranks, starter),
             *(["export " + " ".join(program.exports)] if program.exports else []),
             "",
+            *_knob_commands(configuration, job),
             f"exec {shlex.join(program.command)}"
             if program.command
             else f'exec "$python" {start} "${{program[@]}}"',
             "",
         ]
     )
+
+
+def _knob_commands(configuration: Configuration, job: TrainingJob) -> list[str]:
+    """Return the lines that set declared live knobs by their commands, as probes did."""
+    lines = [
+        shlex.join(word.replace("{value}", str(configuration.live[knob.name])) for word in knob.set)
+        for knob in job.knobs
+        if knob.set and knob.name in configuration.live
+    ]
+    return ["# Live knobs of your own; afterwards they stay as set here.", *lines] * bool(lines)
 
 
 def _refuse_long(built_in: str, file: str) -> list[str]:
@@ -362,12 +378,13 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
             f"cd -- {shlex.quote(str(folder))}",
             'HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"',
             "export HEAD",
-            "# One task per node; clocks.sh restores the earlier clocks on each, also on scancel."
-            if not program.by_srun
-            else "# launch.sh calls srun itself; clocks.sh restores the earlier clocks, also on "
+            "# launch.sh starts all ranks itself; clocks.sh sets the clocks of this node, and "
+            "restores them, also on scancel."
+            if program.once
+            else "# One task per node; clocks.sh restores the earlier clocks on each, also on "
             "scancel.",
             "exec ./clocks.sh ./launch.sh"
-            if program.by_srun
+            if program.once
             else "exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 ./clocks.sh ./launch.sh",
             "",
         ]
@@ -375,7 +392,7 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
 
 
 def _clocks_toml(configuration: Configuration) -> str:
-    live = dict(configuration.live)
+    live = dict(clock_settings(configuration))
     head = (
         "# The live settings at which this configuration was measured, for every device of the "
         "job.\n# ./clocks.sh ./launch.sh sets them and restores the earlier ones; launch.sh alone "
@@ -398,7 +415,8 @@ def synthetic_notice(job: TrainingJob) -> str:
 def _readme(
     configuration: Configuration, job: TrainingJob, script: Sequence[str], program: Program
 ) -> str:
-    live = configuration.live.short if configuration.live else ""
+    clocks = clock_settings(configuration)
+    live = clocks.short if clocks else ""
     start = "./clocks.sh ./launch.sh" if live else "./launch.sh"
     return (
         f"{start} trains {one_line(job.name)} for {job.steps} optimizer steps under "

@@ -31,10 +31,11 @@ from tuner.workload.declared_knobs import environment
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import Failure, ProbeRequest, WindowPolicy
+from tuner.workload.probe import Failure, NotApplied, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.script_job import Script, ScriptJob, Start
 
 __all__ = ["TrainingOutcome", "train"]
@@ -140,7 +141,10 @@ class _Training(Probe):
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
         """Set the clocks, and compare blocks of steps until the program ends."""
         ranks = self.launch.configuration.world_size
-        self.governor.apply(self.request.live[0], ranks=ranks)
+        live, knobs = self.request.live[0], self.node.job.knobs
+        applied = apply_live(self.governor, conductor, knobs, live, ranks=ranks)
+        if isinstance(applied, NotApplied):
+            raise ProbeFailed(Failure("not_taken", applied.message))
         try:
             conductor.warm_up()
         except ProbeFailed:

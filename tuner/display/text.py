@@ -330,6 +330,12 @@ def _same_in_all(result: Result, varying: Sequence[str]) -> str:
     return short(result.points[0].configuration, same)
 
 
+def _compiled(record: ProbeRecord) -> str:
+    """Return the part of a launch that torch.compile took; "" if it took none."""
+    seconds = record.compilation_s
+    return f" (compilation {number(seconds)} s of it)" if seconds else ""
+
+
 def _interrupted(record: ProbeRecord) -> bool:
     return record.failure is not None and record.failure.was_cancelled
 
@@ -393,7 +399,7 @@ def record_lines(record: ProbeRecord) -> list[str]:
     lines += [
         f"meter {record.meter.name}: {record.meter.scope} scope, {record.meter.source}{estimated}",
         f"cost {number(record.energy_J)} J{estimated} and {number(record.wall_s)} s, of which the "
-        f"launch {number(record.launch_s)} s",
+        f"launch {number(record.launch_s)} s{_compiled(record)}",
     ]
     if record.failure is not None:
         kind = record.failure.kind.replace("_", " ")

@@ -21,7 +21,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.clocks.base import Applied
+from tuner.workload.clocks.base import Applied, GovernorError
 from tuner.workload.meters import PowerSample, Reading
 from tuner.workload.multi_node.peer import Joined, PeerLost
 from tuner.workload.node.preflight import NodeFacts, busy_gpus, look
@@ -320,7 +320,8 @@ class RayPeer:
         except errors.RayActorError as error:
             raise PeerLost(f"{self._name} is gone: its agent ended") from error
         except errors.RayTaskError as error:
-            if isinstance(error.cause, InputError):  # whose sentence Ray hides in a traceback
+            # Ray hides the sentence of these in a traceback.
+            if isinstance(error.cause, InputError | GovernorError):
                 raise error.cause from None
             raise
 

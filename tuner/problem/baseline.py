@@ -55,7 +55,8 @@ def default_name(configuration: Configuration) -> str:
 
     The report shows it beside every saving.
     """
-    live = "clocks left to the device" if not configuration.live else "the clocks named"
+    named = any(name in KNOBS for name in configuration.live)
+    live = "the clocks named" if named else "clocks left to the device"
     return (
         f"{_DEFAULT} data parallelism over {configuration.data_parallel} "
         f"device{'s' * (configuration.data_parallel != 1)}, the lowest ZeRO stage and the largest "

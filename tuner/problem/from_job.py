@@ -22,7 +22,7 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import Candidates, default_configuration, load_space
-from tuner.workload.node.ops import cannot_build
+from tuner.workload.node.ops import cannot_build, cannot_compile
 from tuner.workload.scripts.script_job import ScriptJob
 
 __all__ = ["baseline_of", "cluster_of", "identity_of", "problem_of_job"]
@@ -202,6 +202,11 @@ def _usable_here(
         kept = [c for c in candidates if "nvme" not in c.launch.values()]
         if len(kept) < len(candidates):
             notes.append(f"offload to nvme is left out: {why}")
+            candidates = Candidates.from_configurations(kept)
+    if why := cannot_compile():
+        kept = [c for c in candidates if c.get("compilation") == "none"]
+        if len(kept) < len(candidates):
+            notes.append(f"compilation is left out: {why}")
             candidates = Candidates.from_configurations(kept)
     return candidates, notes
 

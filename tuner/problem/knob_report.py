@@ -7,6 +7,9 @@ name it (and which one does), or the rule that refuses all its other values here
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tuner.models.analytic.layout import UNMODELLED
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
@@ -15,7 +18,11 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import ALIASES, SearchSpace, load_space, space_names
 
-__all__ = ["knobs_in_play", "not_searched"]
+__all__ = ["knobs_in_play", "not_predicted", "not_searched"]
+
+#: Knobs outside of a space that its sentence names: the parallel degrees, which most jobs would
+#: try first; `tuner spaces` lists every one.
+NAMED_ABSENT = 4
 
 
 def knobs_in_play(
@@ -23,7 +30,7 @@ def knobs_in_play(
 ) -> tuple[str, ...]:
     """Return what is in play, what the space leaves out, and what a rule leaves at one value.
 
-    Three short sentences at most.
+    Three short sentences at most, and one for each knob in play that the models do not know.
     """
     turned: list[str] = []
     absent: list[str] = []
@@ -51,7 +58,16 @@ def knobs_in_play(
     if reasons:
         left = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         said.append(f"not in play: {left}")
-    return tuple(said)
+    return (*said, *not_predicted(turned))
+
+
+def not_predicted(knobs: Iterable[str]) -> tuple[str, ...]:
+    """Return a sentence for each knob whose effect the analytic models do not predict."""
+    return tuple(
+        f"the models predict no effect of {name}: {UNMODELLED[name]}"
+        for name in knobs
+        if name in UNMODELLED
+    )
 
 
 def not_searched(space: SearchSpace) -> str:
@@ -62,18 +78,27 @@ def not_searched(space: SearchSpace) -> str:
 
 
 def _absent(space: SearchSpace, names: list[str]) -> str:
-    return f"not in space {space.name!r}: {', '.join(names)}{_wider(names)}"
+    names = sorted(names, key=lambda name: not name.endswith("parallel"))
+    shown = ", ".join(names)
+    if len(names) > NAMED_ABSENT + 1:
+        shown = f"{', '.join(names[:NAMED_ABSENT])} and {len(names) - NAMED_ABSENT} others"
+    return f"not in space {space.name!r}: {shown}{_wider(names)}"
 
 
 def _wider(absent: list[str]) -> str:
-    """Return which space searches these knobs; "" if no shipped one has all of them."""
-    sizes = {name: load_space(name).choices for name in space_names()}
-    wider = [name for name, choices in sizes.items() if set(absent) <= set(choices)]
-    if not wider:
-        return ""
-    smallest = min(wider, key=lambda name: len(sizes[name]))
-    intent = next((alias for alias, name in ALIASES.items() if name == smallest), smallest)
-    return f" (--space {intent} searches them)"
+    """Return which spaces search these knobs; "" if a knob is in no shipped one."""
+    spaces = {name: set(load_space(name).choices) for name in space_names()}
+    left, chosen = set(absent), list[str]()
+    while left:
+        # The space with the most of them, the smallest of these.
+        best = max(spaces, key=lambda name: (len(left & spaces[name]), -len(spaces[name])))
+        if not left & spaces[best]:
+            return ""
+        chosen.append(next((alias for alias, name in ALIASES.items() if name == best), best))
+        left -= spaces[best]
+    if len(chosen) == 1:
+        return f" (--space {chosen[0]} searches them)"
+    return f" (--space {', '.join(chosen[:-1])} and {chosen[-1]} search them)"
 
 
 def _why_not(

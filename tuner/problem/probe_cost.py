@@ -40,7 +40,8 @@ class ProbeCost:
     def learned(self, records: Sequence[ProbeRecord]) -> ProbeCost:
         """Return the costs with the median length and power of the launches that measured.
 
-        A launch is all of a probe but its windows and what was settled before them.
+        A launch is all of a probe but its windows, what was settled before them, and compilation,
+        which other launches do not need.
         """
         lengths, powers = [], []
         for record in records:
@@ -53,7 +54,7 @@ class ProbeCost:
                 m.energy_J + s * m.power_W for m, s in zip(windows, settled_s, strict=True)
             )
             if length_s > 0 and joules > 0:
-                lengths.append(length_s)
+                lengths.append(max(0.0, length_s - record.compilation_s))
                 powers.append(joules / (length_s * windows[0].power_W))
         if not lengths:
             return self

@@ -214,7 +214,10 @@ def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def decide(
-    points: Sequence[Point], front: Sequence[Point], constraints: Constraints
+    points: Sequence[Point],
+    front: Sequence[Point],
+    constraints: Constraints,
+    units: Units | None = None,
 ) -> tuple[Point | None, Choice]:
     """Choose among measured points.
 
@@ -223,6 +226,8 @@ def decide(
             best that fits may be dominated by one that does not.
         front: the non-dominated of them, fastest first; the knee is taken here.
         constraints: what was asked.
+        units: of the sentence; those of `points` if none are given. Give them where `points` are
+            a part of what the reader sees, so that a page has one unit of energy and one of time.
 
     Returns:
         The choice (None where nothing was measured) and how it was made.
@@ -235,7 +240,7 @@ def decide(
         rule = " + ".join(["max_slowdown", *([rule] if rule != "knee" else [])])
     if not points or not front:
         return None, Choice(rule, False, "Nothing was measured, so there is nothing to choose.")
-    units = Units.of(points)
+    units = units or Units.of(points)
 
     def needs(point: Point) -> str:
         energy = units.energy_text(point.energy_to_solution_kJ) + label(point.meter.mark)

@@ -135,7 +135,8 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
     survived = _survived(result)
     points = not_refuted(result)
     limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
-    best, choice = decide(points, front_of(points), limits)
+    units = Units.of([*points, *([baseline] if baseline else [])])
+    best, choice = decide(points, front_of(points), limits, units)
     if best is None:
         raise InputError(f"run {result.name!r} measured nothing, so there is nothing to choose")
     evidence: Evidence = "measured"

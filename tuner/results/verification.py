@@ -294,7 +294,8 @@ def choose_verified(
             look marginally better.
         planned: pairs that were planned for each candidate (`look_level`).
     """
-    best, choice = decide(points, front_of(points), constraints)
+    units = Units.of(points)
+    best, choice = decide(points, front_of(points), constraints, units)
     if best is None:
         return VerifiedChoice(None, choice, None)
     first = best, choice
@@ -310,7 +311,7 @@ def choose_verified(
     best, choice = _without(points, constraints, rejected, best, choice)
     for point in points:
         if point.configuration.key == prefer != best.configuration.key:
-            _, chosen = decide([point], [point], constraints)
+            _, chosen = decide([point], [point], constraints, units)
             if point.configuration not in rejected and chosen.met == choice.met:
                 best, choice = point, chosen
     status: Status
@@ -327,7 +328,7 @@ def choose_verified(
             best, choice = first
         else:
             best = next(point for point in points if point.configuration == baseline)
-            choice = _by_default(decide([best], [best], constraints)[1], best)
+            choice = _by_default(decide([best], [best], constraints)[1], best, units)
     else:
         status, to_try = "unfinished", best.configuration
         why = unfinished or "the search ended before it could be measured again"
@@ -336,7 +337,7 @@ def choose_verified(
             # The next candidate was not shown to be better either: it is tried, not chosen.
             sentence = f"{_name(to_try)} is not verified: {why}."
             best = next(point for point in points if point.configuration == baseline)
-            choice = _by_default(decide([best], [best], constraints)[1], best)
+            choice = _by_default(decide([best], [best], constraints)[1], best, units)
     made = [record for record in records if record.request.purpose == "verify"]
     energy_kJ = math.fsum(record.energy_J for record in made) / 1000
     verification = Verification(status, sentence, attempts, len(made), energy_kJ)
@@ -354,7 +355,7 @@ def _without(
     left = [point for point in points if point.configuration not in rejected]
     if not rejected or not left:
         return best, choice
-    again, chosen = decide(left, front_of(left), constraints)
+    again, chosen = decide(left, front_of(left), constraints, Units.of(points))
     assert again is not None
     if best.configuration in rejected:
         count = len(rejected)
@@ -363,8 +364,7 @@ def _without(
     return again, chosen
 
 
-def _by_default(choice: Choice, baseline: Point) -> Choice:
-    units = Units.of([baseline])
+def _by_default(choice: Choice, baseline: Point, units: Units) -> Choice:
     energy = f"{units.energy_text(baseline.energy_to_solution_kJ)}{label(baseline.meter.mark)}"
     return replace(
         choice,

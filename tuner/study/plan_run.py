@@ -15,7 +15,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.declared_knobs import searched_knobs
 from tuner.problem.default_space import searched_space
 from tuner.problem.from_job import baseline_of, cluster_of, identity_of
-from tuner.problem.knob_report import not_searched
+from tuner.problem.knob_report import not_predicted, not_searched
 from tuner.problem.problem import REAL_COST, Problem
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
@@ -72,7 +72,8 @@ def run_plan(
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
     space, chosen = searched_space(space, job, cluster)
-    for sentence in filter(None, (chosen, not_searched(load_space(space)))):
+    said = (chosen, not_searched(load_space(space)), *not_predicted(load_space(space).choices))
+    for sentence in filter(None, said):
         (notify or (lambda event: None))(Progress("note", None, sentence))
     table = plan_table(
         job, cluster, space, today.configuration, gpus=gpus, on_block=_saying(notify)

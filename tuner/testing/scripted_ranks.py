@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.node.rank_group import Event
@@ -31,6 +32,7 @@ class ScriptedRanks:
         accumulation: micro-batches of the first step, which the conductor may then set; `step_s` is
             the time of a micro-batch and `once_s` what each step adds.
         once_s: seconds that each step takes once.
+        compiles: seconds for which a step compiles first, by its number.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class ScriptedRanks:
         marks: tuple[str, ...] = (),
         accumulation: int = 0,
         once_s: float = 0.0,
+        compiles: Mapping[int, float] | None = None,
     ) -> None:
+        self._compiles = compiles or {}
         self.size, self._clock, self._step_s = size, clock, step_s
         self._accumulation, self._once_s, self._taken = accumulation, once_s, 0
         self.patience_s = 1.0
@@ -60,6 +64,13 @@ class ScriptedRanks:
             for name in self._marks:
                 mark = Event("phase", 0, time_s=now_s, detail={"name": name})
                 self._events.append((now_s, mark))
+            if self.done in self._compiles:
+                ends_s = now_s + self._compiles[self.done]
+                for at_s, name in ((now_s, "compilation"), (ends_s, "boundary")):
+                    self._events.append(
+                        (at_s, Event("phase", 0, time_s=at_s, detail={"name": name}))
+                    )
+                now_s = ends_s
             times = max(self._accumulation, 1)
             now_s += self._once_s + times * self._step_s(self.done)
             self._taken += self._accumulation
@@ -72,11 +83,14 @@ class ScriptedRanks:
         self._taken = 0
 
     def send(self, line: str) -> None:
-        word, *numbers = line.split()
+        word, _, rest = line.partition(" ")
+        if word == "set":
+            if self._accumulation:
+                self._accumulation = json.loads(rest)["gradient_accumulation"]
+            for rank in range(self.size):
+                self._events.append((self._clock(), Event("set", rank, detail={"read": {}})))
         if word == "run":
-            if len(numbers) > 1 and self._accumulation:
-                self._accumulation = int(numbers[1])
-            self._run(int(numbers[0]))
+            self._run(int(rest))
 
     def next_event(self, timeout_s: float) -> Event | None:
         if not self._events or self._events[0][0] > self._clock() + timeout_s:

@@ -17,6 +17,7 @@ __all__ = [
     "FixedGovernor",
     "Governor",
     "GovernorError",
+    "KnobRefused",
     "all_or_nothing",
     "require_settable",
 ]
@@ -27,6 +28,10 @@ LIVE = ("clock_MHz", "memory_clock_MHz", "power_limit_W")
 
 class GovernorError(Exception):
     """Failure of a device to accept or restore a setting; one sentence names it."""
+
+
+class KnobRefused(GovernorError):
+    """Refusal of a value by a knob that the user declares; the node itself is as it should be."""
 
 
 @dataclass(frozen=True)

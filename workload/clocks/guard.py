@@ -3,8 +3,9 @@
 The agent's governor starts it before the first change, sends it the earlier settings over a pipe,
 and ends it with "done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the
 guard restores the earlier settings: those of GPUs through NVML, those of processors by writing the
-kernel's files. It is one file on the standard library and NVML, in a session of its own, so that a
-signal to the agent's process group does not kill it too.
+kernel's files, those of declared knobs by their commands. It is one file on the standard library
+and NVML, in a session of its own, so that a signal to the agent's process group does not kill it
+too.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ from typing import Any
 
 __all__ = [
     "Earlier",
+    "EarlierCommand",
     "EarlierFile",
     "Guard",
     "GuardError",
     "GuardKeeper",
     "put_back",
+    "put_back_commands",
     "put_back_files",
 ]
 
 #: How often, and how far apart, a setting that would not go back is tried again.
 TRIES, WAIT_S = 3, 0.2
+#: The longest that a command of a declared knob may take, seconds.
+COMMAND_S = 30.0
 
 
 class GuardError(Exception):
@@ -93,6 +98,58 @@ class EarlierFile:
 
     path: str
     text: str
+
+
+@dataclass(frozen=True)
+class EarlierCommand:
+    """Command that sets a declared knob to its earlier value.
+
+    Attributes:
+        words: the command, which no shell reads.
+        cwd: the folder it runs in.
+        account: uid, gid and supplementary groups that it runs as; empty for the guard's own.
+    """
+
+    words: tuple[str, ...]
+    cwd: str
+    account: tuple[int, ...] = ()
+
+    def run(self) -> subprocess.CompletedProcess[str]:
+        """Run the command to its end.
+
+        Raises:
+            OSError: it cannot be started.
+            subprocess.TimeoutExpired: it does not end.
+        """
+        uid, gid, *groups = self.account or (None, None)
+        return subprocess.run(
+            self.words,
+            cwd=self.cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_S,
+            user=uid,
+            group=gid,
+            extra_groups=groups if self.account else None,
+        )
+
+
+def put_back_commands(earlier: Sequence[EarlierCommand]) -> list[str]:
+    """Run commands that set earlier values; return a sentence for each failure."""
+    problems = []
+    for command in earlier:
+        try:
+            done = command.run()
+            why = done.stderr.strip() or f"exit code {done.returncode}"
+            failed = done.returncode != 0
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why, failed = str(error), True
+        if failed:
+            problems.append(f"{' '.join(command.words)!r} did not put a knob back: {why}")
+    return problems
 
 
 def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
@@ -208,7 +265,12 @@ class Guard:
         except (OSError, ValueError) as error:
             raise GuardError(f"the guard process is gone: {error}") from error
 
-    def expect(self, earlier: Sequence[Earlier], files: Sequence[EarlierFile] = ()) -> None:
+    def expect(
+        self,
+        earlier: Sequence[Earlier],
+        files: Sequence[EarlierFile] = (),
+        commands: Sequence[EarlierCommand] = (),
+    ) -> None:
         """Send the guard the settings to restore, *before* changing any. Replaces earlier messages.
 
         Returns when the guard has said that it knows: a pipe takes a message for a dead reader too.
@@ -219,6 +281,7 @@ class Guard:
         words = {
             "earlier": [asdict(gpu) for gpu in earlier],
             "files": [asdict(file) for file in files],
+            "commands": [asdict(command) for command in commands],
         }
         self._say(words)
         if (answer := self._hear(self._start_s)) != "knows":
@@ -261,7 +324,12 @@ class GuardKeeper:
         """The guard's process id; 0 if there is none."""
         return self._guard.pid if self._guard is not None else 0
 
-    def expect(self, earlier: Sequence[Earlier], files: Sequence[EarlierFile] = ()) -> None:
+    def expect(
+        self,
+        earlier: Sequence[Earlier],
+        files: Sequence[EarlierFile] = (),
+        commands: Sequence[EarlierCommand] = (),
+    ) -> None:
         """Tell the guard what to restore, before anything is changed.
 
         Raises:
@@ -272,11 +340,11 @@ class GuardKeeper:
         if self._guard is None:
             self._guard = self._start(self._nvml)
         try:
-            self._guard.expect(earlier, files)
+            self._guard.expect(earlier, files, commands)
         except GuardError:  # it was killed: a new one gets the same
             self._guard.take_over()
             self._guard = self._start(self._nvml)
-            self._guard.expect(earlier, files)
+            self._guard.expect(earlier, files, commands)
 
     def _start(self, nvml: str) -> Guard:
         return Guard(nvml=nvml, own_session=self._own_session)
@@ -336,6 +404,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     earlier: list[Earlier] = []
     files: list[EarlierFile] = []
+    commands: list[EarlierCommand] = []
     buffer, pipe = b"", sys.stdin.fileno()
     watched = [pipe] if agent is None else [pipe, agent]
     while True:
@@ -352,9 +421,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             earlier = [Earlier.from_json(gpu) for gpu in message["earlier"]]
             files = [EarlierFile(**file) for file in message["files"]]
+            commands = [EarlierCommand(**command) for command in message["commands"]]
             with contextlib.suppress(OSError):  # an agent that is gone need not hear it
                 print("knows", flush=True)
-    problems = [*put_back(nvml, earlier), *put_back_files(files)]
+    problems = [*put_back(nvml, earlier), *put_back_files(files), *put_back_commands(commands)]
     with contextlib.suppress(OSError):  # there may be no reader left
         for problem in problems:
             print(problem, file=sys.stderr, flush=True)

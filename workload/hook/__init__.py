@@ -6,11 +6,11 @@ names: it finishes the device's work, reports the boundary, and waits for the co
 The training program needs no change.
 
 The program may use the hook: `import joulefront_hook` gives this package, `configuration()` returns
-the configuration of this launch, `phase(name)` marks the part of a step that begins, and `step()`
-counts a step that neither DeepSpeed nor a torch optimizer takes. Other programs get the
-configuration through their arguments to `deepspeed.initialize`. Outside a probe,
-`joulefront_hook/__main__.py run SCRIPT ...` starts a script with the same settings and counts
-nothing.
+the configuration of this launch, `phase(name)` marks the part of a step that begins, `step()`
+counts a step that neither DeepSpeed nor a torch optimizer takes, and `live(name, function)`
+registers what sets a live knob between steps. Other programs get the configuration through their
+arguments to `deepspeed.initialize`. Outside a probe, `joulefront_hook/__main__.py run SCRIPT ...`
+starts a script with the same settings and counts nothing.
 
 In a rank it is loaded by path under the name `joulefront_hook`, elsewhere it is
 `tuner.workload.hook`. Its modules import each other relatively, so they work under both names and
@@ -18,14 +18,15 @@ cannot collide with a user's modules.
 
 Wire (a line of text each way, over a Unix socket):
     rank to agent   hello RANK PID · step N T · at N T M · phase NAME T · facts JSON · peak JSON ·
-                    fail JSON · end
-    agent to rank   run N (continue until N steps are done) · run N K (by steps of K micro-batches)
-                    · quit
+                    set JSON (what was read back) · fail JSON · end
+    agent to rank   run N (continue until N steps are done) · set JSON (values of live knobs, for
+                    the steps from here on) · quit
 T is CLOCK_MONOTONIC, which all processes of a node share; M are the micro-batches since the last
 boundary, 0 if the program's accumulation cannot be set.
 """
 
 from .engine import merge, micro_batches, split_differently
+from .live_knobs import live
 from .program import main, run_rank
 from .state import NotAsAsked, configuration, phase
 from .watching import step
@@ -33,6 +34,7 @@ from .watching import step
 __all__ = [
     "NotAsAsked",
     "configuration",
+    "live",
     "main",
     "merge",
     "micro_batches",

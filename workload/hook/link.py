@@ -16,7 +16,7 @@ import traceback
 from collections import deque
 from typing import Any, NoReturn
 
-from . import state
+from . import live_knobs, state
 
 # Ordinary exceptions that mean "no memory left", by name: torch cannot be imported here.
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
@@ -135,7 +135,8 @@ class Link:
         self.steps += 1
         self.starting = False
         if self.steps == 1 and state.options.get("inspect"):
-            self.send("facts " + json.dumps(state.facts(), default=str))
+            facts = {**state.facts(), "live": live_knobs.present()}
+            self.send("facts " + json.dumps(facts, default=str))
         if self.steps < self._until:
             self._times.add(f"step {self.steps}")
             if told := self._times.lines():
@@ -148,12 +149,14 @@ class Link:
             told += f"phase boundary {at_s:.7f}\n"
         taken = state.steering.taken() if state.steering is not None else 0
         self.send(f"{told}at {self.steps} {at_s:.7f} {taken}")
-        words = self._receive().split()
-        if words[0] == "quit":
+        line = self._receive()
+        while line.startswith("set "):
+            told_back = live_knobs.set_values(json.loads(line.removeprefix("set ")))
+            self.send("set " + json.dumps(told_back, default=str))
+            line = self._receive()
+        if line == "quit":
             self.leave()
-        self._until = int(words[1])
-        if len(words) > 2:
-            state.steering.set(int(words[2]))
+        self._until = int(line.split()[1])
 
     def leave(self) -> None:
         """Report the peaks and end at once: interpreters with live collectives may abort."""

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import engine, frames, state, steps, watching
+from . import compiling, engine, frames, live_knobs, state, steps, watching
 from .accumulation import Steering
 from .link import Link, end_process
 
@@ -25,6 +25,7 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
+    live_knobs.forget()
     state.steering = Steering(options.get("accumulation", 0))
     import torch
 
@@ -37,6 +38,8 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
     os.environ.update(options.get("env", {}))
     sys.path[:0] = options.get("path", [])
     frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
+    if state.link is not None:
+        frames.WhenImported(("torch._dynamo.callback",), compiling.mark_compilations)
     # A plain torch program may live without DeepSpeed.
     with contextlib.suppress(ModuleNotFoundError):
         import deepspeed

@@ -81,6 +81,7 @@ def phase(name: str) -> None:
 
 def mark(name: str) -> None:
     """Mark the start of a phase, if there is an agent that keeps marks."""
+    seen["phase"] = name
     if link is not None:
         link.mark(name)
 
@@ -94,7 +95,7 @@ def mark_seen(name: str) -> None:
         mark(name)
 
 
-_PRIVATE = ("asked", "optimizer", "engine", "inside_engine", "watched", "accelerates")
+_PRIVATE = ("asked", "phase", "optimizer", "engine", "inside_engine", "watched", "accelerates")
 
 
 def facts() -> dict[str, Any]:

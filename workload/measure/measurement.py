@@ -14,6 +14,7 @@ from dataclasses import replace
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.accumulated import AccumulatedWindow
+from tuner.workload.measure.phases import COMPILATION
 from tuner.workload.measure.statistics import Z90
 from tuner.workload.measure.used_devices import device_number, of_used_devices
 from tuner.workload.measure.window import Window
@@ -158,6 +159,9 @@ def _flags(
             f"window of {length_s:.2g} s is short for a counter that is updated every "
             f"{1000 * resolution_s:.0f} ms"
         )
+    if COMPILATION in window.phases_s:
+        seconds = window.phases_s[COMPILATION] * len(window.step_times_s)
+        flags.append(f"torch.compile compiled for {seconds:.1f} s within the window")
     sampled_J = window.sampled_energy_J
     if independent and abs(sampled_J - window.energy_J) > AGREE * window.energy_J:
         flags.append(

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["BOUNDARY", "seconds_a_step", "within"]
+__all__ = ["BOUNDARY", "COMPILATION", "compilation_s", "seconds_a_step", "within"]
 
 #: What the hook calls the wait for the agent at a window's boundary.
 BOUNDARY = "boundary"
+#: What it calls the time in which torch.compile traces and compiles (`tuner.workload.hook`).
+COMPILATION = "compilation"
 
 Mark = tuple[float, str]
 
@@ -46,3 +48,8 @@ def seconds_a_step(
         if name != BOUNDARY:
             seconds[name] = seconds.get(name, 0.0) + (ends_s - begins_s) / steps
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+def compilation_s(marks: Sequence[Mark], opened_s: float, closed_s: float) -> float:
+    """Return the seconds of a span in which rank 0 compiled; 0.0 where nothing is marked."""
+    return seconds_a_step(marks, opened_s, closed_s, 1).get(COMPILATION, 0.0)

@@ -7,7 +7,9 @@ to nothing else. When a window closes is decided in `tuner.workload.measure.wind
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,23 +18,26 @@ from typing import Any
 
 import numpy as np
 
+from tuner.workload.hook.live_knobs import ACCUMULATION
 from tuner.workload.limits import ProbeLimits
-from tuner.workload.measure.phases import seconds_a_step
+from tuner.workload.measure.phases import compilation_s, seconds_a_step
 from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
+from tuner.workload.measure.warm_up import (
+    WARM_BLOCK_S,
+    WARM_BLOCKS_MAX,
+    WARM_MAX_S,
+    WarmUp,
+    settled,
+)
 from tuner.workload.measure.window_end import Reached, beaten_by, missing_s
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.node.rank_group import Event, Ranks
 from tuner.workload.probe import Failure, WindowPolicy
 
-__all__ = ["Conductor", "ProbeFailed", "WarmUp", "Window"]
+__all__ = ["Conductor", "ProbeFailed", "Window"]
 
-#: Warm-up is judged by blocks of whole steps this long (a step where steps are longer), ...
-WARM_BLOCK_S = 0.2
-#: ... of which neighbours must agree so far. Recorded runs lie within 2 % of their mean after two
-#: steps (p95 of 13,303 iterations of the Perseus artifact); see docs/measuring.md.
-WARM_SPREAD = 0.03
-#: It ends here, stable or not: blocks, and seconds.
-WARM_BLOCKS_MAX, WARM_MAX_S = 20, 60.0
+#: Windows of one setting that are discarded because of a compilation; the next one counts, flagged.
+COMPILED_WINDOWS = 2
 
 
 class ProbeFailed(Exception):
@@ -41,21 +46,6 @@ class ProbeFailed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """Steps before the first window.
-
-    Attributes:
-        step_times_s: wall time of each step.
-        step_time_s: mean of the last block: what to expect of the next step.
-        stable: False where it ended by its limit.
-    """
-
-    step_times_s: tuple[float, ...]
-    step_time_s: float
-    stable: bool
 
 
 @dataclass(frozen=True)
@@ -160,7 +150,7 @@ class Conductor:
         self._cancelled, self._clock = cancelled, clock
         self.done = 0  # steps all ranks have done
         self.micro_batches = 0  # in them, as far as the ranks told
-        self.accumulation = 0  # micro-batches of the next steps; 0 leaves them to the program
+        self._accumulation = 0
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
         self.facts: dict[str, Any] = {}  # of the program, where a launch asks for them
@@ -187,10 +177,33 @@ class Conductor:
         """Run `steps` more steps; return each step's wall time and each step's end."""
         target = self.done + steps
         began = self._clock()
-        by = f" {self.accumulation}" if self.accumulation else ""
-        self._group.send(f"run {target}{by}")
+        self._group.send(f"run {target}")
         ends = self._wait_boundary(target)
         return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of the next steps; 0 leaves them to the program. Set at a boundary."""
+        return self._accumulation
+
+    @accumulation.setter
+    def accumulation(self, micro_batches: int) -> None:
+        self._accumulation = micro_batches
+        self.set_live({ACCUMULATION: micro_batches})
+
+    def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Set live knobs of the program at a boundary; return each rank's answer, by rank.
+
+        The answers are those of `tuner.workload.hook.live_knobs.set_values`.
+        """
+        self._group.send("set " + json.dumps(dict(values)))
+        told: dict[int, Mapping[str, Any]] = {}
+        limit_s = min(self._deadline_s, self._clock() + self._limits.step_s)
+        while len(told) < self._group.size:
+            event = self._next(limit_s)
+            if event.kind == "set":
+                told[event.rank] = event.detail or {}
+        return [told[rank] for rank in sorted(told)]
 
     def warm_up(self) -> WarmUp:
         """Run until the step time is stable.
@@ -208,7 +221,7 @@ class Conductor:
                 block += self.run(1)
             times += block
             blocks.append(sum(block) / len(block))
-            if _stable(blocks):
+            if settled(blocks):
                 return WarmUp(tuple(times), blocks[-1], True)
         return WarmUp(tuple(times), blocks[-1], False)
 
@@ -226,8 +239,11 @@ class Conductor:
         samples: Callable[[], Sequence[PowerSample]] = tuple,
         beside: Sequence[Meter] = (),
         known: Sequence[Reached] = (),
+        again: int = COMPILED_WINDOWS,
     ) -> Window:
         """Measure one window under the current setting.
+
+        A window in which torch.compile compiled is discarded: that time belongs to the launch.
 
         Args:
             meter: read at both boundaries, while all ranks wait.
@@ -236,6 +252,7 @@ class Conductor:
             samples: the power timeline as far as it has come.
             beside: meters of other scopes, read at the same boundaries.
             known: what other configurations reach; a window that they beat ends early.
+            again: number of windows that may be discarded.
         """
         times: list[float] = []
         ends: list[float] = []
@@ -259,6 +276,10 @@ class Conductor:
             times += more
             ends += when
             step_time_s = sum(times) / len(times)
+        if again and compilation_s(self.phases, opened.time_s, ends[-1]):
+            meter.boundary(opens=False)
+            named = {"samples": samples, "beside": beside, "known": known, "again": again - 1}
+            return self.measure(meter, policy, statistics.median(times), **named)  # type: ignore[arg-type]
         energies_beside_J = {
             other.info.name: other.boundary(opens=False).energy_J - first.energy_J
             for other, first in zip(beside, others, strict=True)
@@ -427,13 +448,3 @@ def _between(
     samples: Sequence[PowerSample], start_s: float, end_s: float
 ) -> tuple[PowerSample, ...]:
     return tuple(sample for sample in samples if start_s <= sample.time_s <= end_s)
-
-
-def _stable(blocks: Sequence[float]) -> bool:
-    """Return True if the step time of the blocks has settled (see `Conductor.warm_up`)."""
-    if len(blocks) < 2:
-        return False
-    if abs(blocks[-1] - blocks[-2]) <= WARM_SPREAD * min(blocks[-2:]):
-        return True
-    steps = [b - a for a, b in pairwise(blocks[-4:])]
-    return len(steps) == 3 and all(a * b < 0 for a, b in pairwise(steps))

@@ -1,4 +1,4 @@
-"""DeepSpeed's compiled ops: the folder that keeps them, and what can be compiled on this node."""
+"""Compiled code: the folders that keep it, and what can be compiled on this node."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shutil
+import sysconfig
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -20,7 +21,14 @@ from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
 from tuner.workload.node.rights import run_as
 
-__all__ = ["architectures", "build_kind", "cannot_build", "extensions_dir", "remove_stale_locks"]
+__all__ = [
+    "architectures",
+    "build_kind",
+    "cannot_build",
+    "cannot_compile",
+    "extensions_dir",
+    "remove_stale_locks",
+]
 
 #: A lock that is older was left by a killed build, seconds: no build takes as long.
 STALE_LOCK_S = 900.0
@@ -114,6 +122,20 @@ def cannot_build(op: str, *, gpus: bool = False) -> str:
             return f"DeepSpeed's {op} is compiled by CUDA's compiler, and nvcc is not on PATH"
         return ""
     return f"DeepSpeed's {op} must be compiled, and there is no C++ compiler ({compiler} or g++)"
+
+
+def cannot_compile() -> str:
+    """Return the reason why torch.compile cannot run here; empty if it can.
+
+    Its backend, inductor, writes C++ for a CPU and Triton for a GPU; both are built against
+    Python's headers by a compiler of this machine.
+    """
+    wanted = os.environ.get("CXX", "c++")
+    if not any(map(shutil.which, (wanted, "g++", "clang++"))):
+        return f"torch.compile needs a C++ compiler ({wanted} or g++)"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "torch.compile needs Python's headers (python3-dev)"
+    return ""
 
 
 def architectures(env: Mapping[str, str]) -> str:

@@ -26,11 +26,13 @@ from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
 from tuner.workload.measure.measurement import drift_of, measurement, reached
+from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.window import Conductor, ProbeFailed, Window
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.between_launches import memory_of, wait_for_release
 from tuner.workload.node.host import CpuContention
+from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.logs import bounded_logs
 from tuner.workload.node.rank_group import Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch, reserved_port
@@ -126,6 +128,8 @@ class Probe:
         self._enter("")
         if timeline is not None:
             self._keep_timeline(timeline)
+        if seconds := compilation_s(self._phases, self._began_s, time.monotonic()):
+            self.environment["compilation_s"] = seconds
         if failure is None and self._missed and not self.measurements:
             failure = Failure("not_taken", self._missed[0].message)
         return ProbeRecord(
@@ -206,7 +210,8 @@ class Probe:
     def open_timeline(self) -> Timeline:
         """Start to sample power."""
         # Meters of GPUs read the clocks themselves.
-        state = self.governor.delivered if isinstance(self.governor, CpuGovernor) else None
+        cores = isinstance(getattr(self.governor, "devices", self.governor), CpuGovernor)
+        state = self.governor.delivered if cores else None
         return Timeline(self.meter, beside=self.node.beside, state=state)
 
     def spawn(self, listener: socket.socket, address: str) -> Ranks:
@@ -328,7 +333,11 @@ class Probe:
         number = len(self.measurements) + len(self._missed) + 1
         at = f" at {live.short}" if live else ""
         self._enter(f"measuring {number} of {max(number, len(self.request.live))}{at}")
-        applied = self.governor.apply(live, ranks=self.launch.configuration.world_size)
+        ranks = self.launch.configuration.world_size
+        applied = apply_live(self.governor, conductor, self.node.job.knobs, live, ranks=ranks)
+        if isinstance(applied, NotApplied):
+            self._missed.append(applied)
+            return step_time_s
         if live:
             conductor.settle(policy.settle_s, step_time_s)
         if not self._launch_s:

@@ -32,13 +32,13 @@ class Event:
     """A message of a rank, or the end of its process.
 
     Attributes:
-        kind: "hello", "step", "at", "phase", "facts", "peak", "fail", "end" from the rank itself,
-            or "exit" when its process ended.
+        kind: "hello", "step", "at", "phase", "set", "facts", "peak", "fail", "end" from the rank
+            itself, or "exit" when its process ended.
         rank: its number.
         step: steps done (for "step" and "at").
         time_s: CLOCK_MONOTONIC at the rank.
-        detail: parsed JSON of "facts", "peak" and "fail", {"code": n} of "exit", {"name": ...} of
-            "phase", {"micro_batches": n} of "at": those since the last boundary.
+        detail: parsed JSON of "set", "facts", "peak" and "fail", {"code": n} of "exit",
+            {"name": ...} of "phase", {"micro_batches": n} of "at": those since the last boundary.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Ranks(Protocol):
         """Return the next event, or None after `timeout_s` seconds of silence."""
 
     def send(self, line: str) -> None:
-        """Send a command to all ranks: "run N" or "quit"."""
+        """Send a command to all ranks: "run N", "set JSON" or "quit"."""
 
     def kill(self) -> None:
         """End the ranks and all that they started."""
@@ -195,7 +195,7 @@ class RankGroup:
             step, at, *more = rest.split()
             taken = {"micro_batches": int(more[0])} if more else None
             return Event(kind, rank, int(step), float(at), taken)
-        if kind in ("facts", "peak", "fail"):
+        if kind in ("set", "facts", "peak", "fail"):
             detail = json.loads(rest)
             if kind == "fail" and detail["kind"] not in ("out_of_memory", "refused", "crash"):
                 return None

@@ -26,6 +26,7 @@ from tuner.workload.meters import Meter
 from tuner.workload.meters.gpus import cuda_numbering, on_twin
 from tuner.workload.node.between_launches import IdlePower
 from tuner.workload.node.host import usable_cores
+from tuner.workload.node.ops import cannot_compile, extensions_dir
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
 from tuner.workload.probe import INSPECTIONS, ProbeRequest
@@ -150,8 +151,23 @@ class RankLaunch:
             "1000000000",
             *training_arguments(self.configuration),
         )
-        env = environment(self.configuration, job.knobs)
+        env = {**self._compiling_env(), **environment(self.configuration, job.knobs)}
         return Start(argv, str(self.folder), {}, config, {"HF_HUB_OFFLINE": "1", **env})
+
+    def _compiling_env(self) -> dict[str, str]:
+        """Return the environment of ranks that compile: a cache that probes share.
+
+        Raises:
+            InputError: torch.compile cannot run here.
+        """
+        if self.configuration.get("compilation") == "none":
+            return {}
+        if why := cannot_compile():
+            raise InputError(f"compilation {self.configuration.get('compilation')}: {why}")
+        env = {"TORCHINDUCTOR_CACHE_DIR": str(Path(extensions_dir(), "inductor"))}
+        if self.node.cluster.device.type == "cpu":
+            env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a rank has one core
+        return {name: value for name, value in env.items() if name not in os.environ}
 
     def specs(self, address: str, place: Place) -> list[RankSpec]:
         """Write the files and describe this node's ranks, which report to `address`."""
@@ -182,7 +198,7 @@ class RankLaunch:
             options["accumulation"] = self.accumulations.measured[0]
         cores = sorted(os.sched_getaffinity(0))
         on_cpu = self.node.cluster.device.type == "cpu"
-        specs = []
+        specs, node_rank = [], place.first // max(place.ranks, 1)
         for rank in range(place.first, place.first + place.ranks):
             log = self.folder / f"rank{rank}.log"
             log.unlink(missing_ok=True)
@@ -190,10 +206,10 @@ class RankLaunch:
                 account.give_log(log)
             specs.append(
                 RankSpec(
-                    argv=start.argv(rank, world, rank - place.first),
+                    argv=start.argv(rank, world, rank - place.first, node_rank),
                     env={
                         **self._rank_env(rank, world, place),
-                        **start.environment(rank, world, rank - place.first),
+                        **start.environment(rank, world, rank - place.first, node_rank),
                     },
                     log=str(log),
                     cwd=start.cwd,

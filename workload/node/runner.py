@@ -20,6 +20,7 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.workload.clocks.base import Governor, GovernorError
+from tuner.workload.clocks.commands import with_commands
 from tuner.workload.clocks.governor import open_governor
 from tuner.workload.meters import Meter, MeterError, open_beside, open_meter
 from tuner.workload.meters.gpus import on_twin
@@ -124,6 +125,7 @@ class LocalRunner:
             prepare=self.prepare,
             check=self.check,
         )
+        self.turn_to(job)
 
     def prepare(self, ops: Sequence[str] = ()) -> float:
         """Import the frameworks, and build and load DeepSpeed ops, ahead of the first probe.
@@ -185,7 +187,9 @@ class LocalRunner:
 
     def turn_to(self, job: TrainingJob) -> None:
         """Probe another job from here on, with ranks of the same server."""
-        self.node = replace(self.node, job=job)
+        cwd = Path(job.cwd) if isinstance(job, ScriptJob) else self.node.run_dir
+        governor = with_commands(self.node.governor, job, cwd, self.node.server.account)
+        self.node = replace(self.node, job=job, governor=governor)
 
     def cancel(self) -> None:
         """End the running probe, from another thread; its record says "cancelled"."""

@@ -132,6 +132,16 @@ def checkpoint_blocks(model: Any, every: int) -> None:
             block.gradient_checkpointing = number % every == 0
 
 
+def compile_model(model: Any, scope: str) -> None:
+    """Compile each block (`regional`), the whole model (`full`) or nothing, in place.
+
+    torch.compile does its work in the first forward and backward pass. Blocks have one code, so
+    that one compilation serves all of them.
+    """
+    for part in {"none": (), "regional": blocks_of(model), "full": (model,)}[scope]:
+        part.compile()
+
+
 def fuse_cross_entropy(model: Any) -> bool:
     """Compute the loss from hidden states without storing logits, by transformers' Liger kernels.
 

@@ -8,8 +8,9 @@ the same job.
 
     torchrun --nproc-per-node 2 train.py --job job.json --deepspeed_config ds_config.json --steps 20
 
-What DeepSpeed's JSON cannot say are arguments: pipeline, sequence and expert degrees, and what
-happens to activations. Each is a module beside this one (stages, ulysses, experts, ...).
+What DeepSpeed's JSON cannot say are arguments: pipeline, sequence and expert degrees, sharding by
+torch in place of DeepSpeed, and what happens to activations. Each is a module beside this one
+(stages, ulysses, experts, fsdp2, ...).
 
 Under a hook it marks the phases of a step: data, forward, backward, communication (what is left of
 the gradients' reduction after the backward pass; in a pipeline, neighbours too) and optimizer. Of a
@@ -34,6 +35,7 @@ from causal_lm import (
     Share,
     blocks_of,
     check_attention,
+    compile_model,
     encoder_blocks_of,
     fuse_cross_entropy,
     planned_model,
@@ -43,6 +45,8 @@ from host_activations import activations_on_host
 
 #: The first steps are all logged: they show that two configurations train the same job.
 FIRST_STEPS = 5
+#: Who shards the training state. FSDP2 frees gathered parameters after the forward pass, or not.
+SHARDINGS = ("deepspeed", "fsdp2", "fsdp2_no_reshard")
 
 
 def phase(name: str) -> None:
@@ -57,10 +61,17 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--job", required=True)
     parser.add_argument("--deepspeed_config", required=True)
     parser.add_argument("--pipeline_parallel", type=int, default=1)
+    parser.add_argument(
+        "--pipeline_schedule", choices=("1f1b", "interleaved", "zero_bubble"), default="1f1b"
+    )
+    parser.add_argument("--virtual_stages", type=int, default=1)
     parser.add_argument("--sequence_parallel", type=int, default=1)
     parser.add_argument("--expert_parallel", type=int, default=1)
+    parser.add_argument("--sharding", choices=SHARDINGS, default=SHARDINGS[0])
+    parser.add_argument("--hsdp_replicas", type=int, default=1)
     parser.add_argument("--activation_checkpointing", default="none", help="none, every_K or full")
     parser.add_argument("--activation_offload", choices=("none", "sync", "async"), default="none")
+    parser.add_argument("--compilation", choices=("none", "regional", "full"), default="none")
     parser.add_argument("--steps", type=int, default=None, help="default: the job's steps")
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
@@ -70,7 +81,10 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argparse.Namespace) -> Any:
     """Return the model under DeepSpeed, split by the arguments; import only what they need."""
     model = planned_model(job, arguments.activation_checkpointing)
-    fill = Filler(model, job["seed"], *made_as(job, arguments, settings, model))
+    device, dtype = made_as(job, arguments, settings, model)
+    if arguments.sharding != "deepspeed":
+        return sharded_by_torch(model, job, settings, arguments, device)
+    fill = Filler(model, job["seed"], device, dtype)
     if arguments.pipeline_parallel == 1 or arguments.expert_parallel > 1:
         stage = settings.get("zero_optimization", {}).get("stage")
         # Experts are taken out of whole layers, which DeepSpeed then refuses to shard.
@@ -94,6 +108,21 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
         import ulysses
 
         mpu = ulysses.split_sequences(model, arguments.sequence_parallel)
+    compile_model(model, arguments.compilation)
+    if arguments.pipeline_schedule != "1f1b":
+        import schedules
+
+        return schedules.Engine(
+            model,
+            job,
+            settings,
+            fill,
+            degree=arguments.pipeline_parallel,
+            virtual=arguments.virtual_stages,
+            schedule=arguments.pipeline_schedule,
+            device=made_as(job, arguments, settings, model)[0],
+            phase=phase,
+        )
     if arguments.pipeline_parallel > 1:
         import stages
 
@@ -109,6 +138,32 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
     else:
         mark_reduction(engine)
     return engine
+
+
+def sharded_by_torch(
+    model: Any,
+    job: dict[str, Any],
+    settings: dict[str, Any],
+    arguments: argparse.Namespace,
+    device: str,
+) -> Any:
+    """Return the planned model under FSDP2."""
+    import fsdp2
+
+    if reads_video(job):
+        import multimodal
+
+        multimodal.prepare(model, phase)
+    compile_model(model, arguments.compilation)
+    return fsdp2.engine_of(
+        model,
+        Filler(model, job["seed"], device),
+        settings,
+        job["precision"],
+        device,
+        reshard=arguments.sharding == "fsdp2",
+        groups=arguments.hsdp_replicas,
+    )
 
 
 def may_fuse_loss(arguments: argparse.Namespace, settings: dict[str, Any]) -> bool:
@@ -221,6 +276,8 @@ def pipeline_step(
     """
     import stages
 
+    if arguments.pipeline_schedule != "1f1b":
+        return engine.train_batch(parts)
     with activations_on_host(arguments.activation_offload):
         return engine.train_batch(stages.fed(parts)).detach()
 

@@ -64,6 +64,8 @@ class Framework:
         checkpoints: and it is on today.
         stages: pipeline stages today.
         reads: what the script reads from `joulefront_hook.configuration()`.
+        live: live knobs that the script registers, each with its present value, None if it cannot
+            be read.
         turns: what its framework takes by itself, so that the hook can tell it another:
             "micro_batch", "gradient_accumulation".
         first_step_s: seconds that the inspection took to its first step, which limits of probes are
@@ -83,6 +85,7 @@ class Framework:
     stages: int = 1
     reads: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()
+    live: Mapping[str, Any] = field(default_factory=dict)
     first_step_s: float = field(default=0.0, compare=False)
 
     @property

@@ -24,6 +24,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.declared_knobs import (
+    at_baseline,
     environment,
     framework_settings,
     native_values,
@@ -271,14 +272,14 @@ class ScriptJob(TrainingJob):
         kept = check_knobs(made)
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
 
-    def _applied(self, knob: Knob) -> Knob:
+    def _applied(self, declared: Knob) -> Knob:
         """Return a declared knob with its present value.
 
         Raises:
             InputError: it cannot be applied to this script.
         """
         knob = resolved(
-            knob,
+            declared,
             driven=self.driven.declared if self.driven else None,
             placeholders=self.placeholders,
             words=self.words,
@@ -289,6 +290,13 @@ class ScriptJob(TrainingJob):
         )
         if not self.frame.kind:  # not inspected yet
             return knob
+        if knob.by_script and knob.name not in self.frame.live:
+            raise InputError(
+                f"the script registers no live knob {knob.name!r} before its first step ends; it "
+                f"must call joulefront_hook.live({knob.name!r}, FUNCTION)"
+            )
+        if knob.by_script:
+            return at_baseline(declared, self.frame.live[knob.name])
         if knob.how == "hook" and knob.name not in self.frame.reads:
             raise InputError(
                 f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
@@ -379,6 +387,8 @@ class ScriptJob(TrainingJob):
             options["activation_checkpointing"] = mode
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
+        if not probe:  # a probe's agent sets them between steps
+            options["live"] = {k.name: asked[k.name] for k in self.knobs if k.by_script}
         env = {
             **(self.launcher.env if self.launcher else {}),
             **(_QUIET_ENV if probe else {}),
@@ -422,6 +432,7 @@ class ScriptJob(TrainingJob):
         given = self.config_word is not None or "deepspeed_config" in self.placeholders
         switched = self.offers["activation_checkpointing"].why == SWITCH or self.hook_turns
         asks = bool(self.frame.reads) or self.asks("rank", "local_rank")
+        asks = asks or any(knob.by_script for knob in self.knobs)
         asks = asks or self.frame.owner == "lightning"  # which is told the ranks that were started
         return bool(asks or switched) or (self.frame.on_deepspeed and not given)
 

@@ -14,8 +14,10 @@ from tuner.search_spaces.configuration import Settings
 from tuner.testing.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
 from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.measurement import delivered_of, drift_of, measurement, not_applied
+from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
-from tuner.workload.measure.window import WARM_BLOCKS_MAX, Conductor, ProbeFailed, WarmUp, Window
+from tuner.workload.measure.warm_up import WARM_BLOCKS_MAX, WarmUp
+from tuner.workload.measure.window import Conductor, ProbeFailed, Window
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, WindowPolicy
 
@@ -40,13 +42,14 @@ class Scene:
         power_W: Callable[[float], float] = lambda now_s: 300.0,
         *,
         marks: tuple[str, ...] = (),
+        compiles: dict[int, float] | None = None,
         lag_s: float = 0.0,
         counter: float = 1.0,
         extra: Callable[[float], dict[str, float]] = lambda now_s: {},
         deadline_s: float = 1e6,
     ) -> None:
         self.clock = ScriptedClock()
-        self.ranks = ScriptedRanks(self.clock, step_s, marks=marks, lag_s=lag_s)
+        self.ranks = ScriptedRanks(self.clock, step_s, marks=marks, lag_s=lag_s, compiles=compiles)
         self.conductor = Conductor(
             self.ranks,  # type: ignore[arg-type]
             deadline_s=self.clock() + deadline_s,
@@ -173,6 +176,22 @@ class TestWindow:
         scene = Scene(marks=("forward",))
         window = scene.measure(step_time_s=0.25)
         assert window.phases_s == {"forward": pytest.approx(window.length_s / len(window.ends_s))}
+
+    def test_a_window_in_which_torch_compiled_is_measured_again(self) -> None:
+        scene = Scene(lambda n: 0.25, compiles={1: 30.0, 5: 9.0})
+        window = scene.measure()
+        assert window.step_time_s == pytest.approx(0.25)
+        assert window.phases_s == {}
+        # Both compilations are told, and neither is in the window.
+        phases, opened = scene.conductor.phases, window.opened.time_s
+        assert compilation_s(phases, 0.0, opened) == pytest.approx(39.0)
+
+    def test_a_program_that_never_stops_compiling_is_measured_and_flagged(self) -> None:
+        scene = Scene(lambda n: 0.25, compiles=dict.fromkeys(range(1, 1000), 0.5))
+        window = scene.measure()
+        assert window.step_time_s == pytest.approx(0.75)
+        made = measurement(Settings(), window, POLICY)
+        assert any("torch.compile compiled for" in flag for flag in made.flags)
 
     def test_out_of_time_is_a_failure(self) -> None:
         scene = Scene(lambda n: 1.0, deadline_s=4.0)

@@ -17,6 +17,7 @@ from tuner.workload.node.ops import (
     architectures,
     build_kind,
     cannot_build,
+    cannot_compile,
     extensions_dir,
     remove_stale_locks,
 )
@@ -95,6 +96,19 @@ def test_finding_18_nodes_of_a_shared_home_compile_in_folders_of_their_kind(
     assert Path(extensions_dir()).name == build_kind()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/mine")
     assert extensions_dir() == "/mine"
+
+
+def test_torch_compile_needs_a_compiler_and_pythons_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert cannot_compile() == "torch.compile needs Python's headers (python3-dev)"
+    (tmp_path / "Python.h").touch()
+    assert cannot_compile() == ""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert cannot_compile() == "torch.compile needs a C++ compiler (c++ or g++)"
 
 
 def test_a_lock_that_a_killed_build_left_is_removed_before_ranks_wait_for_it(

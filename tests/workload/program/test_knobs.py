@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,11 @@ def test_a_configuration_renders_to_what_it_names_and_nothing_else() -> None:
         {"pipeline_parallel": 2},
         {"sequence_parallel": 2},
         {"expert_parallel": 2},
+        {"sharding": "fsdp2"},
+        {"hsdp_replicas": 2},
         {"activation_checkpointing": "every_4"},
         {"activation_offload": "async"},
+        {"compilation": "regional"},
     ):
         ((name, value),) = knobs.items()
         assert training_arguments(Configuration.of(knobs)) == (f"--{name}", str(value))
@@ -148,6 +152,42 @@ def test_which_blocks_are_recomputed(job: str, mode: str, recomputed: list[int])
     targets = tokens[:, 1:].contiguous()
     model(input_ids=tokens[:, :-1], labels=targets, shift_labels=targets).loss.backward()
     assert sorted(runs) == sorted([0, 1, 2, 3, 4, 5, *recomputed])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5"])
+def test_what_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without inductor, which takes half a minute; benchmarks.knobs runs it."""
+    import causal_lm
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", dynamic=False))
+    job = load_job(name)
+    job = replace(job, sequence_length=16, model={**job.model, "num_hidden_layers": 2})
+    tokens = causal_lm.tokens_of_step(job.to_json(), 0)[:2]
+    targets, losses = tokens[:, 1:].contiguous(), {}
+    for scope in ("none", "regional", "full"):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = causal_lm.build_model(job.to_json(), "none")
+        causal_lm.compile_model(model, scope)
+        compiled = [m for m in model.modules() if m._compiled_call_impl is not None]
+        assert (
+            compiled
+            == {
+                "none": [],
+                "regional": list(causal_lm.blocks_of(model)),
+                "full": [model],
+            }[scope]
+        )
+        loss = model(input_ids=tokens[:, :-1], labels=targets, shift_labels=targets).loss
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        losses[scope] = (loss.item(), norm.item())
+        # All blocks have one code.
+        count = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        assert count == (scope != "none")
+    assert losses["regional"] == pytest.approx(losses["none"], rel=1e-5)
+    assert losses["full"] == pytest.approx(losses["none"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-olmoe", "tiny-lmm"])

@@ -1,0 +1,96 @@
+"""Memory and communication of FSDP2 (torch's `fully_shard`), as the training program applies it.
+
+Every block is a unit, and so are a token table and an output projection that are not one matrix;
+what is left is the root's. States are fp32 on the shard; in mixed precision units are gathered in
+16 bits and gradients are reduced in fp32. What is gathered when is that of torch 2.13
+(torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tuner.models.analytic.collectives import all_gather_s, all_reduce_s, link_of
+from tuner.models.analytic.layout import Launches
+from tuner.models.analytic.setup import Setup
+from tuner.models.analytic.stages import Stages
+
+__all__ = ["STATE_BYTES", "communication_bytes", "states", "sync_s"]
+
+#: Bytes per parameter on the shard, of parameters, gradients and Adam's two moments, in fp32.
+STATE_BYTES = (4.0, 4.0, 8.0)
+#: Bytes per element in which gradients are reduced.
+REDUCED = 4.0
+
+
+def states(column: Launches, parameters: np.ndarray) -> list[np.ndarray]:
+    """Return the bytes of [parameters, gradients, optimizer] on one rank.
+
+    Args:
+        column: the launches, as columns.
+        parameters: of a rank's share of the model, before it is sharded.
+    """
+    return [size * parameters / column.shards for size in STATE_BYTES]
+
+
+def _units(
+    setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parameters of (one block, what stays gathered between the passes) of a rank.
+
+    The latter are the projection's, or the root's if that holds the table.
+    """
+    facts = setup.facts
+    block = facts.block_parameters / facts.layers / column.t
+    if facts.tied:
+        return block, parameters - stages.blocks * block
+    return block, stages.heads * facts.head_parameters / column.t + np.zeros_like(parameters)
+
+
+def communication_bytes(
+    setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of gathered parameters and unreduced gradients: (at the loss, in a block).
+
+    At the loss the projection is gathered; a root that holds it has begun to gather the last block.
+    In the backward pass of a block its parameters are there and those of the next one on their way,
+    its gradients become complete, and the input of the last reduction is still held. Without
+    resharding everything stays gathered until its gradients are complete.
+    """
+    element = setup.element
+    block, kept = _units(setup, column, stages, parameters)
+    with_next = element * (kept + (block if setup.facts.tied else 0.0))
+    gradients = (element + REDUCED) * block
+    between = 2 * element * block + (element * kept if setup.facts.tied else 0.0)
+    at_loss = np.where(column.reshard, with_next, element * parameters)
+    in_block = np.where(column.reshard, between, element * parameters) + gradients
+    return at_loss, in_block
+
+
+def sync_s(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray) -> np.ndarray:
+    """Return the seconds of a step's collectives.
+
+    In every micro-batch parameters are gathered for the forward pass, those that were freed again
+    for the backward pass (recomputation shares that), and gradients are reduce-scattered, all
+    within a group of HSDP. The groups sum their shards of the gradients once a step.
+    """
+    cluster, constants = setup.cluster, setup.constants
+    inside = constants.reduce_efficiency
+    usual = (inside, inside * constants.reduce_over_network)
+    shards = column.shards
+    rails = np.clip(cluster.devices_per_node / column.t, 1.0, shards)
+    span = shards * column.t
+    link = link_of(cluster, constants, span, rails=rails, members=rails, efficiency=usual)
+    _, kept = _units(setup, column, stages, parameters)
+    gathered = parameters + np.where(column.reshard, parameters - kept, 0.0)
+    once = all_gather_s(setup.element * gathered, shards, link)
+    once = once + all_gather_s(REDUCED * parameters, shards, link)
+    # Rounds are each block's own.
+    rounds = (2.0 + column.reshard) * np.maximum(0.0, stages.blocks - 1)
+    each = once + rounds * (shards - 1) * link.latency_s
+    apart = shards * column.t
+    rails = np.clip(cluster.devices_per_node / apart, 1.0, column.groups)
+    span = column.groups * apart
+    across = link_of(cluster, constants, span, rails=rails, members=rails, efficiency=usual)
+    summed = all_reduce_s(REDUCED * parameters / shards, column.groups, across)
+    return np.asarray(column.m * each + np.where(column.groups > 1, summed, 0.0))

@@ -1,0 +1,66 @@
+"""Live knobs of the user in the files that start a job: the hook sets some, commands the others."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.deploy.launch_files import write_launch_files
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.errors import InvalidValue
+from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
+
+CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
+WORKERS = Knob("workers", (0, 2), live=True)
+LEVEL = Knob("level", ("low", "high"), live=True, set=("./put", "{value}"))
+
+
+def job_in(folder: Path, *, launcher: bool = False) -> ScriptJob:
+    (folder / "train.py").touch()
+    before = f"{sys.executable} -m torch.distributed.run --nproc_per_node 2 " if launcher else ""
+    script = Script(f"{before}train.py --depth 2", cwd=folder)
+    frame = Framework("torch", micro_batch=4, accumulation=1, live={"workers": 0})
+    made = ScriptJob(
+        name="train",
+        model={},
+        sequence_length=0,
+        global_batch=8,
+        steps=100,
+        words=script.words,
+        cwd=str(folder),
+        devices=2,
+        frame=frame,
+        launcher=script.launcher,
+    )
+    return made.declares((WORKERS, LEVEL))
+
+
+@pytest.mark.parametrize("launcher", [False, True])
+def test_launch_files_set_the_chosen_values(tmp_path: Path, launcher: bool) -> None:
+    job = job_in(tmp_path, launcher=launcher)
+    live = Settings(workers=2, level="high", clock_MHz=1000)
+    out = tmp_path / "best"
+    write_launch_files((Configuration(job.baseline.launch, live), job, CPU), out)
+    assert json.loads((out / "options.json").read_text())["live"] == {"workers": 2}
+    text = (out / "launch.sh").read_text()
+    lines = text.splitlines()
+    assert lines.index("./put high") < next(i for i, line in enumerate(lines) if "exec " in line)
+    assert "joulefront_hook/__main__.py" in text
+    assert shlex.split("./put high") == ["./put", "high"]
+    assert "workers" not in (out / "clocks.toml").read_text()
+    assert "clock_MHz = 1000" in (out / "clocks.toml").read_text()
+    assert "# Live settings: 1000MHz;" in text
+
+
+def test_a_value_that_the_knob_does_not_have_is_refused(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    at = replace(job.baseline, live=Settings(workers=5))
+    with pytest.raises(InvalidValue, match="workers"):
+        write_launch_files((at, job, CPU), tmp_path / "best")

@@ -1,0 +1,121 @@
+"""Live declared knobs on real ranks: several settings of one launch, confirmed and put back."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.errors import InputError
+from tuner.testing.studies import run_optimize
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.scripts.inspection import blank_job, inspect_script
+from tuner.workload.scripts.script_job import Script, ScriptJob
+from tuner.workload.trace import read_trace
+
+CLUSTER = detect_cluster()
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("one_fork_server"),
+    pytest.mark.skipif(CLUSTER.devices_per_node < 2, reason="needs two cores"),
+]
+CLUSTER = replace(CLUSTER, devices_per_node=2)
+QUICK = WindowPolicy(min_s=0.2, min_steps=3, max_s=0.3, settle_s=0.1, check_drift=False)
+SCRIPT = Path(__file__).parents[2] / "scripts" / "live_knobs.py"
+PAUSE = Knob("pause_ms", (30, 0, 99), live=True)
+UNREAD = Knob("unread", (1, 2), live=True)
+LEVEL = Knob(
+    "level", (20, 0), live=True, set=("cp", "level-{value}", "level"), read=("cat", "level")
+)
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    shutil.copy(SCRIPT, folder / "train.py")
+    for name, text in (("level", "20"), ("level-20", "20"), ("level-0", "0")):
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def runner_of(tmp_path: Path) -> Iterator[object]:
+    runners = []
+
+    def make(script: Script) -> tuple[LocalRunner, ScriptJob]:
+        blank = blank_job(script, CLUSTER)
+        runner = LocalRunner(blank, CLUSTER, run_dir=tmp_path / "run")
+        runners.append(closing(runner))
+        job = inspect_script(script, blank, runner.run, folder=tmp_path / "run")
+        runner.turn_to(job)
+        return runner, job
+
+    yield make
+    for runner in runners:
+        runner.__exit__(None, None, None)
+
+
+def test_one_launch_visits_the_values_and_puts_them_back(
+    repo: Path, tmp_path: Path, runner_of
+) -> None:
+    runner, job = runner_of(Script("train.py", cwd=repo, knobs=(PAUSE, UNREAD, LEVEL)))
+    assert dict(job.baseline.live) == {"pause_ms": 30, "unread": 1, "level": 20}
+    today = dict(job.baseline.live)
+    lives = [{}, {"pause_ms": 0}, {"pause_ms": 0, "level": 0}, {"pause_ms": 99}, {"unread": 2}]
+    request = ProbeRequest(
+        "p",
+        job.baseline.launch,
+        tuple(Settings({**today, **live}) for live in lives),
+        window=QUICK,
+        time_limit_s=60.0,
+    )
+    record = runner.run(request)
+    assert record.ok, record.failure
+    assert [missed.live["pause_ms"] for missed in record.missed] == [99]
+    assert "refused 99: ValueError: 99 ms are too long" in record.missed[0].message
+    times = {m.live: m.step_time_s for m in record.measurements}
+    slow, one, both = (times[Settings({**today, **live})] for live in lives[:3])
+    assert slow > one + 0.02
+    assert one > both + 0.01
+    flags = {flag for m in record.measurements for flag in m.flags}
+    assert "unread was set by the script, and nothing reads it back" in flags
+    assert not any("pause_ms" in flag or "level" in flag for flag in flags)
+    assert (repo / "level").read_text() == "20"
+
+
+def test_a_knob_that_the_script_never_registers_is_refused(repo: Path, runner_of) -> None:
+    with pytest.raises(InputError, match=r"registers no live knob 'depth'.*hook\.live\('depth'"):
+        runner_of(Script("train.py", cwd=repo, knobs=(Knob("depth", (1, 2), live=True),)))
+
+
+def test_the_best_value_is_found_in_one_launch(repo: Path, tmp_path: Path) -> None:
+    result = run_optimize(
+        Script("train.py", cwd=repo, steps=10**7),
+        knobs=[replace(PAUSE, values=(30, 60, 0))],
+        cluster=CLUSTER,
+        executor="inline",
+        clocks=False,
+        max_probes=2,
+        verify=False,
+        name="live",
+        runs_dir=tmp_path,
+        window=QUICK,
+    )
+    # One launch told the values apart, as it does clocks.
+    records = read_trace(tmp_path / "live" / "trace" / "probes.jsonl").records
+    visited = [{m.live["pause_ms"] for m in record.measurements} for record in records]
+    assert max(map(len, visited)) >= 2
+    assert result.best is not None
+    assert result.best.configuration.live["pause_ms"] == 0
+    assert result.baseline is not None
+    assert result.baseline.configuration.live["pause_ms"] == 30

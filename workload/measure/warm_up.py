@@ -1,0 +1,42 @@
+"""Steps before the first window, and when their time has settled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+__all__ = ["WARM_BLOCKS_MAX", "WARM_BLOCK_S", "WARM_MAX_S", "WarmUp", "settled"]
+
+#: Warm-up is judged by blocks of whole steps this long (a step where steps are longer), ...
+WARM_BLOCK_S = 0.2
+#: ... of which neighbours must agree so far. Recorded runs lie within 2 % of their mean after two
+#: steps (p95 of 13,303 iterations of the Perseus artifact); see docs/measuring.md.
+WARM_SPREAD = 0.03
+#: It ends here, stable or not: blocks, and seconds.
+WARM_BLOCKS_MAX, WARM_MAX_S = 20, 60.0
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Steps before the first window.
+
+    Attributes:
+        step_times_s: wall time of each step.
+        step_time_s: mean of the last block: what to expect of the next step.
+        stable: False where it ended by its limit.
+    """
+
+    step_times_s: tuple[float, ...]
+    step_time_s: float
+    stable: bool
+
+
+def settled(blocks: Sequence[float]) -> bool:
+    """Return True if the step time of the blocks has settled (see `Conductor.warm_up`)."""
+    if len(blocks) < 2:
+        return False
+    if abs(blocks[-1] - blocks[-2]) <= WARM_SPREAD * min(blocks[-2:]):
+        return True
+    steps = [b - a for a, b in pairwise(blocks[-4:])]
+    return len(steps) == 3 and all(a * b < 0 for a, b in pairwise(steps))

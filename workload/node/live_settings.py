@@ -1,0 +1,80 @@
+"""A live setting of a probe in force: clocks and commands by the governor, the rest by the program.
+
+Every setting names the values of all declared live knobs, so that none is left over from the one
+before it. A knob that refuses its value, or that reads back as another, costs its setting and not
+the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knobs import Value
+from tuner.workload.clocks.base import Applied, Governor, KnobRefused
+from tuner.workload.measure.window import Conductor
+from tuner.workload.probe import NotApplied
+
+__all__ = ["apply_live"]
+
+
+def apply_live(
+    governor: Governor,
+    conductor: Conductor,
+    knobs: Sequence[Knob],
+    live: Settings,
+    *,
+    ranks: int,
+) -> Applied | NotApplied:
+    """Put a live setting in force while the ranks wait at a boundary, and confirm it.
+
+    Args:
+        governor: of the job's nodes.
+        conductor: leads the ranks.
+        knobs: the job's declared knobs.
+        live: the setting.
+        ranks: their number.
+
+    Raises:
+        GovernorError, InputError: as `Governor.apply`.
+    """
+    own = {knob.name: knob for knob in knobs if knob.by_script and knob.name in live}
+    rest = Settings({name: value for name, value in live.items() if name not in own})
+    try:
+        applied = governor.apply(rest, ranks=ranks)
+    except KnobRefused as refusal:
+        return NotApplied(live, str(refusal))
+    if not own:
+        return applied
+    told = conductor.set_live({name: knob.native(live[name]) for name, knob in own.items()})
+    notes = list(applied.notes)
+    for answer in told:
+        if "refused" in answer:
+            return NotApplied(live, str(answer["refused"]))
+    for name, knob in own.items():
+        read = [_read_back(answer, name) for answer in told]
+        if all(value is None for value in read):
+            notes.append(f"{name} was set by the script, and nothing reads it back")
+        for value in read:
+            if value is not None and not _same(knob, value, live[name]):
+                return NotApplied(live, f"{name} was set to {live[name]}, and reads {value!r}")
+    return Applied(live, Settings({**applied.settings, **dict(_of(live, own))}), tuple(notes))
+
+
+def _of(live: Settings, names: Mapping[str, Knob]) -> list[tuple[str, Value]]:
+    return [(name, live[name]) for name in names]
+
+
+def _read_back(answer: Mapping[str, Any], name: str) -> Any:
+    read = answer.get("read")
+    return read.get(name) if isinstance(read, Mapping) else None
+
+
+def _same(knob: Knob, read: Any, value: Value) -> bool:
+    try:
+        return knob.check(read) == value
+    except InputError:
+        return False
