@@ -16,6 +16,7 @@ import yaml
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.frameworks.driver import (
     Driver,
     check_version,
@@ -24,6 +25,7 @@ from tuner.workload.scripts.frameworks.driver import (
 )
 from tuner.workload.scripts.frameworks.keys import check_keys
 from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.launchers import reading
 from tuner.workload.scripts.script_job import Script, ScriptJob
 
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=4)
@@ -47,6 +49,11 @@ data_parallel_shard_degree = -1
 [activation_checkpoint]
 mode = "none"
 """
+
+
+@pytest.fixture(autouse=True)
+def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_answer", answer_here)
 
 
 def looked_at(script: Script, **seen: Any) -> ScriptJob:
@@ -288,6 +295,18 @@ def test_llama_factory_and_axolotl_take_their_yaml(tmp_path: Path) -> None:
     assert yaml.safe_load(Path(words[-1]).read_text()) == {
         **{"micro_batch_size": 4, "sequence_len": 64, "context_parallel_size": 2},
     }
+
+
+def test_litgpt_is_told_the_ranks_by_which_it_divides_the_batch(tmp_path: Path) -> None:
+    command = (
+        "-m litgpt finetune_full base --devices 4 --train.global_batch_size 32 "
+        "--train.micro_batch_size 2"
+    )
+    job = looked_at(Script(command, cwd=tmp_path))
+    assert (job.global_batch, job.baseline.accumulation(job.global_batch)) == (32, 4)
+    words = started(job, tmp_path, data_parallel=2, micro_batch=4)
+    assert words[4:6] == ("--devices", "2")
+    assert words[-3:] == ("32", "--train.micro_batch_size", "4")
 
 
 # ---- recognition and keys
