@@ -26,6 +26,7 @@ from benchmarks.scripts.search import Asked
 from tuner.api import load_result
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
+from tuner.search_spaces.space import load_space
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.trace import read_trace
 
@@ -239,7 +240,8 @@ def outcome_of(script: Listed, result: Result) -> Outcome:
         record.energy_J - sum(measured.energy_J for measured in record.measurements)
         for record in launched
     ]
-    turned = [name for name, offer in job.offers.items() if offer.turned]
+    searched = load_space("default").choices
+    turned = [name for name in searched if name in job.offers and job.offers[name].turned]
     saved = advice.action == "train"
     return Outcome(
         script,

@@ -316,6 +316,18 @@ def test_llama_factory_and_axolotl_take_their_yaml(tmp_path: Path) -> None:
     }
 
 
+def test_litgpt_is_told_the_ranks_by_which_it_divides_the_batch(tmp_path: Path) -> None:
+    command = (
+        "-m litgpt finetune_full base --devices 4 --train.global_batch_size 32 "
+        "--train.micro_batch_size 2"
+    )
+    job = looked_at(Script(command, cwd=tmp_path))
+    assert (job.global_batch, job.baseline.accumulation(job.global_batch)) == (32, 4)
+    words = started(job, tmp_path, data_parallel=2, micro_batch=4)
+    assert words[4:6] == ("--devices", "2")
+    assert words[-3:] == ("32", "--train.micro_batch_size", "4")
+
+
 # ---- recognition and keys
 
 
