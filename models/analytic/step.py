@@ -22,7 +22,7 @@ from tuner.models.analytic.collectives import (
     link_of,
     transfer_s,
 )
-from tuner.models.analytic.compute import Passes
+from tuner.models.analytic.compute import ATTENTION_BACKWARD, Passes
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.memory import LIVE_PARAMETERS, stage_parameters
@@ -182,8 +182,10 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
         here = here + getattr(encoder, name)[:, None] * stages.embeds * passes
         return np.asarray(here + 3.0 * getattr(head, name)[:, None] * stages.heads)
 
+    backward = passes - 2.0 + ATTENTION_BACKWARD
+    attention = block.attention_s[:, None] * stages.blocks * backward
     return StepParts(
-        arithmetic=over_passes("arithmetic_s"),
+        arithmetic=over_passes("arithmetic_s") + attention,
         operands=over_passes("operand_s"),
         stream=over_passes("stream_s"),
         dispatch=over_passes("operators") * setup.constants.operator_s,
@@ -238,7 +240,7 @@ def _collectives(
     # (Megatron-LM, arXiv 1909.08053), of the whole activation.
     reduces = (4.0 + 2.0 * column.recomputed) * stages.blocks
     tensor = reduces * np.where(
-        t > 1, all_reduce_s(activation, t, link_of(cluster, constants, t)), 0.0
+        t > 1, all_reduce_s(activation, t, link_of(cluster, constants, t, members=t)), 0.0
     )
     # Ulysses: q, k and v before attention, its output after, each pass (arXiv 2309.14509).
     turns = (2.0 + column.recomputed) * stages.blocks
@@ -247,7 +249,7 @@ def _collectives(
     # Context parallelism: k and v of all ranks, gathered in the forward pass and reduced to their
     # owners in the backward pass (Llama 3, arXiv 2407.21783, section 3.3.2).
     whole = tokens * u * 2 * facts.kv_heads * facts.head_dim * setup.element / t
-    between = link_of(cluster, constants, u * t)
+    between = link_of(cluster, constants, u * t, members=u)
     once = np.where(
         column.gathered, all_gather_s(whole, u, between), all_to_all_s(exchanged, u, between)
     )
@@ -255,7 +257,7 @@ def _collectives(
     # Experts: tokens out and back, to each expert that they visit.
     visited = 2 * max(facts.experts_per_token, 1) * activation
     experts = turns * np.where(
-        e > 1, all_to_all_s(visited, e, link_of(cluster, constants, e * t)), 0.0
+        e > 1, all_to_all_s(visited, e, link_of(cluster, constants, e * t, members=e)), 0.0
     )
     # Pipeline: an activation to the next stage, its gradient back, and the schedule itself. The
     # next stage's ranks are d t u devices away. Each tensor-parallel rank sends its part, and the
@@ -263,7 +265,8 @@ def _collectives(
     # `grad_partitioned`, on by default; Megatron-LM scatters and gathers alike).
     inside = (constants.link_efficiency, constants.transfer_efficiency)
     next_stage = link_of(cluster, constants, 2 * d * t * u, efficiency=inside)
-    gathered = np.where(t > 1, all_gather_s(activation, t, link_of(cluster, constants, t)), 0.0)
+    tensor_link = link_of(cluster, constants, t, members=t)
+    gathered = np.where(t > 1, all_gather_s(activation, t, tensor_link), 0.0)
     transfer = np.where(
         column.p > 1,
         # Each of a rank's virtual stages has a neighbour of its own.
@@ -294,7 +297,9 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
         (experts, np.maximum(1.0, column.replicas / column.e), column.t * column.e),
     ):
         rails = np.clip(cluster.devices_per_node / apart, 1.0, ranks)
-        link = link_of(cluster, constants, ranks * apart, rails=rails, efficiency=usual)
+        link = link_of(
+            cluster, constants, ranks * apart, rails=rails, members=rails, efficiency=usual
+        )
         once = all_gather_s(parameters * element, ranks, link)
         rounds = np.select(
             [column.z <= 1, column.z == 2],

@@ -156,6 +156,7 @@ def sharded_by_torch(
         import multimodal
 
         multimodal.prepare(model, phase)
+    compile_model(model, arguments.compilation)
     return fsdp2.engine_of(
         model,
         Filler(model, job["seed"], device),
