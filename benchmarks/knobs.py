@@ -35,6 +35,7 @@ REFERENCE: dict[str, Any] = {"data_parallel": 2, "micro_batch": 2, "zero_stage":
 
 #: What a value of a knob needs beside itself.
 _WITH: dict[tuple[str, Value], dict[str, Any]] = {
+    ("sequence_method", "all_gather"): {"sequence_parallel": 2},
     ("pipeline_schedule", "interleaved"): {"pipeline_parallel": 2, "virtual_stages": 2},
     ("pipeline_schedule", "zero_bubble"): {"pipeline_parallel": 2},
     ("virtual_stages", 2): {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},

@@ -104,6 +104,14 @@ KNOBS: Mapping[str, StandardKnob] = {
             "sequence_parallel", "launch", "log2", 1, "ranks that split the sequence", minimum=1
         ),
         StandardKnob(
+            "sequence_method",
+            "launch",
+            "category",
+            "ulysses",
+            "how ranks of one sequence attend: by exchanging heads, or with all keys and values",
+            choices=("ulysses", "all_gather"),
+        ),
+        StandardKnob(
             "expert_parallel", "launch", "log2", 1, "ranks that split the experts", minimum=1
         ),
         # Its default is the job's own; for another the number of steps must be known.

@@ -49,6 +49,8 @@ _APART: Mapping[tuple[str, str], str] = {
 
 #: The model families in which a compiled model was compared with the eager one likewise.
 _COMPILED = frozenset({"llama", "opt", "qwen2"})
+#: And those in which attention over gathered keys and values was.
+_GATHERED = frozenset({"llama", "opt", "qwen2"})
 #: And those in which interleaved and zero-bubble schedules were.
 _SCHEDULED = frozenset({"llama", "opt", "qwen2"})
 
@@ -98,7 +100,28 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
                     f"{', '.join(sorted(_COMPARED[name]))} only, not {family}"
                 )
         phrases += _unfit_frames(configuration, job)
-    return [*phrases, *_not_compiled(configuration, job), *_not_scheduled(configuration, job)]
+    return [
+        *phrases,
+        *_not_gathered(configuration, job),
+        *_not_compiled(configuration, job),
+        *_not_scheduled(configuration, job),
+    ]
+
+
+def _not_gathered(configuration: Configuration, job: TrainingJob | None) -> list[str]:
+    """Return phrases on why the program cannot gather keys and values in a configuration."""
+    if configuration.get("sequence_method") != "all_gather":
+        return []
+    run = "sequence_method all_gather is run by the built-in training program"
+    phrases = []
+    if job is not None and job.model["model_type"] not in _GATHERED:
+        phrases.append(
+            f"{run} for models of type {', '.join(sorted(_GATHERED))} only, "
+            f"not {job.model['model_type']}"
+        )
+    if configuration.get("compilation") not in (None, "none"):
+        phrases.append(f"{run} without compilation only")
+    return phrases
 
 
 def _not_scheduled(configuration: Configuration, job: TrainingJob | None) -> list[str]:

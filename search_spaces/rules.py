@@ -165,11 +165,12 @@ def _pipeline_layers(c: Configuration, job: TrainingJob, cluster: Cluster) -> st
     "Ulysses gives each rank whole heads of what tensor parallelism left, and copies key-value "
     "heads only a whole number of times (deepspeed.runtime.sequence_parallel.ulysses_sp).",
     "sequence_parallel",
+    "sequence_method",
     "tensor_parallel",
 )
 def _sequence_heads(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     facts, degree = facts_of(job), c.sequence_parallel
-    if degree == 1:
+    if degree == 1 or c.get("sequence_method") != "ulysses":
         return None
     heads, kv = (max(1, n // c.tensor_parallel) for n in (facts.heads, facts.kv_heads))
     share = " left by tensor parallelism" if c.tensor_parallel > 1 else ""
@@ -189,6 +190,26 @@ def _sequence_length(c: Configuration, job: TrainingJob, cluster: Cluster) -> st
         return (
             f"sequence_parallel {c.sequence_parallel} does not divide "
             f"the sequence length {job.sequence_length}"
+        )
+    return None
+
+
+@_rule(
+    "One rank has nothing to gather; several take a chunk near the start of every sequence and one "
+    "as near to its end, so that causal attention is the same work for all.",
+    "sequence_method",
+    "sequence_parallel",
+)
+def _sequence_chunks(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    method, degree = c.get("sequence_method"), c.sequence_parallel
+    if method == "ulysses":
+        return None
+    if degree == 1:
+        return f"sequence_method {method} needs sequence_parallel of at least 2"
+    if job.sequence_length % (2 * degree):
+        return (
+            f"sequence_method {method} cuts sequences into 2 x {degree} chunks, which do not "
+            f"divide the sequence length {job.sequence_length}"
         )
     return None
 

@@ -37,6 +37,7 @@ _AFFIXES: Mapping[str, tuple[str, str]] = {
     "pipeline_schedule": ("pipe-", ""),
     "virtual_stages": ("vs", ""),
     "sequence_parallel": ("sp", ""),
+    "sequence_method": ("seq-", ""),
     "expert_parallel": ("ep", ""),
     "global_batch": ("gb", ""),
     "micro_batch": ("mb", ""),

@@ -24,6 +24,7 @@ _ARGUMENTS = (
     "pipeline_schedule",
     "virtual_stages",
     "sequence_parallel",
+    "sequence_method",
     "expert_parallel",
     "sharding",
     "hsdp_replicas",

@@ -104,7 +104,7 @@ def _time_parts(
         "memory traffic": m * max(0.0, device - arithmetic),
         "dispatch": m * of(parts.dispatch_s(clocks, constants)),
         "tensor-parallel links": m * of(parts.tensor),
-        "sequence all-to-all": m * of(parts.sequence),
+        "sequence links": m * of(parts.sequence),
         "expert all-to-all": m * of(parts.experts),
         "stage transfer": m * of(parts.transfer),
         "activation offload": m * of(parts.host_s(clocks, constants)),

@@ -45,6 +45,8 @@ class Launches:
         d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
         b: sequences of a micro-batch.
         z: ZeRO stage.
+        gathered: True if ranks of one sequence gather all keys and values instead of exchanging
+            heads.
         v: virtual stages of a rank of the pipeline.
         zero_bubble: True if the pipeline's schedule computes gradients of weights apart.
         m: number of micro-batches per replica and step.
@@ -67,6 +69,7 @@ class Launches:
     e: np.ndarray
     b: np.ndarray
     z: np.ndarray
+    gathered: np.ndarray
     v: np.ndarray
     zero_bubble: np.ndarray
     m: np.ndarray
@@ -152,6 +155,7 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
 
     return Launches(
         **degrees,
+        gathered=holds("sequence_method", "all_gather"),
         zero_bubble=holds("pipeline_schedule", "zero_bubble"),
         m=np.maximum(1.0, np.round(batches / (degrees["b"] * degrees["d"]))),
         recomputed=np.array([_recomputed(launch) for launch in launches], dtype=float),

@@ -207,6 +207,9 @@ def _activations(
     if not setup.program.fused_attention:
         scores = stored_score_bytes(setup) * setup.job.sequence_length * facts.heads / t
         block = block + tokens * scores
+    # Gathered keys and values of the other ranks' tokens are kept for the backward pass.
+    others = tokens * (column.u - 1) * 2 * facts.kv_heads * facts.head_dim * element / t
+    block = block + np.where(column.gathered, others, 0.0)
     again = column.recomputed
     kept = again * element * tokens * facts.hidden + (1 - again) * block
     in_flight = _in_flight(column, stages)

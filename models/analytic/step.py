@@ -246,9 +246,14 @@ def _collectives(
     turns = (2.0 + column.recomputed) * stages.blocks
     heads = 2 * facts.heads * facts.head_dim + 2 * facts.kv_heads * facts.head_dim
     exchanged = tokens * heads * setup.element / t
-    sequence = turns * np.where(
-        u > 1, all_to_all_s(exchanged, u, link_of(cluster, constants, u * t, members=u)), 0.0
+    # Context parallelism: k and v of all ranks, gathered in the forward pass and reduced to their
+    # owners in the backward pass (Llama 3, arXiv 2407.21783, section 3.3.2).
+    whole = tokens * u * 2 * facts.kv_heads * facts.head_dim * setup.element / t
+    between = link_of(cluster, constants, u * t, members=u)
+    once = np.where(
+        column.gathered, all_gather_s(whole, u, between), all_to_all_s(exchanged, u, between)
     )
+    sequence = turns * np.where(u > 1, once, 0.0)
     # Experts: tokens out and back, to each expert that they visit.
     visited = 2 * max(facts.experts_per_token, 1) * activation
     experts = turns * np.where(

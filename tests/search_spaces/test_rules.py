@@ -26,6 +26,19 @@ def machine(cores: int) -> Cluster:
 # (rule, what breaks it, what does not); each a job, a cluster and knobs.
 CASES = [
     (
+        "sequence_chunks",
+        (
+            replace(TINY, sequence_length=62),
+            machine(2),
+            {"sequence_parallel": 2, "sequence_method": "all_gather"},
+        ),
+        (  # more ranks than heads
+            TINY,
+            machine(16),
+            {"sequence_parallel": 16, "sequence_method": "all_gather"},
+        ),
+    ),
+    (
         "schedule_pipeline",
         (TINY, machine(4), {"pipeline_schedule": "zero_bubble"}),
         (TINY, machine(4), {"pipeline_schedule": "zero_bubble", "pipeline_parallel": 2}),
@@ -372,6 +385,20 @@ def test_phrases_name_the_numbers(job, cluster, knobs, words):
             "llama, opt, qwen2 only, not olmoe",
         ),
         (TINY, {"compilation": "full", "pipeline_parallel": 2}, "regional compiles its blocks"),
+        (
+            OLMOE,
+            {"sequence_parallel": 2, "sequence_method": "all_gather"},
+            "llama, opt, qwen2 only, not olmoe",
+        ),
+        (
+            TINY,
+            {
+                "sequence_parallel": 2,
+                "sequence_method": "all_gather",
+                "compilation": "full",
+            },
+            "without compilation only",
+        ),
         (TINY, {"compilation": "regional", "sharding": "fsdp2"}, "with sharding fsdp2"),
         (OLMOE, {"compilation": "regional"}, "dense models of type llama, opt, qwen2 only"),
         (

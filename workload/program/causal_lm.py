@@ -180,6 +180,7 @@ class Share:
         replicas, replica: data parallelism: how many replicas, and which one this is.
         micro_batch: samples of one micro-batch.
         parts, part: sequence parallelism: how many parts a sequence is cut in, and which is ours.
+        paired: a part is a chunk near the start and one as near to the end, as `context` has them.
     """
 
     accumulation: int
@@ -188,11 +189,20 @@ class Share:
     micro_batch: int
     parts: int = 1
     part: int = 0
+    paired: bool = False
 
     def of(self, samples: torch.Tensor) -> torch.Tensor:
         """Return this replica's samples of a step: (accumulation, micro_batch, ...)."""
         shape = (self.accumulation, self.replicas, self.micro_batch, *samples.shape[1:])
         return samples.view(shape)[:, self.replica]
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Return the positions of this rank's part of a sequence of `length` tokens."""
+        if not self.paired:
+            own = self.slice(length)
+            return torch.arange(own.start, own.stop)
+        chunks = torch.arange(length).chunk(2 * self.parts)
+        return torch.cat((chunks[self.part], chunks[-1 - self.part]))
 
     def slice(self, length: int) -> slice:
         """Return this rank's part of a sequence of `length` tokens."""
@@ -227,9 +237,9 @@ class Samples:
 
     def of_step(self, step: int) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
         """Yield inputs and target tokens of each micro-batch."""
-        share, own = self._share, self._share.slice(self._job["sequence_length"])
+        share, own = self._share, self._share.positions(self._job["sequence_length"])
         for tokens in share.of(tokens_of_step(self._job, step)):
             inputs: dict[str, Any] = {"input_ids": tokens[:, :-1][:, own]}
             if share.parts > 1:
-                inputs["position_ids"] = torch.arange(own.start, own.stop)[None]
+                inputs["position_ids"] = own[None]
             yield inputs, tokens[:, 1:][:, own].contiguous()

@@ -18,6 +18,7 @@ model of video and text: forward.encoder, forward.language, backward.language, b
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -66,6 +67,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     )
     parser.add_argument("--virtual_stages", type=int, default=1)
     parser.add_argument("--sequence_parallel", type=int, default=1)
+    parser.add_argument("--sequence_method", choices=("ulysses", "all_gather"), default="ulysses")
     parser.add_argument("--expert_parallel", type=int, default=1)
     parser.add_argument("--sharding", choices=SHARDINGS, default=SHARDINGS[0])
     parser.add_argument("--hsdp_replicas", type=int, default=1)
@@ -105,9 +107,9 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
 
         experts.spread(model, arguments.expert_parallel)
     if arguments.sequence_parallel > 1:
-        import ulysses
-
-        mpu = ulysses.split_sequences(model, arguments.sequence_parallel)
+        gathers = arguments.sequence_method == "all_gather"
+        method = importlib.import_module("context" if gathers else "ulysses")
+        mpu = method.split_sequences(model, arguments.sequence_parallel)
     compile_model(model, arguments.compilation)
     if arguments.pipeline_schedule != "1f1b":
         import schedules
@@ -308,6 +310,7 @@ def main() -> None:
         micro_batch=engine.train_micro_batch_size_per_gpu(),
         parts=arguments.sequence_parallel,
         part=rank % arguments.sequence_parallel,
+        paired=arguments.sequence_method == "all_gather",
     )
     samples: Any = Samples(job, share)
     where = ("", "")

@@ -154,6 +154,17 @@ def test_which_blocks_are_recomputed(job: str, mode: str, recomputed: list[int])
     assert sorted(runs) == sorted([0, 1, 2, 3, 4, 5, *recomputed])
 
 
+def test_paired_parts_of_a_sequence_are_the_same_causal_work() -> None:
+    import causal_lm
+
+    shares = [causal_lm.Share(1, 1, 0, 1, parts=3, part=part, paired=True) for part in range(3)]
+    parts = [share.positions(12).tolist() for share in shares]
+    assert parts == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+    assert len({sum(part) for part in parts}) == 1
+    plain = [causal_lm.Share(1, 1, 0, 1, parts=3, part=part).positions(12) for part in range(3)]
+    assert torch.cat(plain).tolist() == list(range(12))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5"])
 def test_what_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ def test_experts_on_two_ranks_train_the_same(trainer: Trainer) -> None:
         {"data_parallel": 2, "sequence_parallel": 2, "zero_stage": 1},
         {"data_parallel": 2, "sequence_parallel": 2, "zero_stage": 3},
         {"sequence_parallel": 4, "zero_stage": 2},
+        {"sequence_parallel": 2, "sequence_method": "all_gather", "zero_stage": 3},
         {"pipeline_parallel": 2, "zero_stage": 1, "optimizer_offload": "cpu"},
         {"pipeline_parallel": 2, "activation_checkpointing": "every_2"},
         {"data_parallel": 2, "pipeline_parallel": 2, "zero_stage": 1},
