@@ -182,6 +182,21 @@ def _norm_bytes(facts: ModelFacts, element: float) -> float:
     return 2.0 * facts.hidden * (element if element == 4.0 else 4.0 + element)
 
 
+def _in_flight(column: Launches, stages: Stages) -> np.ndarray:
+    """Return the micro-batches whose activations a stage keeps at once.
+
+    Stage i of p keeps p - i under 1F1B. Over v virtual stages it has begun (v - 1) p +
+    2 (p - i - 1) + 1 parts of 1/v each when its first backward pass begins, which on the first
+    stage is 1 + (p - 1) / (p v) times the memory of 1F1B (Korthikanti et al. 2022, arXiv
+    2205.05198, section 4.2.3). Zero bubble fills every stage up to p, the memory of 1F1B's first
+    stage (Qi et al. 2023, arXiv 2401.10241, ZB-H1).
+    """
+    p, v, first = len(stages.kind), column.v, stages.first
+    interleaved = ((v - 1) * p + 2 * (p - first - 1) + 1) / v
+    plain = np.where(v > 1, interleaved, p - first)
+    return np.asarray(np.minimum(column.m, np.where(column.zero_bubble, p, plain)))
+
+
 def _activations(
     setup: Setup, column: Launches, stages: Stages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -194,7 +209,7 @@ def _activations(
         block = block + tokens * scores
     again = column.recomputed
     kept = again * element * tokens * facts.hidden + (1 - again) * block
-    in_flight = np.minimum(column.m, len(stages.kind) - stages.first)
+    in_flight = _in_flight(column, stages)
     # Offloaded activations leave two blocks' worth on the device: one in use, one in transit.
     resident = np.where(column.activations, np.minimum(2.0, stages.blocks), stages.blocks)
     on_device = resident * np.where(column.activations, 1.0, in_flight) * kept

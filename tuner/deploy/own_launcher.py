@@ -23,7 +23,7 @@ from tuner.workload.scripts.launchers.slurm import TASK_OPTIONS
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.yaml_keys import changed_keys, read_text
 
-__all__ = ["Relaunch", "takes_hook"]
+__all__ = ["Relaunch", "reaches_other_nodes", "takes_hook"]
 
 #: Options of each launcher for its number of processes; the first is written where none was given.
 _PROCESSES = {
@@ -32,6 +32,14 @@ _PROCESSES = {
     "accelerate": ("--num_processes", "--num-processes"),
     "trl": ("--num_processes",),
     "srun": tuple(f"--{name}" for name in TASK_OPTIONS),
+}
+#: Options of each launcher for its number of nodes.
+_NODES = {
+    "torchrun": ("--nnodes",),
+    "deepspeed": ("--num_nodes",),
+    "accelerate": ("--num_machines", "--num-machines"),
+    "trl": ("--num_machines",),
+    "srun": ("--nodes", "-N"),
 }
 #: The word after which an option of the launcher may be written.
 _NAMES = {
@@ -48,6 +56,13 @@ _ACCELERATE_OFFLOAD = {
     "offload_optimizer_device": "offload_optimizer",
     "offload_param_device": "offload_param",
 }
+
+
+def reaches_other_nodes(launcher: Launcher) -> bool:
+    """Return True if the launcher is started once and starts the ranks of all nodes itself."""
+    by_srun = "srun" in (Path(word).name for word in launcher.words[:1])
+    by_ssh = launcher.kind == "deepspeed" and launcher.nodes > 1
+    return by_srun or (by_ssh and "--no_ssh" not in launcher.words)
 
 
 def takes_hook(launcher: Launcher) -> bool:
@@ -202,9 +217,11 @@ class Relaunch:
         launcher, words = self._launcher, list(self._launcher.words)
         if launcher.kind == "llamafactory" and self._other_world:
             # It starts torchrun where it sees several devices, or is told to.
-            world = self._configuration.world_size
+            nodes, world = self._nodes, self._configuration.world_size
             self.changes.append(f"{world} processes")
-            self.env = {"NPROC_PER_NODE": str(world), "FORCE_TORCHRUN": "1"}
+            self.env = {"NPROC_PER_NODE": str(world // nodes), "FORCE_TORCHRUN": "1"}
+            if launcher.nodes > 1:
+                self.env["NNODES"] = str(nodes)
         if launcher.kind not in _NAMES:
             return words
         if hook:
@@ -221,9 +238,18 @@ class Relaunch:
             words = self._with_processes(words)
         return words
 
+    @property
+    def _nodes(self) -> int:
+        """The least number of nodes with as many processes on each as today at most."""
+        each = self._job.baseline.world_size // self._launcher.nodes
+        return -(-self._configuration.world_size // max(each, 1))
+
     def _with_processes(self, words: list[str]) -> list[str]:
         kind, world = self._launcher.kind, self._configuration.world_size
         self.changes.append(f"{world} processes instead of {self._job.baseline.world_size}")
+        nodes, each = self._nodes, world // self._nodes
+        if nodes != self._launcher.nodes:
+            words = self._with_nodes(words, nodes)
         if kind == "accelerate" and world == 1:
             words = [word for word in words if word not in ("--multi_gpu", "--multi-gpu")]
         if kind == "deepspeed" and (at := _option(words, ("--include", "-i"))) is not None:
@@ -232,13 +258,26 @@ class Relaunch:
         names = (
             ("-n", *_PROCESSES[kind], "--tasks-per-node") if kind == "srun" else _PROCESSES[kind]
         )
+        # What torchrun and deepspeed take is of a node, what accelerate and srun take of all.
+        of_node = ("--ntasks-per-node", "--tasks-per-node", *_PROCESSES["torchrun"])
+        of_node += _PROCESSES["deepspeed"]
         for name in names:
             if (at := _option(words, (name,), short=short)) is not None:
-                words, written = _with_value(words, at, world), True
+                number = each if name in of_node else world
+                words, written = _with_value(words, at, number), True
         config = Path(self._job.cwd) / self._launcher.config
         if written or (config.is_file() and "num_processes" in _load(config)):
             return words
-        return self._added(words, f"{_PROCESSES[kind][0]}={world}")
+        first = _PROCESSES[kind][0]
+        return self._added(words, f"{first}={each if first in of_node else world}")
+
+    def _with_nodes(self, words: list[str], nodes: int) -> list[str]:
+        """Set the number of nodes of each launcher among the words, and of Accelerate's file."""
+        self.changes.append(f"{nodes} nodes instead of {self._launcher.nodes}")
+        for option in dict.fromkeys(name for names in _NODES.values() for name in names):
+            if (at := _option(words, (option,))) is not None:
+                words = _with_value(words, at, nodes)
+        return words
 
     def _with_config(self, words: list[str]) -> list[str]:
         """Write Accelerate's file with the changed keys, and name the new one."""
@@ -246,6 +285,8 @@ class Relaunch:
         keys: dict[tuple[str, ...], Any] = {}
         if self._other_world and "num_processes" in _load(path):
             keys[("num_processes",)] = self._configuration.world_size
+        if self._nodes != self._launcher.nodes and "num_machines" in _load(path):
+            keys[("num_machines",)] = self._nodes
         keys |= self._deepspeed_keys(path)
         if not keys:
             return words
