@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.validation import clock_study, jupiter, recorded, sailor, unseen
+from benchmarks.validation import clock_study, jupiter, mpt, recorded, sailor, unseen
 from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_curve
 from benchmarks.validation.comparison import quantiles, table
 from tuner.models.analytic.constants import constants_of
@@ -87,6 +87,32 @@ def test_the_known_errors_are_those_of_a_fresh_run() -> None:
         median, worst = (found[f"{names[key]}_{which}_error"] for which in ("median", "worst"))
         assert 100 * check.median == pytest.approx(median, abs=0.1)
         assert 100 * check.worst == pytest.approx(worst, abs=0.1)
+
+
+def test_the_known_errors_of_a100_and_h100_are_those_of_the_shipped_constants() -> None:
+    for device in mpt.LINKS:
+        constants = constants_of(load_device(device))
+        here = [run for run in mpt.read_runs() if run.device == device]
+        off = [run.predicted_s(constants) / run.measured_s - 1 for run in here]
+        median, _, worst = quantiles(off)
+        (check,) = known_errors(load_device(device))
+        assert check.median == pytest.approx(median, abs=0.001)
+        assert check.worst == pytest.approx(worst, abs=0.001)
+        assert check.against.startswith(f"{len(here)} runs")
+
+
+def test_a_model_is_predicted_from_the_others_on_its_device() -> None:
+    """A few runs of three models predict a fourth, by three constants of the device."""
+    runs = [
+        run
+        for run in mpt.read_runs()
+        if run.device == "H100-SXM-80GB" and run.row["sequence_length"] in ("1024", "8192")
+    ]
+    others = [run for run in runs if run.model in ("1b", "3b", "13b")]
+    constants = mpt.fit(others)
+    off = [run.predicted_s(constants) / run.measured_s - 1 for run in runs if run.model == "7b"]
+    assert len(others) == 5
+    assert quantiles(off)[2] < 0.12
 
 
 def test_models_that_were_not_fitted_are_predicted() -> None:

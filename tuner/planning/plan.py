@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.models.analytic.known_error import error_parts, known_error_lines, known_errors
+from tuner.models.analytic.known_error import error_parts, known_error_lines
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.simulated import simulated_meter
 from tuner.pareto import knee, probability_nondominated
@@ -272,8 +272,8 @@ def _sizes(
 def _about(spec: StudySpec, table: PlanTable, cluster: Cluster) -> dict[str, Any]:
     notes = ["every figure is the analytic models' prediction: nothing is measured"]
     notes += [f"known error: {line}" for line in known_error_lines(cluster.device)]
-    if not known_errors(cluster.device):
-        parts = error_parts("step time")
+    parts = error_parts("step time")
+    if cluster.device.name not in parts.devices:
         notes.append(
             "the intervals take the errors found on other devices, because none are known for "
             f"{cluster.device.name}: {parts.against}"
