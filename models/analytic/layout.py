@@ -46,6 +46,7 @@ class Launches:
         z: ZeRO stage.
         m: number of micro-batches per replica and step.
         recomputed: share of the blocks that are recomputed in the backward pass.
+        selective: True if all blocks keep their matrix products and recompute the rest.
         parameters_offloaded: True if ZeRO-3's parameters are on the host between uses.
         offload, offload_async: True if the optimizer's states are on the host, at all and
             asynchronously.
@@ -66,6 +67,7 @@ class Launches:
     z: np.ndarray
     m: np.ndarray
     recomputed: np.ndarray
+    selective: np.ndarray
     parameters_offloaded: np.ndarray
     offload: np.ndarray
     offload_async: np.ndarray
@@ -149,6 +151,7 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
         **degrees,
         m=np.maximum(1.0, np.round(batches / (degrees["b"] * degrees["d"]))),
         recomputed=np.array([_recomputed(launch) for launch in launches], dtype=float),
+        selective=holds("activation_checkpointing", "selective"),
         parameters_offloaded=holds("parameter_offload", "cpu", "nvme"),
         offload=holds("optimizer_offload", "cpu", "async", "nvme"),
         offload_async=holds("optimizer_offload", "async"),
