@@ -53,7 +53,8 @@ FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
 #: Setting that marks a launch which learns something else than the baseline, wherever it is shown.
 CHANGED, MARK = "training", "changed"
 #: Names that a command's placeholders and the mark already have.
-_TAKEN = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank", CHANGED)
+_RANK = ("world_size", "rank", "local_rank", "node_rank")
+_TAKEN = ("gradient_accumulation", "deepspeed_config", *_RANK, CHANGED)
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}")
 _KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
 _FILE = re.compile(r"(?P<file>.+\.(?:json|ya?ml|toml)):(?P<key>[^:]+)")

@@ -177,6 +177,11 @@ class TrainingJob:
         return replace(self, global_batch=chosen, steps=steps, **own)  # type: ignore[arg-type]
 
     @property
+    def on_deepspeed(self) -> bool:
+        """Whether DeepSpeed trains it, so that its rules and ops are needed."""
+        return True
+
+    @property
     def is_modelled(self) -> bool:
         """Whether the analytic models can predict it: model and sequence length are known."""
         return bool(self.model and self.sequence_length)

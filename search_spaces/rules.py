@@ -17,6 +17,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.live_rules import LIVE_RULES
 from tuner.search_spaces.model_facts import facts_of
+from tuner.search_spaces.pipeline_rules import PIPELINE_RULES
 from tuner.search_spaces.program_rules import unrunnable
 from tuner.search_spaces.rule import Rule, registering
 from tuner.search_spaces.sharding_rules import SHARDING_RULES
@@ -195,7 +196,7 @@ def _sequence_length(c: Configuration, job: TrainingJob, cluster: Cluster) -> st
 @_rule("Only experts can be spread, and each rank takes equally many.", "expert_parallel")
 def _experts(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     facts, degree = facts_of(job), c.expert_parallel
-    if degree > 1 and not facts.experts:
+    if degree > 1 and not facts.experts and (job.on_deepspeed or job.model):
         return f"expert_parallel {degree} needs a mixture-of-experts model; this one is dense"
     if degree > 1 and facts.experts % degree:
         return f"expert_parallel {degree} does not divide the {facts.experts} experts"
@@ -251,7 +252,7 @@ def _zero_replicas(c: Configuration, job: TrainingJob, cluster: Cluster) -> str 
 
 @_rule("The pipeline engine asserts ZeRO below stage 2.", "zero_stage", "pipeline_parallel")
 def _zero_pipeline(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.pipeline_parallel > 1 and c.zero_stage >= 2:
+    if job.on_deepspeed and c.pipeline_parallel > 1 and c.zero_stage >= 2:
         return (
             f"pipeline_parallel {c.pipeline_parallel} takes zero_stage 0 or 1, not {c.zero_stage}"
         )
@@ -262,7 +263,7 @@ def _zero_pipeline(c: Configuration, job: TrainingJob, cluster: Cluster) -> str 
     "DeepSpeed documents tensor parallelism for ZeRO 0 to 2 only.", "zero_stage", "tensor_parallel"
 )
 def _zero_tensor(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.tensor_parallel > 1 and c.zero_stage == 3:
+    if job.on_deepspeed and c.tensor_parallel > 1 and c.zero_stage == 3:
         return f"tensor_parallel {c.tensor_parallel} takes zero_stage 0 to 2, not 3"
     return None
 
@@ -273,7 +274,7 @@ def _zero_tensor(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
     "expert_parallel",
 )
 def _zero_experts(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.expert_parallel > 1 and c.zero_stage == 3:
+    if job.on_deepspeed and c.expert_parallel > 1 and c.zero_stage == 3:
         return f"expert_parallel {c.expert_parallel} takes zero_stage 0 to 2, not 3"
     return None
 
@@ -283,7 +284,7 @@ def _zero_experts(c: Configuration, job: TrainingJob, cluster: Cluster) -> str |
 )
 def _offload_zero(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     offload = c.get("optimizer_offload")
-    if offload != "none" and c.zero_stage == 0:
+    if job.on_deepspeed and offload != "none" and c.zero_stage == 0:
         return f"optimizer_offload {offload} needs zero_stage 1 to 3, not 0"
     return None
 
@@ -313,7 +314,7 @@ def _async_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
 )
 def _parameter_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     offload = c.get("parameter_offload")
-    if offload != "none" and c.zero_stage != 3:
+    if job.on_deepspeed and offload != "none" and c.zero_stage != 3:
         return f"parameter_offload {offload} needs zero_stage 3, not {c.zero_stage}"
     return None
 
@@ -379,7 +380,7 @@ def _selective_offload(c: Configuration, job: TrainingJob, cluster: Cluster) -> 
 
 
 #: All rules, in the order in which they are written.
-RULES: tuple[Rule, ...] = (*_RULES, *SHARDING_RULES, *LIVE_RULES)
+RULES: tuple[Rule, ...] = (*_RULES, *SHARDING_RULES, *PIPELINE_RULES, *LIVE_RULES)
 
 
 def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluster) -> list[str]:

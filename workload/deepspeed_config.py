@@ -21,6 +21,8 @@ __all__ = ["ops_needed", "render_deepspeed_config", "training_arguments"]
 #: The knobs that DeepSpeed's JSON has no key for.
 _ARGUMENTS = (
     "pipeline_parallel",
+    "pipeline_schedule",
+    "virtual_stages",
     "sequence_parallel",
     "expert_parallel",
     "sharding",
@@ -31,8 +33,10 @@ _ARGUMENTS = (
 )
 
 
-def ops_needed(launch: Settings) -> tuple[str, ...]:
-    """Return the DeepSpeed ops, by builder name, that a launch compiles and loads."""
+def ops_needed(launch: Settings, job: TrainingJob | None = None) -> tuple[str, ...]:
+    """Return the DeepSpeed ops, by builder name, that a launch of a job compiles and loads."""
+    if job is not None and not job.on_deepspeed:
+        return ()
     places = [launch.get(name, "none") for name in ("optimizer_offload", "parameter_offload")]
     adam = ("CPUAdamBuilder",) if places[0] != "none" else ()
     return (*adam, "AsyncIOBuilder") if "nvme" in places else adam

@@ -23,12 +23,17 @@ another surrogate (`tuner.models.surrogate.surrogate_choice`).
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.search.ask_tell import PEERS
+from benchmarks.search.environments import ENVIRONMENTS, PEERS_VARIABLE, install
+from benchmarks.search.external import EXTERNAL
 from benchmarks.search.jackknife import Jackknife, jackknife_figures, own_stop_lines
 from benchmarks.search.own_stop import own_stops
 from benchmarks.search.plot import anytime_figure
@@ -57,6 +62,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"of {', '.join(NAMES)}; {WITH_MODELS} is for tables that say what predicts them "
         f"(default: {' '.join(DEFAULT_SAMPLERS)})",
+    )
+    add(
+        "--peers",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="NAME,...",
+        help=f"add the samplers of these packages, of {', '.join(ENVIRONMENTS)}; each runs in a "
+        f"virtual environment in the folder that {PEERS_VARIABLE} names, or else in a temporary "
+        "one, and is installed there if it is missing",
     )
     add("--ablations", action="store_true", help="add ours with each choice left out")
     add("--transfer", action="store_true", help="also give ours another group's record")
@@ -117,15 +131,41 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--seeds and --jackknife must be at least 0, and one of them at least 1")
     if options.results is not None and not options.jackknife:
         parser.error("--results needs jackknifed tables; --jackknife must be at least 1")
-    extra = list(ABLATIONS) if options.ablations else []
+    for name in options.peers:
+        if name not in ENVIRONMENTS:
+            parser.error(f"--peers: {name!r} is none of {', '.join(ENVIRONMENTS)}")
+    extra = [sampler for name in options.peers for sampler in EXTERNAL[name]]
+    extra += list(ABLATIONS) if options.ablations else []
     # Ours is what the others are compared with.
     options.samplers = list(dict.fromkeys([OURS, *options.samplers, *extra]))
     return options
 
 
+@contextmanager
+def peers_installed(names: Sequence[str]) -> Iterator[None]:
+    """Install the packages of peers for the time of a `with` block, and print what is skipped.
+
+    Without a folder in the environment variable a temporary one is made, and removed in the end.
+    """
+    with ExitStack() as stack:
+        if names and not os.environ.get(PEERS_VARIABLE):
+            os.environ[PEERS_VARIABLE] = stack.enter_context(TemporaryDirectory())
+            stack.callback(os.environ.pop, PEERS_VARIABLE)
+        for name in names:
+            if reason := install(name):
+                print(f"{name}: {reason}")
+        yield
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run all samplers on all groups, print a line for each, and publish the figures."""
     options = options_of(argv)
+    with peers_installed(options.peers):
+        run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the benchmark with these options."""
     began = time.perf_counter()
     tables = {folder: load_table(folder) for folder in options.tables}
     unsaid = [table.name for table in tables.values() if table.predicted_by is None]

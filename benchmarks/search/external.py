@@ -1,7 +1,7 @@
 """Samplers in Python environments of their own, which choose launches to sweep.
 
-The folder in `JOULEFRONT_PEERS` holds one virtual environment for each of them, by name. A script
-of `benchmarks/search/scripts` runs in it, which imports nothing of this project, and talks JSON
+`benchmarks.search.environments` makes the virtual environments. A script of
+`benchmarks/search/scripts` runs in one, which imports nothing of this project, and talks JSON
 lines: first the problem, {"knobs": {name: levels}, "configurations": [{name: value}], "seed": n};
 then it is told and asked, {"tell": [[i, energy_J, time_s]], "open": [i]}, and answers {"ask": i},
 an open configuration whose launch is swept next.
@@ -9,39 +9,42 @@ an open configuration whose launch is swept next.
 
 from __future__ import annotations
 
+import gc
 import json
-import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.search.ask_tell import peer
+from benchmarks.search.environments import PEERS_VARIABLE, python_of
 from benchmarks.search.peers import Sweep
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 
-__all__ = ["PEERS_VARIABLE", "ExternalSweep", "environment", "missing"]
+__all__ = ["EXTERNAL", "ExternalSweep", "missing"]
 
-#: Environment variable with the folder of the virtual environments.
-PEERS_VARIABLE = "JOULEFRONT_PEERS"
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
+#: Samplers by the environment that they run in, with the script and its arguments.
+EXTERNAL = {
+    "smac3": {"smac3-sweep": ("smac3_sampler.py",)},
+    "hebo": {"hebo-sweep": ("hebo_sampler.py",)},
+    "kernel_tuner": {
+        f"kernel-tuner-{strategy.replace('_', '-')}-sweep": ("kernel_tuner_sampler.py", strategy)
+        for strategy in ("nsga2", "greedy_ils", "bayes_opt")
+    },
+}
 
 
-def environment(name: str) -> Path:
-    """Return the Python of a sampler's environment, whether it exists or not."""
-    return Path(os.environ.get(PEERS_VARIABLE, "")) / name / "bin" / "python"
-
-
-def missing(name: str, package: str) -> str:
-    """Return what is missing to run a sampler; "" if nothing."""
-    if os.environ.get(PEERS_VARIABLE) and environment(name).is_file():
+def missing(environment: str) -> str:
+    """Return what is missing to run an environment's samplers; "" if nothing."""
+    if python_of(environment).is_file():
         return ""
     return (
-        f"{PEERS_VARIABLE} names no folder with the virtual environment {name!r}; make one with "
-        f"python -m venv FOLDER/{name} && FOLDER/{name}/bin/pip install {package}"
+        f"there is no environment {environment!r} in the folder of {PEERS_VARIABLE}; "
+        f"--peers {environment} makes one"
     )
 
 
@@ -60,6 +63,7 @@ class ExternalSweep(Sweep):
         self._encoding = ParameterEncoding(candidates)
         self._numbers = {c: i for i, c in enumerate(self._encoding.configurations)}
         self._told: set[Configuration] = set()
+        gc.collect()  # samplers of ended runs lie in cycles, and hold a process each
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -107,13 +111,14 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return (not number, float(value) if number else 0.0, str(value))
 
 
-def _external(name: str, folder: str, script: str, package: str) -> Callable[..., ExternalSweep]:
+def _enter(name: str, environment: str, script: Sequence[str]) -> None:
     def start(candidates: Candidates, cost: ProbeCost, seed: int) -> ExternalSweep:
-        command = [str(environment(folder)), str(SCRIPTS / script)]
+        command = [str(python_of(environment)), str(SCRIPTS / script[0]), *script[1:]]
         return ExternalSweep(candidates, cost, seed, command)
 
-    peer(name, missing=lambda: missing(folder, package))(start)
-    return start
+    peer(name, missing=lambda: missing(environment))(start)
 
 
-_external("smac-sweep", "smac", "smac_sampler.py", "smac")
+for _environment, _samplers in EXTERNAL.items():
+    for _name, _script in _samplers.items():
+        _enter(_name, _environment, _script)

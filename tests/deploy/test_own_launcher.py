@@ -287,7 +287,7 @@ def test_llamafactorys_file(folder: Path) -> None:
         "model_name_or_path: m  # small\nper_device_train_batch_size: 4\nbf16: true\n"
     )
     job = job_of("NPROC_PER_NODE=4 llamafactory-cli train f.yaml", folder, TRAINER)
-    other = Configuration.of(data_parallel=2, micro_batch=2, activation_checkpointing="full")
+    other = Configuration.of(data_parallel=2, micro_batch=2, activation_checkpointing="none")
     words, text = written(job, other, folder)
     file = folder / "best" / "f.yaml"
     assert words == ["llamafactory-cli", "train", str(file.resolve())]
@@ -296,7 +296,7 @@ def test_llamafactorys_file(folder: Path) -> None:
     assert "NPROC_PER_NODE=4" not in text
     assert file.read_text() == (
         "model_name_or_path: m  # small\nper_device_train_batch_size: 2\nbf16: true\n"
-        "gradient_accumulation_steps: 4\ndisable_gradient_checkpointing: false\n"
+        "gradient_accumulation_steps: 4\ndisable_gradient_checkpointing: true\n"
     )
 
 
@@ -340,3 +340,59 @@ def test_trls_files(folder: Path) -> None:
     assert "zero_stage: 3   # fits" in zero
     assert "gradient_accumulation_steps: 4" in zero
     assert "joulefront_hook" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "fewer"),
+    [
+        (
+            "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint a:29400 train.py --ds ds.json",
+            "torchrun --nnodes 1 --nproc-per-node 4 --rdzv-endpoint a:29400 train.py --ds ds.json",
+        ),
+        (
+            "accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank 0 "
+            "--main_process_ip a --main_process_port 29500 train.py --ds ds.json",
+            "accelerate launch --multi_gpu --num_machines 1 --num_processes 4 --machine_rank 0 "
+            "--main_process_ip a --main_process_port 29500 train.py --ds ds.json",
+        ),
+        (
+            "srun -N2 -n 16 --ntasks-per-node=8 python train.py --ds ds.json",
+            "srun -N1 -n 4 --ntasks-per-node=4 python train.py --ds ds.json",
+        ),
+        (
+            "srun -N2 --ntasks-per-node=1 torchrun --nnodes 2 --nproc-per-node 8 train.py "
+            "--ds ds.json",
+            "srun -N1 --ntasks-per-node=1 torchrun --nnodes 1 --nproc-per-node 4 train.py "
+            "--ds ds.json",
+        ),
+        (
+            "deepspeed --hostfile h.txt train.py --ds ds.json",
+            "deepspeed --num_gpus=4 --hostfile h.txt train.py --ds ds.json",
+        ),
+    ],
+)
+def test_a_launcher_of_two_nodes_keeps_its_rendezvous(
+    command: str, fewer: str, folder: Path
+) -> None:
+    (folder / "h.txt").write_text("a slots=8\nb slots=8\n")
+    cluster = replace(GPU, nodes=2)
+    blank = blank_job(Script(command, cwd=folder), cluster, nodes=2)
+    job = replace(blank, global_batch=64, steps=100, frame=DEEPSPEED)
+    config = str((folder / "best" / "ds_config.json").resolve())
+
+    def again(configuration: Configuration) -> tuple[str, str]:
+        write_launch_files((configuration, job, cluster), folder / "best")
+        text = (folder / "best" / "launch.sh").read_text()
+        (line,) = [line for line in text.splitlines() if line.startswith("exec ")]
+        words = shlex.split(line)[1:]
+        return " ".join(words).replace(config, "ds.json"), text
+
+    same, text = again(job.baseline)
+    assert same == command
+    itself = command.startswith(("srun", "deepspeed"))
+    assert ("# Start it on each of its nodes" in text) is not itself
+    sbatch = (folder / "best" / "job.sbatch").read_text()
+    assert "#SBATCH --nodes=2" in sbatch
+    assert ("exec ./clocks.sh" in sbatch) is itself
+    changed = Configuration(type(job.baseline.launch)({**job.baseline.launch, "data_parallel": 4}))
+    assert again(changed)[0].replace("--num_nodes=1 ", "") == fewer

@@ -23,5 +23,6 @@ def add_knobs(parser: Any) -> None:
         action="append",
         default=[],
         metavar="PACK|FILE",
-        help="knobs declared together: a pack (tuner knobs) or a TOML file; repeatable",
+        help="knobs declared together: a pack (tuner knobs), framework for those of the recognised "
+        "framework, or a TOML file; repeatable",
     )

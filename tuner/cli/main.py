@@ -16,7 +16,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tuner.cli import catalog, demo, deploy, evidence, fit, optimize, plan, probe, runs, runs_folder
+from tuner.cli import (
+    catalog,
+    demo,
+    deploy,
+    evidence,
+    fit,
+    frameworks,
+    optimize,
+    plan,
+    probe,
+    runs,
+    runs_folder,
+)
 from tuner.cli.defaults import KEYS, apply_defaults
 from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, RUNS, RUNS_DIR, Commands, Parser
 from tuner.search_spaces.errors import InputError
@@ -51,7 +63,19 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
-    modules = (optimize, plan, fit, demo, probe, runs, runs_folder, evidence, deploy, catalog)
+    modules = (
+        optimize,
+        plan,
+        fit,
+        demo,
+        probe,
+        runs,
+        runs_folder,
+        evidence,
+        deploy,
+        frameworks,
+        catalog,
+    )
     for module in modules:
         module.add(commands)
     return parser

@@ -378,12 +378,13 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
             f"cd -- {shlex.quote(str(folder))}",
             'HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"',
             "export HEAD",
-            "# One task per node; clocks.sh restores the earlier clocks on each, also on scancel."
-            if not program.by_srun
-            else "# launch.sh calls srun itself; clocks.sh restores the earlier clocks, also on "
+            "# launch.sh starts all ranks itself; clocks.sh sets the clocks of this node, and "
+            "restores them, also on scancel."
+            if program.once
+            else "# One task per node; clocks.sh restores the earlier clocks on each, also on "
             "scancel.",
             "exec ./clocks.sh ./launch.sh"
-            if program.by_srun
+            if program.once
             else "exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 ./clocks.sh ./launch.sh",
             "",
         ]

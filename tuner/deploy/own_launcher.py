@@ -16,13 +16,14 @@ import yaml
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.workload.scripts.frameworks import shipped_drivers
 from tuner.workload.scripts.knob_support import SWITCH
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.launchers.slurm import TASK_OPTIONS
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.yaml_keys import changed_keys, read_text
 
-__all__ = ["Relaunch", "takes_hook"]
+__all__ = ["Relaunch", "reaches_other_nodes", "takes_hook"]
 
 #: Options of each launcher for its number of processes; the first is written where none was given.
 _PROCESSES = {
@@ -32,6 +33,14 @@ _PROCESSES = {
     "trl": ("--num_processes",),
     "srun": tuple(f"--{name}" for name in TASK_OPTIONS),
 }
+#: Options of each launcher for its number of nodes.
+_NODES = {
+    "torchrun": ("--nnodes",),
+    "deepspeed": ("--num_nodes",),
+    "accelerate": ("--num_machines", "--num-machines"),
+    "trl": ("--num_machines",),
+    "srun": ("--nodes", "-N"),
+}
 #: The word after which an option of the launcher may be written.
 _NAMES = {
     "torchrun": ("torchrun", "torch.distributed.run", "torch.distributed.launch"),
@@ -39,23 +48,21 @@ _NAMES = {
     "accelerate": ("launch", "accelerate-launch", "accelerate.commands.launch"),
     "srun": ("srun",),
 }
-#: Names of the batches and of activation checkpointing in each framework's arguments or file.
-_TRAINER = {
-    "micro_batch": "per_device_train_batch_size",
-    "gradient_accumulation": "gradient_accumulation_steps",
-    "activation_checkpointing": "gradient_checkpointing",
-}
-_ARGUMENTS = {
-    "trl": _TRAINER,
-    "llamafactory": {**_TRAINER, "activation_checkpointing": "disable_gradient_checkpointing"},
-    "axolotl": {**_TRAINER, "micro_batch": "micro_batch_size"},
-}
+#: Launchers of a framework that trains by transformers' Trainer, with arguments of its own.
+_ARGUMENTS = ("trl", "llamafactory", "axolotl")
 #: Keys of Accelerate's file, below its section `deepspeed_config`, by the section or key of
 #: DeepSpeed's own configuration.
 _ACCELERATE_OFFLOAD = {
     "offload_optimizer_device": "offload_optimizer",
     "offload_param_device": "offload_param",
 }
+
+
+def reaches_other_nodes(launcher: Launcher) -> bool:
+    """Return True if the launcher is started once and starts the ranks of all nodes itself."""
+    by_srun = "srun" in (Path(word).name for word in launcher.words[:1])
+    by_ssh = launcher.kind == "deepspeed" and launcher.nodes > 1
+    return by_srun or (by_ssh and "--no_ssh" not in launcher.words)
 
 
 def takes_hook(launcher: Launcher) -> bool:
@@ -99,7 +106,7 @@ class Relaunch:
             The words, and whether they set all that the hook would set.
         """
         kind, found, changes = self._launcher.kind, list(words), []
-        names, may_add = _ARGUMENTS.get(kind, _TRAINER), kind in _ARGUMENTS
+        names, may_add = _names(kind), kind in _ARGUMENTS
         if not may_add and self._job.frame.owner != "transformers":
             return found, False
         file = self._own_file(found) if may_add else None
@@ -135,10 +142,10 @@ class Relaunch:
         job, today, new = self._job, self._job.baseline, self._configuration
         size = job.global_batch
         wanted: dict[str, tuple[Any, Any]] = {}
-        if "micro_batch" in job.frame.turns and new.micro_batch != today.micro_batch:
+        if "micro_batch" in job.hook_turns and new.micro_batch != today.micro_batch:
             wanted["micro_batch"] = today.micro_batch, new.micro_batch
         times = today.accumulation(size), new.accumulation(size)
-        if "gradient_accumulation" in job.frame.turns and times[0] != times[1]:
+        if "gradient_accumulation" in job.hook_turns and times[0] != times[1]:
             wanted["gradient_accumulation"] = times
         knob = "activation_checkpointing"
         if job.offers[knob].why == SWITCH and new.get(knob) != today.get(knob):
@@ -210,9 +217,11 @@ class Relaunch:
         launcher, words = self._launcher, list(self._launcher.words)
         if launcher.kind == "llamafactory" and self._other_world:
             # It starts torchrun where it sees several devices, or is told to.
-            world = self._configuration.world_size
+            nodes, world = self._nodes, self._configuration.world_size
             self.changes.append(f"{world} processes")
-            self.env = {"NPROC_PER_NODE": str(world), "FORCE_TORCHRUN": "1"}
+            self.env = {"NPROC_PER_NODE": str(world // nodes), "FORCE_TORCHRUN": "1"}
+            if launcher.nodes > 1:
+                self.env["NNODES"] = str(nodes)
         if launcher.kind not in _NAMES:
             return words
         if hook:
@@ -229,9 +238,18 @@ class Relaunch:
             words = self._with_processes(words)
         return words
 
+    @property
+    def _nodes(self) -> int:
+        """The least number of nodes with as many processes on each as today at most."""
+        each = self._job.baseline.world_size // self._launcher.nodes
+        return -(-self._configuration.world_size // max(each, 1))
+
     def _with_processes(self, words: list[str]) -> list[str]:
         kind, world = self._launcher.kind, self._configuration.world_size
         self.changes.append(f"{world} processes instead of {self._job.baseline.world_size}")
+        nodes, each = self._nodes, world // self._nodes
+        if nodes != self._launcher.nodes:
+            words = self._with_nodes(words, nodes)
         if kind == "accelerate" and world == 1:
             words = [word for word in words if word not in ("--multi_gpu", "--multi-gpu")]
         if kind == "deepspeed" and (at := _option(words, ("--include", "-i"))) is not None:
@@ -240,13 +258,26 @@ class Relaunch:
         names = (
             ("-n", *_PROCESSES[kind], "--tasks-per-node") if kind == "srun" else _PROCESSES[kind]
         )
+        # What torchrun and deepspeed take is of a node, what accelerate and srun take of all.
+        of_node = ("--ntasks-per-node", "--tasks-per-node", *_PROCESSES["torchrun"])
+        of_node += _PROCESSES["deepspeed"]
         for name in names:
             if (at := _option(words, (name,), short=short)) is not None:
-                words, written = _with_value(words, at, world), True
+                number = each if name in of_node else world
+                words, written = _with_value(words, at, number), True
         config = Path(self._job.cwd) / self._launcher.config
         if written or (config.is_file() and "num_processes" in _load(config)):
             return words
-        return self._added(words, f"{_PROCESSES[kind][0]}={world}")
+        first = _PROCESSES[kind][0]
+        return self._added(words, f"{first}={each if first in of_node else world}")
+
+    def _with_nodes(self, words: list[str], nodes: int) -> list[str]:
+        """Set the number of nodes of each launcher among the words, and of Accelerate's file."""
+        self.changes.append(f"{nodes} nodes instead of {self._launcher.nodes}")
+        for option in dict.fromkeys(name for names in _NODES.values() for name in names):
+            if (at := _option(words, (option,))) is not None:
+                words = _with_value(words, at, nodes)
+        return words
 
     def _with_config(self, words: list[str]) -> list[str]:
         """Write Accelerate's file with the changed keys, and name the new one."""
@@ -254,6 +285,8 @@ class Relaunch:
         keys: dict[tuple[str, ...], Any] = {}
         if self._other_world and "num_processes" in _load(path):
             keys[("num_processes",)] = self._configuration.world_size
+        if self._nodes != self._launcher.nodes and "num_machines" in _load(path):
+            keys[("num_machines",)] = self._nodes
         keys |= self._deepspeed_keys(path)
         if not keys:
             return words
@@ -318,6 +351,14 @@ class Relaunch:
             name = f"launcher-{name}"
         self.files[name] = text
         return str(self._folder / name)
+
+
+def _names(kind: str) -> dict[str, str]:
+    """Return the keys of the batches and of checkpointing in a framework's arguments or file."""
+    wanted = kind if kind in _ARGUMENTS else "trl"  # whose arguments are the Trainer's
+    driver = next(d for d in shipped_drivers() if wanted in d.recognised.launchers)
+    knobs = ("micro_batch", "gradient_accumulation", "activation_checkpointing")
+    return {name: driver.knobs[name].keys[0] for name in knobs}
 
 
 def _option(words: Sequence[str], names: Sequence[str], *, short: bool = False) -> int | None:

@@ -14,13 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.deploy.own_launcher import Relaunch, takes_hook
+from tuner.deploy.own_launcher import Relaunch, reaches_other_nodes, takes_hook
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import ScriptJob, Start
+
+#: Options and variables in which launchers take the number of the node that they are started on.
+_RANKS = "--node-rank, --node_rank, --machine_rank or NODE_RANK, if the command has one"
 
 __all__ = ["Program", "program_of_script"]
 
@@ -37,6 +40,7 @@ class Program:
         steps: True if it accepts `--steps`.
         command: the whole command with its own launcher; empty to start `words` by torchrun.
         by_srun: that launcher is srun.
+        once: that launcher is started on one node and reaches the others itself.
     """
 
     words: Sequence[str]
@@ -46,6 +50,7 @@ class Program:
     steps: bool = False
     command: Sequence[str] = ()
     by_srun: bool = False
+    once: bool = False
 
 
 def program_of_script(
@@ -102,7 +107,9 @@ def _relaunched(
     words, settled = again.with_arguments(words)
     if settled:  # then the hook is for DeepSpeed's settings and what the script reads alone
         typed = replace(typed, frame=replace(typed.frame, turns=(), can_checkpoint=False))
-    hook = always or (changed and typed.needs_hook)
+    # What the launcher itself sets for its ranks, the hook sets after it.
+    overridden = {n for n in start.options.get("env", {}) if n in own and n in given}
+    hook = always or (changed and typed.needs_hook) or bool(overridden)
     if hook and takes_hook(launcher):
         words, option = _hooked(list(start.words), start, folder, files)
         about.append("# joulefront_hook merges options.json into what the script sets by itself.")
@@ -112,6 +119,8 @@ def _relaunched(
     exports = [*_quoted({**given, **again.env}), *filter(None, [option])]
     files.update(again.files)
     about += [f"# {line}" for line in again.changes]
+    if launcher.nodes > 1 and not reaches_other_nodes(launcher):
+        about.append(f"# Start it on each of its nodes, with the node's own rank: {_RANKS}.")
     return Program(
         words,
         about,
@@ -119,6 +128,7 @@ def _relaunched(
         exports=exports,
         command=[*head, *words],
         by_srun="srun" in (Path(word).name for word in launcher.words[:1]),
+        once=reaches_other_nodes(launcher),
     )
 
 

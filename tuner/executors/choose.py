@@ -119,4 +119,5 @@ def _ops(problem: Problem) -> tuple[str, ...]:
     launches = [*problem.candidates.launches]
     if problem.baseline is not None:  # which may be measured without being a candidate
         launches.append(problem.baseline.launch)
-    return tuple(dict.fromkeys(op for launch in launches for op in ops_needed(launch)))
+    needed = (op for launch in launches for op in ops_needed(launch, problem.job))
+    return tuple(dict.fromkeys(needed))

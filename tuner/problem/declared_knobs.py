@@ -46,6 +46,8 @@ def with_knobs(
             own.append(given)
         elif "=" in given:
             own.append(parse_knob(given))
+        elif given == "framework" and isinstance(job, Script):
+            packed += job.framework_knobs
         else:
             packed += load_pack(given).knobs
     own = [*job.knobs, *own]

@@ -106,7 +106,8 @@ class Question:
         cluster, address = self.cluster, self.ray_address
         if not isinstance(cluster, Cluster):
             cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
-        here = cluster
+        here, launcher = cluster, script.launcher
+        launcher = launcher if launcher and launcher.words else None
         notify = notify or (lambda event: None)
         say = lambda sentence: notify(Progress("note", None, sentence))  # noqa: E731
         if address is None:
@@ -115,14 +116,14 @@ class Question:
                     "sync copies the script's folder to the nodes of a Ray cluster; join one with "
                     "--ray ADDRESS (docs/clusters.md)"
                 )
-            if script.nodes not in (None, 1):
+            if script.nodes not in (None, 1) and (launcher is None or launcher.nodes == 1):
                 raise InputError(
                     f"nodes is {script.nodes}, and without a Ray cluster a script runs on this "
                     "machine alone; join one with --ray ADDRESS (docs/clusters.md)"
                 )
             launches: Launches = lambda job: launched_here(job, here, run, say)  # noqa: E731
             return job_of_script(script, cluster, run, launches, say=say), cluster
-        nodes = script.nodes or cluster.nodes
+        nodes = script.nodes or (launcher.nodes if launcher else cluster.nodes)
         if nodes > cluster.nodes:
             raise InputError(f"nodes is {nodes}, and the Ray cluster has {cluster.nodes} usable")
         copy = self.copy
@@ -165,6 +166,10 @@ def question_of(
     simulated = executor == "simulated"
     if simulated and isinstance(job, Script):
         raise InputError("a script is really run, not simulated; choose another executor")
+    if isinstance(job, Script) and ray_address is None:
+        from tuner.workload.scripts.inspection import require_one_node
+
+        require_one_node(job)
     if in_flight is not None and not simulated:
         raise InputError(
             "in_flight is for a simulated cluster; a real one runs what it has room for"

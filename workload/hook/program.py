@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import compiling, engine, frames, live_knobs, state, watching
+from . import compiling, engine, frames, live_knobs, state, steps, watching
 from .accumulation import Steering
 from .link import Link, end_process
 
@@ -34,6 +34,9 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
         _listen_on_loopback()
     if state.link is not None or options.get("activation_checkpointing"):
         state.seen["watched"] = watching.FirstForwards(torch)
+    steps.prepare()
+    os.environ.update(options.get("env", {}))
+    sys.path[:0] = options.get("path", [])
     frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
     if state.link is not None:
         frames.WhenImported(("torch._dynamo.callback",), compiling.mark_compilations)

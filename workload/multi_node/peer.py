@@ -137,7 +137,7 @@ class NodeShare:
     def spawn(self, place: Place) -> None:
         assert self._request is not None
         node = self._runner.node
-        node.server.load_ops(ops_needed(self._request.launch))
+        node.server.load_ops(ops_needed(self._request.launch, node.job))
         # In a folder of their own: all nodes may write to one file system.
         self._launch = RankLaunch(node, self._request, part=f"from-rank{place.first}")
         listener, address, remove = control_socket(node.server.account)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -11,6 +12,7 @@ import platform
 import re
 import shutil
 import sysconfig
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,17 @@ from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
 from tuner.workload.node.rights import run_as
 
-__all__ = ["architectures", "build_kind", "cannot_build", "cannot_compile", "extensions_dir"]
+__all__ = [
+    "architectures",
+    "build_kind",
+    "cannot_build",
+    "cannot_compile",
+    "extensions_dir",
+    "remove_stale_locks",
+]
+
+#: A lock that is older was left by a killed build, seconds: no build takes as long.
+STALE_LOCK_S = 900.0
 
 #: From this release of DeepSpeed on `CPUAdamBuilder` is no builder for CUDA, which asks for CUDA's
 #: compiler on a machine with GPUs. (`AsyncIOBuilder` still is one.)
@@ -40,6 +52,22 @@ def extensions_dir() -> str:
     else:
         cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return str(Path(cache) / "joulefront" / "torch_extensions" / build_kind())
+
+
+def remove_stale_locks() -> None:
+    """Remove the locks that killed builds left in joulefront's own folder of compiled ops.
+
+    A script that builds an op in its ranks would wait for such a lock until it is stopped as
+    hanging. While the fork server of another search builds there, nothing is removed.
+    """
+    folder = Path(extensions_dir())
+    if os.environ.get("TORCH_EXTENSIONS_DIR") or not folder.is_dir():
+        return
+    with contextlib.suppress(OSError), (folder / "joulefront.lock").open("a") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for lock in folder.glob("*/lock"):
+            if time.time() - lock.stat().st_mtime > STALE_LOCK_S:
+                lock.unlink()
 
 
 def _release(package: str) -> tuple[int, ...]:

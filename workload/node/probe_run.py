@@ -170,7 +170,7 @@ class Probe:
         request, server = self.request, self.node.server
         if not server.alive:
             self.node.prepare()
-        server.load_ops(ops_needed(request.launch))
+        server.load_ops(ops_needed(request.launch, self.node.job))
         listener, address, remove = control_socket(server.account)
         group = None
         on_gpus = self.node.cluster.device.type == "cuda"

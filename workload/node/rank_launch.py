@@ -198,7 +198,7 @@ class RankLaunch:
             options["accumulation"] = self.accumulations.measured[0]
         cores = sorted(os.sched_getaffinity(0))
         on_cpu = self.node.cluster.device.type == "cpu"
-        specs = []
+        specs, node_rank = [], place.first // max(place.ranks, 1)
         for rank in range(place.first, place.first + place.ranks):
             log = self.folder / f"rank{rank}.log"
             log.unlink(missing_ok=True)
@@ -206,10 +206,10 @@ class RankLaunch:
                 account.give_log(log)
             specs.append(
                 RankSpec(
-                    argv=start.argv(rank, world, rank - place.first),
+                    argv=start.argv(rank, world, rank - place.first, node_rank),
                     env={
                         **self._rank_env(rank, world, place),
-                        **start.environment(rank, world, rank - place.first),
+                        **start.environment(rank, world, rank - place.first, node_rank),
                     },
                     log=str(log),
                     cwd=start.cwd,

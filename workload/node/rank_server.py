@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.ops import architectures, extensions_dir
+from tuner.workload.node.ops import architectures, extensions_dir, remove_stale_locks
 from tuner.workload.node.rank_group import RankGroup, ServerError
 from tuner.workload.node.rights import RunAs, run_as
 from tuner.workload.node.torch_build import TorchBuild
@@ -166,6 +166,7 @@ class RankServer:
         if self.alive:
             return
         self.close()
+        remove_stale_locks()
         program = Path(__file__).with_name("fork_server.py")
         if self.account:
             self.account.require_access(program, python=self._python)

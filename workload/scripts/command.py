@@ -143,6 +143,21 @@ class Script:
         launcher = self.launcher.kind if self.launcher else ""
         return recognised(self.words, Path(self.cwd), launcher, self.framework)
 
+    @property
+    def framework_knobs(self) -> tuple[Knob, ...]:
+        """Knobs that the driver of the command's framework declares beside the standard ones.
+
+        Raises:
+            InputError: no framework is recognised.
+        """
+        found = self.framework_of_command
+        if found is None:
+            raise InputError(
+                f"no framework is recognised in {self.command!r}, so --knobs framework has none "
+                "(tuner frameworks lists them)"
+            )
+        return tuple(found.driver.declared.values())
+
     @cached_property
     def _read(self) -> tuple[tuple[str, ...], Launcher | None]:
         try:
@@ -179,19 +194,22 @@ class Start:
     config: Mapping[str, Any]
     env: Mapping[str, str]
 
-    def argv(self, rank: int, world: int, local_rank: int | None = None) -> tuple[str, ...]:
+    def argv(
+        self, rank: int, world: int, local_rank: int | None = None, node_rank: int = 0
+    ) -> tuple[str, ...]:
         """Return the command of one rank of `world`; `local_rank` is its number on its node."""
-        mine = _numbers(rank, world, local_rank)
+        mine = _numbers(rank, world, local_rank, node_rank)
         return tuple(filled(word, mine) for word in self.words)
 
     def environment(
-        self, rank: int, world: int, local_rank: int | None = None
+        self, rank: int, world: int, local_rank: int | None = None, node_rank: int = 0
     ) -> Mapping[str, str]:
         """Return what is added to the environment of one rank."""
-        mine = _numbers(rank, world, local_rank)
+        mine = _numbers(rank, world, local_rank, node_rank)
         return {name: filled(value, mine) for name, value in self.env.items()}
 
 
-def _numbers(rank: int, world: int, local_rank: int | None) -> dict[str, str]:
+def _numbers(rank: int, world: int, local_rank: int | None, node_rank: int) -> dict[str, str]:
     local = rank if local_rank is None else local_rank
-    return {"rank": str(rank), "local_rank": str(local), "world_size": str(world)}
+    numbers = {"rank": rank, "local_rank": local, "node_rank": node_rank, "world_size": world}
+    return {name: str(number) for name, number in numbers.items()}

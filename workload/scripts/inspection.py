@@ -25,7 +25,7 @@ from tuner.workload.probe import INSPECTIONS, ProbeRecord, ProbeRequest, WindowP
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
 
-__all__ = ["STEPS", "blank_job", "inspect_script", "launcher_on", "ranks_today"]
+__all__ = ["STEPS", "blank_job", "inspect_script", "launcher_on", "ranks_today", "require_one_node"]
 
 #: Taken where the user does not say how many steps the solution takes.
 STEPS = 1000
@@ -89,15 +89,15 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         nodes: the number of its nodes on which the script runs today.
 
     Raises:
-        InputError: the command is wrong, its launcher starts more ranks than a node has devices or
-            stands in front of a script for several nodes, or the batches that it names do not make
-            the global batch.
+        InputError: the command is wrong, its launcher starts other ranks than the nodes have
+            devices, or on another number of nodes, or the batches that it names do not make the
+            global batch.
     """
-    if nodes > 1 and script.launcher is not None and script.launcher.words:
-        raise InputError(
-            f"a command with its launcher is probed within one node; for {nodes} nodes give the "
-            "script and its own arguments alone"
-        )
+    launcher = script.launcher
+    if nodes == 1:
+        require_one_node(script)
+    if launcher is not None and launcher.words and launcher.nodes != nodes:
+        raise InputError(f"nodes is {nodes}, and {launcher.kind} starts on {launcher.nodes}")
     blank = ScriptJob(
         name=script.name,
         model={},
@@ -141,6 +141,20 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     return job.declares(script.knobs)
 
 
+def require_one_node(script: Script) -> None:
+    """Check that a script without a Ray cluster is started on one node.
+
+    Raises:
+        InputError: its launcher starts on several.
+    """
+    launcher = script.launcher
+    if launcher is not None and launcher.nodes > 1:
+        raise InputError(
+            f"{launcher.kind} starts on {launcher.nodes} nodes, which probes do on a Ray cluster: "
+            f"tuner optimize --ray ADDRESS -- {script.command} (docs/clusters.md)"
+        )
+
+
 def ranks_today(script: Script, cluster: Cluster) -> int:
     """Return the ranks that the command starts on a node: those of its launcher, or all devices.
 
@@ -156,6 +170,11 @@ def ranks_today(script: Script, cluster: Cluster) -> int:
             f"{launcher.kind} would start {ranks} processes, and this node has {devices} {kind}; "
             f"ask for at most {devices}"
         )
+    if launcher is not None and launcher.nodes > 1 and ranks not in (0, devices):
+        raise InputError(
+            f"{launcher.kind} would start {ranks} of {devices} possible processes on each of "
+            f"{launcher.nodes} nodes, and a probe across nodes has a rank on each device"
+        )
     return ranks or devices
 
 
@@ -170,10 +189,18 @@ def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
 
 def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> ScriptJob:
     """Return the job that the facts of a launch describe."""
+    assumed = list(script.launcher.notes) if script.launcher else []
+    if blank.driven is not None and blank.driver is not None:
+        told, owned = blank.driven.batches[0], facts.get("owned", {}).get("micro_batch", 0)
+        if told and owned and told != owned:
+            assumed.append(
+                f"{blank.driver.title} was told a micro-batch of {owned} where the command reads "
+                f"{told}, so its keys are left alone"
+            )
+            blank = replace(blank, driver=None)
     engine, batch = "micro_batch" in facts, facts.get("batch") or []
     placed = "deepspeed_config" in blank.placeholders
     config = blank.file_config or ({} if placed else facts.get("config", {}))
-    assumed = list(script.launcher.notes) if script.launcher else []
     kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
     if engine:
         kind = "pipeline" if facts.get("pipeline") else "deepspeed"
@@ -199,7 +226,8 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         micro, times, measured = _seen_batches(script, blank, facts)
         replicas = blank.baseline.data_parallel
         whole = script.global_batch or micro * times * replicas
-        if not facts.get("owned") and script.global_batch is None:
+        named = blank.driven is not None and all(blank.driven.batches)
+        if not facts.get("owned") and script.global_batch is None and not named:
             assumed.append(
                 f"the global batch is taken to be {whole}, {replicas} ranks x {micro} samples x "
                 f"{times} micro-batches, as the first step showed (--global-batch corrects it)"

@@ -158,9 +158,9 @@ class ScriptJob(TrainingJob):
         if self.driver is None:
             return None
         env = {**os.environ, **(self.launcher.env if self.launcher else {})}
-        settings = Settings(self.driver.driver.command, self.words, Path(self.cwd), env)
-        taken = frozenset(self.placeholders)
-        return Driven(self.driver, settings, self.devices, self.sequence_length, taken)
+        command, given = self.driver.driver.command, self.driver.given
+        settings = Settings(command, self.words, Path(self.cwd), env, given)
+        return Driven(self.driver, settings, self.devices, self.sequence_length, self.placeholders)
 
     @cached_property
     def told(self) -> Mapping[str, str]:
@@ -379,6 +379,9 @@ class ScriptJob(TrainingJob):
             options["owned"] = {name: asked[name] for name in self.hook_turns}
         if self.driver is not None:
             options["step"] = asdict(self.driver.driver.step)
+            options["env"] = {n: v for n, v in framework_env.items() if n != "PYTHONPATH"}
+            if "PYTHONPATH" in framework_env:  # of a generated module
+                options["path"] = [framework_env["PYTHONPATH"]]
         if self.offers["activation_checkpointing"].why == SWITCH:
             mode = configuration.get("activation_checkpointing")
             options["activation_checkpointing"] = mode
@@ -413,6 +416,11 @@ class ScriptJob(TrainingJob):
             turns = tuple(name for name in turns if name not in self.told)
             turns = tuple(name for name in turns if name != "gradient_accumulation")
         return turns
+
+    @property
+    def on_deepspeed(self) -> bool:
+        """False if the script has another framework, whose driver says what it refuses."""
+        return self.driver is None or self.frame.on_deepspeed
 
     @property
     def needs_hook(self) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from tuner.workload.node.ops import (
     cannot_build,
     cannot_compile,
     extensions_dir,
+    remove_stale_locks,
 )
 
 #: What DeepSpeed's builders for CUDA ask before they compile (`builder.py`, jit_mode).
@@ -105,3 +109,27 @@ def test_torch_compile_needs_a_compiler_and_pythons_headers(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert cannot_compile() == "torch.compile needs a C++ compiler (c++ or g++)"
+
+
+def test_a_lock_that_a_killed_build_left_is_removed_before_ranks_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = Path(extensions_dir())
+
+    def locks() -> set[str]:
+        for name, age_s in (("killed", 2000.0), ("building", 20.0)):
+            lock = folder / name / "lock"
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            lock.touch()
+            os.utime(lock, (time.time() - age_s,) * 2)
+        remove_stale_locks()
+        return {path.parent.name for path in folder.glob("*/lock")}
+
+    assert locks() == {"building"}
+    with (folder / "joulefront.lock").open("w") as guard:  # another search builds
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        assert locks() == {"killed", "building"}
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))  # the user's own
+    assert locks() == {"killed", "building"}

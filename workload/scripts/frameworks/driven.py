@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,13 @@ class Bound:
     Attributes:
         version: of the installed framework; "" where it is not known.
         gone: keys that it does not have.
+        given: values of its keys today that a function of the user's returns.
     """
 
     driver: Driver
     version: str = ""
     gone: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def title(self) -> str:
@@ -51,7 +53,10 @@ class Bound:
 
     def to_json(self) -> str:
         """Convert to text that `from_json` reads."""
-        data = {"version": self.version, "gone": list(self.gone), "driver": self.driver.table}
+        data = {
+            **{"version": self.version, "gone": list(self.gone), "given": dict(self.given)},
+            "driver": self.driver.table,
+        }
         return json.dumps(data, sort_keys=True)
 
     @classmethod
@@ -64,7 +69,7 @@ class Bound:
         try:
             data = json.loads(text)
             driver = Driver.from_json(json.dumps(data["driver"]))
-            return cls(driver, data["version"], tuple(data["gone"]))
+            return cls(driver, data["version"], tuple(data["gone"]), data["given"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the framework of a script: {error}") from error
 
@@ -74,14 +79,15 @@ class Driven:
     """Driver, the command that it applies to, and the ranks that it starts on today.
 
     Attributes:
-        taken: knobs that the command has a placeholder for, which are not the driver's.
+        taken: knobs that the command has a placeholder for, which are not the driver's, with
+            today's value or "".
     """
 
     bound: Bound
     settings: Settings
     devices: int
     sequence_length: int = 0
-    taken: frozenset[str] = field(default_factory=frozenset)
+    taken: Mapping[str, str] = field(default_factory=dict)
 
     # ---- today
 
@@ -92,7 +98,7 @@ class Driven:
         against: dict[str, str] = {}
         routes = self.bound.driver.knobs
         degrees = [name for name in self.bound.driver.divide if name not in self.taken]
-        inside = 1
+        inside = math.prod(int(self.taken.get(n) or 1) for n in self.bound.driver.divide)
         for name in [*degrees, *(n for n in routes if n not in (*degrees, *_FOLLOW))]:
             if name in self.taken or name not in routes:
                 continue
@@ -117,6 +123,9 @@ class Driven:
             InputError: it is not known, or none that the driver lists.
         """
         values = self._values({"data_parallel": self.devices, **known})
+        for key, any_of in route.needs.items():
+            if not self._is(key, any_of, values):
+                raise InputError(f"{key} is not {any_of[0]} today")
         if route.key:
             given = self.settings.get(route.key)
             value = route.default if given is None else given
@@ -185,7 +194,8 @@ class Driven:
     @cached_property
     def batches(self) -> tuple[int, int]:
         """Today's (micro-batch, accumulation); 0 where not known."""
-        micro, replicas = self.today.get("micro_batch", 0), self.today.get("data_parallel")
+        micro = self.today.get("micro_batch") or int(self.taken.get("micro_batch") or 0)
+        replicas = self.today.get("data_parallel")
         replicas = replicas if isinstance(replicas, int) else self.devices
         if not isinstance(micro, int) or not micro or not self.accumulates:
             return (micro if isinstance(micro, int) else 0), 0
@@ -201,6 +211,8 @@ class Driven:
             whole *= micro * replicas if name == "global_batch" else 1
             if type(given) is int and given > 0 and whole and given % whole == 0:
                 return micro, given // whole
+            if given is None:
+                return micro, 0
         return micro, 1
 
     # ---- a configuration
@@ -281,12 +293,16 @@ class Driven:
         driver = self.bound.driver
         quiet = {k: v for k, v in driver.quiet.items() if k not in self.bound.gone} if probe else {}
         wanted = {**{k: v for k, v in quiet.items() if self.settings.get(k) != v}, **changes}
-        settings = Settings(self.settings.command, words, self.settings.cwd, self.settings.env)
+        settings = replace(self.settings, words=words)
         env = dict(driver.quiet_env) if probe else {}
-        if driver.wrapper is not None and changes:
-            words, more = wrapped(driver.wrapper, wanted, words, folder)
-        else:
+        in_words = {key: value for key, value in wanted.items() if settings.names(key)}
+        if driver.wrapper is None:
             words, more = settings.changed(wanted, folder)
+        else:
+            words, more = settings.changed(in_words, folder)
+            rest = {key: value for key, value in wanted.items() if key not in in_words}
+            if rest:
+                words, more = wrapped(driver.wrapper, rest, words, folder)
         return words, {**env, **more}
 
 

@@ -57,7 +57,8 @@ class Recognised:
         scripts: patterns of the script's path, such as "*/torchtitan/train.py".
         launchers: kinds of launcher (`tuner.workload.scripts.launchers.Launcher.kind`).
         imports: modules that the script itself imports.
-        mentions: words of which the script must hold each, beside the above.
+        mentions: words of which the script must hold each, or one of "A|B", beside the above.
+        options: options of which the command must have one, beside the above.
     """
 
     modules: tuple[str, ...] = ()
@@ -65,6 +66,7 @@ class Recognised:
     launchers: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,13 @@ class Command:
         truth: how a truth value is written there: "word" (--key True), "bare" (--key, or nothing)
             or "negated" (--key, or --no-key behind the last dot).
         file: options that name the file with the keys; "first" for the first word that names one.
+        python: the script, and the Python files that the command names, assign the keys.
     """
 
     option: str = ""
     truth: str = "word"
     file: tuple[str, ...] = ()
+    python: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,14 @@ class Route:
         levels: by value, the settings: key to number, text or truth value. A text may have {NAME}
             of a launch knob; `UNSET` takes the key away; of a list the first is written, and each
             is recognised.
+        needs: settings that must hold today for the knob to be in play.
     """
 
     key: str = ""
     default: Any = None
     times: tuple[str, ...] = ()
     levels: Mapping[Value, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
+    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -150,7 +156,8 @@ class Source:
     Attributes:
         file: path below the folder that its package is imported from.
         kind: "fields" (a dataclass or pydantic model and what it is made of), "options"
-            (argparse, and dataclasses from which it is made) or "texts" (any text in the file).
+            (argparse, and dataclasses from which it is made), "texts" (any text in the file) or
+            "own" (the keys below a table are the user's, so they are not verified).
         name: the class of "fields"; empty for every class in the file.
         below: the table of its keys, "parallelism" for a class that declares that table alone.
     """
@@ -237,6 +244,9 @@ _TOP = (
 )
 
 
+_WITH = ("imports", "mentions", "options")
+
+
 def read_driver(data: Any, where: str) -> Driver:
     """Make a driver of a parsed TOML file.
 
@@ -249,14 +259,13 @@ def read_driver(data: Any, where: str) -> Driver:
     """
     table = Table(data, where, *_TOP)
     name = table.text("framework")
-    signs = table.part("recognise", "modules", "scripts", "launchers", "imports", "mentions")
+    signs = table.part("recognise", "modules", "scripts", "launchers", *_WITH)
     recognised = Recognised(**{key: signs.texts(key) for key in Recognised.__annotations__})
     if not (recognised.modules or recognised.scripts or recognised.launchers or recognised.imports):
         raise InputError(f"[recognise] of {where} must have modules, scripts, launchers or imports")
     knobs = table.part("knobs", *ROUTED)
-    routes = {
-        key: _route(key, knobs.part(key, "key", "default", "times", "levels")) for key in knobs.data
-    }
+    parts = ("key", "default", "times", "levels", "needs")
+    routes = {key: _route(key, knobs.part(key, *parts)) for key in knobs.data}
     declared = {
         key: _declared(key, item, where) for key, item in table.part("declared").data.items()
     }
@@ -278,7 +287,7 @@ def read_driver(data: Any, where: str) -> Driver:
         package=table.text("package", ""),
         versions=versions,
         recognised=recognised,
-        command=_command(table.part("command", "option", "truth", "file")),
+        command=_command(table.part("command", "option", "truth", "file", "python")),
         knobs=routes,
         declared=declared,
         divide=world,
@@ -298,7 +307,8 @@ def _command(table: Table) -> Command:
     option = table.text("option", "")
     if option and not ("{key}" in option and "{value}" in option):
         raise InputError(f"option in {table.where} must hold {{key}} and {{value}}")
-    return Command(option, table.choice("truth", ("word", "bare", "negated")), table.texts("file"))
+    truth = table.choice("truth", ("word", "bare", "negated"))
+    return Command(option, truth, table.texts("file"), table.value("python") is True)
 
 
 def _route(name: str, table: Table) -> Route:
@@ -317,7 +327,9 @@ def _route(name: str, table: Table) -> Route:
             setting: _alternatives(value, f"{setting} in {levels.where}")
             for setting, value in levels.part(text).data.items()
         }
-    return Route(key, table.value("default"), times, made)
+    needs = table.part("needs")
+    held = {key: _alternatives(value, needs.where) for key, value in needs.data.items()}
+    return Route(key, table.value("default"), times, made, held)
 
 
 def _alternatives(value: Any, where: str) -> tuple[Any, ...]:
@@ -383,8 +395,8 @@ def _step(table: Table) -> Step:
 
 def _source(table: Table) -> Source:
     return Source(
-        table.text("file"),
-        table.choice("kind", ("fields", "options", "texts")),
+        table.text("file", "" if table.data.get("kind") == "own" else None),
+        table.choice("kind", ("fields", "options", "texts", "own")),
         table.text("class", ""),
         table.text("below", ""),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -62,22 +63,28 @@ def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
         path: folders that are searched for its source files, in this order.
     """
     declared: set[str] = set()
-    files = []
+    files: list[Path] = []
+    own = tuple(f"{source.below}." for source in driver.sources if source.kind == "own")
+    missing = False
     for source in driver.sources:
-        for file in _files(source, path):
-            files.append(file)
+        found_here = _files(source, path)
+        missing |= not found_here and source.kind != "own"
+        files += found_here
+        for file in found_here:
             declared |= _declared(file, source)
     version = installed_version(driver, path)
     if not files:
         return Checked(version)
     known = {_plain(key) for key in declared}
-    found = tuple(key for key in driver.keys if _plain(key) in known)
-    gone = tuple(key for key in driver.keys if key not in found)
+    keys = [key for key in driver.keys if not (own and key.startswith(own))]
+    found = tuple(key for key in keys if _plain(key) in known)
+    # What a source that is not installed may declare is not gone.
+    gone = () if missing else tuple(key for key in keys if key not in found)
     return Checked(version, found, gone, tuple(files))
 
 
 def _files(source: Source, path: Sequence[Path]) -> list[Path]:
-    for folder in path:
+    for folder in path if source.file else ():
         try:
             found = sorted(file for file in folder.glob(source.file) if file.is_file())
         except (OSError, ValueError):
@@ -105,17 +112,23 @@ def _tree(path: Path) -> ast.Module:
 def _declared(path: Path, source: Source) -> set[str]:
     tree = _tree(path)
     if source.kind == "texts":
-        texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-        return {text for text in texts if isinstance(text, str)}
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        held = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        texts = {text for text in held if isinstance(text, str)}
+        # Names of variables are put together of a prefix and the rest.
+        ahead = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_]+_", text)]
+        rest = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_0-9]+", text)]
+        texts |= {first + last for first in ahead for last in rest}
+        return {f"{source.below}.{text}" if source.below else text for text in texts}
+    every = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = {node.name: node for node in every}
     if source.kind == "options":
-        fields = {name for node in classes.values() for name, _ in _fields(node)}
+        fields = {name for node in every for name, _ in _fields(node)}
         return fields | set(_options(tree))
     below = f"{source.below}." if source.below else ""
     if source.name:
         names = _nested(classes, source.name, ()) if source.name in classes else iter(())
     else:
-        names = (name for node in classes.values() for name, _ in _fields(node))
+        names = (name for node in every for name, _ in _fields(node))
     named = {below + name for name in names}
     # A module that assigns its settings at the top, as a script with globals does.
     return named | ({below + name for name, _ in _fields(tree)} if not source.name else set())

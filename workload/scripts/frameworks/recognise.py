@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.driver import (
@@ -15,6 +16,7 @@ from tuner.workload.scripts.frameworks.driver import (
     shipped_drivers,
 )
 from tuner.workload.scripts.frameworks.keys import check_keys, search_path
+from tuner.workload.scripts.frameworks.wrapper import read_function
 
 __all__ = ["recognised"]
 
@@ -45,19 +47,32 @@ def recognised(
         return None
     # Without a version the keys decide.
     driver, found = min(fitting, key=lambda pair: len(pair[1].gone))
-    return Bound(driver, found.version, found.gone)
+    held: dict[str, Any] = {}
+    if driver.wrapper is not None:
+        keys = [*driver.keys, *driver.facts.values()]
+        held = read_function(driver.wrapper, words, keys, path, cwd)
+    return Bound(driver, found.version, found.gone, held)
 
 
 def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:
-    """Return the drivers that match by the most specific sign: the program, then its launcher."""
+    """Return the drivers that match by the program, else by its imports, else by its launcher."""
     text = _source(words, cwd)
-    ways = (_by_program, _by_launcher, _by_imports)
+    ways = (_by_program, _by_imports, _by_launcher)
     for way in ways:
         found = [d for d in shipped_drivers() if way(d, words, launcher, text, cwd)]
-        found = [d for d in found if all(word in text for word in d.recognised.mentions)]
+        found = [d for d in found if _has_the_rest(d, words, text)]
         if found:
-            return found
+            most = max(len(driver.recognised.mentions) for driver in found)
+            return [driver for driver in found if len(driver.recognised.mentions) == most]
     return []
+
+
+def _has_the_rest(driver: Driver, words: Sequence[str], text: str) -> bool:
+    signs, given = driver.recognised, {word.partition("=")[0] for word in words}
+    named = not signs.options or any(option in given for option in signs.options)
+    return named and all(
+        any(word in text for word in either.split("|")) for either in signs.mentions
+    )
 
 
 def _by_program(driver: Driver, words: Sequence[str], launcher: str, text: str, cwd: Path) -> bool:
@@ -82,9 +97,15 @@ def _by_imports(driver: Driver, words: Sequence[str], launcher: str, text: str, 
 
 
 def _source(words: Sequence[str], cwd: Path) -> str:
+    paths = [cwd / words[0]]
     if words[0] == "-m":
-        return ""
-    try:
-        return (cwd / words[0]).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+        module = Path(*words[1].split("."))
+        paths = [folder / module.with_suffix(".py") for folder in search_path(cwd, words)]
+        paths += [folder / module / "__main__.py" for folder in search_path(cwd, words)]
+    for path in paths:
+        if path.is_file():
+            try:
+                return path.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                return ""
+    return ""

@@ -6,9 +6,11 @@ goes into the file if there is one, else at the end of the command. Variables ar
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.key_files import changed_text, parsed_file
 from tuner.workload.scripts.frameworks.driver import UNSET, Command
+from tuner.workload.yaml_keys import read_text
 
 __all__ = ["Settings"]
 
@@ -30,12 +33,14 @@ class Settings:
         words: the command of a rank, without launcher and interpreter.
         cwd: the folder it is started in.
         env: the environment of its ranks.
+        given: values that neither says, of a configuration that is a function.
     """
 
     command: Command
     words: tuple[str, ...]
     cwd: Path
     env: Mapping[str, str]
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def file(self) -> tuple[int, Path] | None:
@@ -44,7 +49,7 @@ class Settings:
             for at, word in enumerate(self.words):
                 name, equals, value = word.partition("=")
                 if option == "first":
-                    found = at if at and word.endswith(FILE_KINDS) and word[0] != "-" else None
+                    found = at if word.endswith(FILE_KINDS) and word[0] != "-" else None
                 elif _same(name, option):
                     found = at if equals else at + 1
                 else:
@@ -71,11 +76,36 @@ class Settings:
             return self._word(at)[1]
         file = self.file
         data: Any = parsed_file(file[1]) if file else None
+        if self.command.python:
+            return self._assigned.get(key)
         for part in key.split("."):
             if not isinstance(data, Mapping) or part not in data:
-                return None
+                return self.given.get(key)
             data = data[part]
         return data
+
+    @cached_property
+    def _assigned(self) -> dict[str, Any]:
+        """Plain values that the script and the command's Python files assign at their top."""
+        values: dict[str, Any] = {}
+        for word in self.words:
+            path = self.cwd / word
+            if path.suffix != ".py" or not path.is_file():
+                continue
+            try:
+                tree = ast.parse(read_text(path))
+            except (SyntaxError, ValueError) as error:
+                raise InputError(f"cannot read {path}: {error}") from error
+            for node in tree.body:
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    value = _constant(node.value)
+                    if value is not None:
+                        values[node.targets[0].id] = value
+        return values
+
+    def names(self, key: str) -> bool:
+        """Return True if the command itself gives a key."""
+        return self._at(key) is not None
 
     def _at(self, key: str) -> int | None:
         """Return the position of the last word that gives a key; None without one."""
@@ -89,7 +119,7 @@ class Settings:
             name, equals, _ = word.partition("=")
             if not prefix and not equals:
                 continue  # an override is KEY=VALUE in one word
-            if at and (_same(name, prefix + key) or (negated and _same(name, negated))):
+            if _same(name, prefix + key) or (negated and _same(name, negated)):
                 found = at
         return found
 
@@ -163,6 +193,16 @@ class Settings:
         if " {value}" in option:
             return [option.replace(" {value}", "").replace("{key}", key), _text(value)]
         return [option.replace("{key}", key).replace("{value}", _text(value))]
+
+
+def _constant(node: ast.expr) -> Any:
+    """Return a number, text or truth value, or a product of integers; None for anything else."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = _constant(node.left), _constant(node.right)
+        return left * right if type(left) is int and type(right) is int else None
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str):
+        return node.value
+    return None
 
 
 def _same(name: str, other: str) -> bool:

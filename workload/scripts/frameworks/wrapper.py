@@ -6,6 +6,9 @@ it. The command names the module instead of the user's.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.scripts.frameworks.driver import UNSET, Wrapper
 
-__all__ = ["MODULE", "wrapped"]
+__all__ = ["MODULE", "read_function", "wrapped"]
 
 MODULE = "joulefront_config"
 _TEXT = '''"""The configuration of {function} with the settings that joulefront chose."""
@@ -58,6 +61,87 @@ def {function}():
     return config
 '''
 
+#: Prints today's values of some keys; an object is named by its class, and None left out.
+_READ = """
+import importlib, json, sys
+
+asked = json.load(sys.stdin)
+sys.path[:0] = asked["path"]
+config = None
+for name in asked["search"]:
+    try:
+        config = getattr(importlib.import_module(name), asked["function"])()
+        break
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+given = {}
+for key in asked["keys"]:
+    value = config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    if value is not None and not isinstance(value, (bool, int, float, str)):
+        value = f"call:{type(value).__module__}:{type(value).__qualname__}"
+    if value is not None:
+        given[key] = value
+print("\\njoulefront-given " + json.dumps(given), flush=True)
+"""
+_LIMIT_S = 180.0
+
+
+def read_function(
+    wrapper: Wrapper, words: Sequence[str], keys: Sequence[str], path: Sequence[Path], cwd: Path
+) -> dict[str, Any]:
+    """Return the values that the user's function gives some keys, by an interpreter of its own.
+
+    Raises:
+        InputError: the command does not name the function, or it cannot be called.
+    """
+    named = _named(wrapper, words)
+    module, function = named[wrapper.module][1], named[wrapper.function][1]
+    asked = {
+        "search": [name.format(module=module) for name in wrapper.search],
+        "function": function,
+        "keys": list(keys),
+        "path": [str(folder) for folder in path],
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _READ],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"{function} did not return within {_LIMIT_S:.0f} s") from error
+    for line in done.stdout.splitlines():
+        if line.startswith("joulefront-given "):
+            given: dict[str, Any] = json.loads(line.partition(" ")[2])
+            return given
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    raise InputError(f"{function} of {module} cannot be read: {said[-1] if said else 'no answer'}")
+
+
+def _named(wrapper: Wrapper, words: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Return position and value of the options that name the module and its function.
+
+    Raises:
+        InputError: the command does not name them.
+    """
+    named = {}
+    for option in (wrapper.module, wrapper.function):
+        for at, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if name == option and (equals or at + 1 < len(words)):
+                named[option] = (at if equals else at + 1, value if equals else words[at + 1])
+    if len(named) < 2 or not named[wrapper.function][1].isidentifier():
+        raise InputError(f"the command must name {wrapper.module} and {wrapper.function}")
+    return named
+
 
 def wrapped(
     wrapper: Wrapper, settings: Mapping[str, Any], words: Sequence[str], folder: Path
@@ -68,20 +152,13 @@ def wrapped(
         InputError: the command does not name the module and its function.
         OSError: the module cannot be written.
     """
-    changed, named = list(words), {}
-    for option in (wrapper.module, wrapper.function):
-        for at, word in enumerate(words):
-            name, equals, value = word.partition("=")
-            if name == option and (equals or at + 1 < len(words)):
-                named[option] = (at if equals else at + 1, value if equals else words[at + 1])
-    if len(named) < 2 or not named[wrapper.function][1].isidentifier():
-        raise InputError(f"the command must name {wrapper.module} and {wrapper.function}")
+    changed, named = list(words), _named(wrapper, words)
     (at, module), (_, function) = named[wrapper.module], named[wrapper.function]
     changed[at] = f"{wrapper.module}={MODULE}" if "=" in words[at] else MODULE
     text = _TEXT.format(
         function=function,
         search=[name.format(module=module) for name in wrapper.search],
-        settings={key: value for key, value in settings.items() if value != UNSET},
+        settings={key: None if value == UNSET else value for key, value in settings.items()},
     )
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{MODULE}.py", text)

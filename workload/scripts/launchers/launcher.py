@@ -20,9 +20,10 @@ class Launcher:
             "" for a command with nothing but variables in front of it.
         words: its own words as typed, up to the script, without variables in front.
         script: the words after them, as typed.
-        processes: ranks that it would start on this node; 0 for one on each device.
-        env: what it sets for the ranks; `{rank}`, `{local_rank}` and `{world_size}` stand for
-            values that differ from rank to rank.
+        processes: ranks that it would start on a node; 0 for one on each device.
+        nodes: the number of nodes on which it starts them.
+        env: what it sets for the ranks; `{rank}`, `{local_rank}`, `{node_rank}` and
+            `{world_size}` stand for values that differ from rank to rank.
         assigned: the variables written in front of the command (`NAME=VALUE torchrun ...`).
         config: path of its configuration file; "" without one.
         notes: what joulefront leaves out, one sentence each.
@@ -36,11 +37,15 @@ class Launcher:
     assigned: Mapping[str, str] = field(default_factory=dict, hash=False)
     config: str = ""
     notes: tuple[str, ...] = ()
+    nodes: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
         lists = {name: list(getattr(self, name)) for name in ("words", "script", "notes")}
-        return {**asdict(self), **lists}
+        data = {**asdict(self), **lists}
+        if self.nodes == 1:  # as in studies from before launchers of several nodes were read
+            del data["nodes"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Launcher:

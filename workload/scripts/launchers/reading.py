@@ -164,6 +164,7 @@ def _ask(
         read["env"],
         config=read["config"],
         notes=tuple(f"{shown}: {note}" for note in read["notes"]),
+        nodes=int(read["nodes"]),
     )
     return tuple(read["script"]), launcher
 
@@ -215,11 +216,16 @@ def _read_srun(
         at = len(words) - len(script)
         launcher = Launcher("srun", tuple(words[:at]), script, srun.tasks or 1)
         env = {**srun.env, **inner, **task_environment()}
-        return script, replace(launcher, env=env, notes=srun.notes)
+        return script, replace(launcher, env=env, notes=srun.notes, nodes=srun.nodes)
     if srun.tasks > 1:
         raise InputError(
             f"srun starts {srun.tasks} tasks on a node, and each would start the ranks of "
             f"{launcher.kind}; give --ntasks-per-node=1"
+        )
+    if srun.nodes != launcher.nodes:
+        raise InputError(
+            f"srun starts on {srun.nodes} nodes and {launcher.kind} asks for {launcher.nodes}; "
+            "give both the same number"
         )
     ahead = tuple(words[: len(words) - len(rest)])
     return script, replace(
@@ -240,8 +246,9 @@ def _read_llamafactory(
     if len(words) < 3 or words[1] != "train":
         raise InputError("of llamafactory-cli's commands only `llamafactory-cli train FILE` trains")
     _check_config("llamafactory-cli train", words[2], None)
-    if environment.get("NNODES", "1") not in ("", "1"):
-        raise InputError("NNODES is not 1, and such a command is probed within one")
+    nodes = environment.get("NNODES") or "1"
+    if not nodes.isdigit() or not int(nodes):
+        raise InputError(f"NNODES={nodes} is no number of nodes")
     env = {}
     if environment.get("OPTIM_TORCH", "1").lower() in ("true", "y", "1"):
         # What it sets for torch's DDP.
@@ -252,7 +259,7 @@ def _read_llamafactory(
     launcher = Launcher(
         "llamafactory", tuple(words[:2]), tuple(words[2:]), int(each) if each.isdigit() else 0, env
     )
-    return script, replace(launcher, config=words[2])
+    return script, replace(launcher, config=words[2], nodes=int(nodes))
 
 
 def _read_axolotl(

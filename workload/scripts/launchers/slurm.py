@@ -59,7 +59,8 @@ class Srun:
     Attributes:
         words: srun and its options, as typed.
         rest: the command that it starts.
-        tasks: tasks on this node; 0 if neither its options nor the allocation says.
+        tasks: tasks on a node; 0 if neither its options nor the allocation says.
+        nodes: the number of nodes.
         chdir: the folder that it starts in; "" for the current one.
         env: what its options set for the tasks.
         notes: what joulefront leaves out, one sentence each.
@@ -71,6 +72,7 @@ class Srun:
     chdir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    nodes: int = 1
 
 
 def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
@@ -81,7 +83,8 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
         environment: of this process; inside an allocation it holds Slurm's own figures.
 
     Raises:
-        InputError: an option is unknown, several nodes are asked for, or no command follows.
+        InputError: an option is unknown, nodes have different numbers of tasks, or no command
+            follows.
     """
     told, at = _options(words)
     if at >= len(words):
@@ -92,20 +95,17 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
         if option in told:
             raise InputError(f"srun --{option} is not for a training script; leave it out")
     nodes = _nodes(told, environment)
-    if nodes > 1:
-        raise InputError(
-            f"srun asks for {nodes} nodes, and such a command is probed within one: "
-            "give --nodes=1 and the tasks of one node (--ntasks-per-node)"
-        )
     each, tasks = _number(told, "ntasks-per-node"), _number(told, "ntasks")
     if not each and not tasks:
         each = _first_number(environment.get("SLURM_NTASKS_PER_NODE", ""))
         tasks = _first_number(environment.get("SLURM_NTASKS", ""))
     # --ntasks wins over --ntasks-per-node, which then is a limit (srun(1)).
-    if tasks and each and tasks > each:
+    if tasks and each:
+        nodes = max(nodes, -(-tasks // each))
+    if tasks % nodes:
         raise InputError(
-            f"srun's {tasks} tasks at {each} on a node need {-(-tasks // each)} nodes, and such "
-            f"a command is probed within one: give --ntasks={each}"
+            f"srun spreads {tasks} tasks over {nodes} nodes, and a probe has as many on each; give "
+            f"a multiple of {nodes}"
         )
     if "gpus-per-task" in told or told.get("gpu-bind", "none") != "none":
         option = "gpus-per-task" if "gpus-per-task" in told else "gpu-bind"
@@ -124,10 +124,11 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
     return Srun(
         tuple(words[:at]),
         tuple(words[at:]),
-        tasks or each,
+        tasks // nodes or each,
         told.get("chdir", ""),
         env,
         tuple(notes),
+        nodes,
     )
 
 
@@ -145,7 +146,7 @@ def task_environment() -> dict[str, str]:
     return {
         "SLURM_PROCID": "{rank}",
         "SLURM_LOCALID": "{local_rank}",
-        "SLURM_NODEID": "0",
+        "SLURM_NODEID": "{node_rank}",
         "SLURM_NTASKS": "{world_size}",
         "SLURM_NPROCS": "{world_size}",
     }

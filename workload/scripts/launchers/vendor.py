@@ -8,7 +8,8 @@ is started.
 
     script      the words that each rank runs
     given       the number of words at the end of the arguments that the launcher leaves alone
-    processes   ranks on this node; 0 for one on each device
+    processes   ranks on a node; 0 for one on each device
+    nodes       the number of nodes
     env         what the launcher sets for the ranks
     config      its configuration file, or ""
     notes       what joulefront leaves out, one sentence each
@@ -71,7 +72,7 @@ def _torchrun(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     from torch.distributed.run import parse_min_max_nnodes
 
-    _one_node("--nnodes", max(parse_min_max_nnodes(args.nnodes)))
+    least, nodes = parse_min_max_nnodes(args.nnodes)
     if args.no_python:
         _no_python("--no-python")
     if getattr(args, "virtual_local_rank", False):
@@ -87,18 +88,21 @@ def _torchrun(args: argparse.Namespace) -> dict[str, Any]:
     notes = []
     if getattr(args, "numa_binding", None):
         notes.append(f"--numa-binding {args.numa_binding} is not applied in probes")
-    return _read(args, processes, {**_elastic(args), **_one_thread(processes)}, notes=notes)
+    if least != nodes:
+        notes.append(f"--nnodes {args.nnodes} may shrink, and probes take {nodes} nodes")
+    env = {**_elastic(args, nodes), **_one_thread(processes)}
+    return _read(args, processes, env, notes=notes, nodes=nodes)
 
 
-def _elastic(args: argparse.Namespace) -> dict[str, str]:
+def _elastic(args: argparse.Namespace, nodes: int) -> dict[str, str]:
     """Return what torchrun's agent tells its ranks beside their numbers.
 
     From torch/distributed/elastic/agent/server/local_elastic_agent.py; it makes no store for us.
     """
     rdzv_id = getattr(args, "rdzv_id", "none")
     return {
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "GROUP_RANK": "{node_rank}",
+        "GROUP_WORLD_SIZE": str(nodes),
         "ROLE_RANK": "{rank}",
         "ROLE_WORLD_SIZE": "{world_size}",
         "ROLE_NAME": str(getattr(args, "role", "default")),
@@ -127,19 +131,22 @@ def deepspeed(arguments: Sequence[str]) -> dict[str, Any]:
     if args.no_python:
         _no_python("--no_python")
     hosts = fetch_hostfile(args.hostfile) or {}
-    one = args.num_nodes == 1 or args.no_ssh
-    _one_node(f"--hostfile {args.hostfile}" if hosts else "--num_nodes", args.num_nodes)
-    if len(hosts) > 1 and not one and "@" not in args.include:
+    nodes = args.num_nodes if args.num_nodes > 0 else max(len(hosts), 1)
+    used = list(hosts.values())[:nodes]
+    if len(set(used)) > 1:
         raise Refused(
-            f"{args.hostfile} names {len(hosts)} nodes, and such a command is probed within one: "
-            "give --num_nodes 1"
+            f"{args.hostfile} gives nodes different numbers of slots, and a probe has as many "
+            "ranks on each"
         )
     if args.exclude:
         raise Refused(f"--exclude {args.exclude}: {_visible('the others')}")
-    processes = max(args.num_gpus, 0)
+    processes = max(args.num_gpus, 0) or (int(used[0]) if used and nodes > 1 else 0)
     if args.include:
         if "@" in args.include:
-            raise Refused(f"--include {args.include} names several nodes; a probe has one")
+            raise Refused(
+                f"--include {args.include} chooses among several nodes; name them all in the "
+                "hostfile"
+            )
         slots = args.include.partition(":")[2]
         processes = _first_devices(slots, f"--include {args.include}") if slots else 0
     notes = []
@@ -147,8 +154,8 @@ def deepspeed(arguments: Sequence[str]) -> dict[str, Any]:
         notes.append("--bind_cores_to_rank is not applied in probes")
     if getattr(args, "venv_script", None):
         notes.append("--venv_script is not sourced: probes run in the environment of tuner")
-    env = {"CROSS_RANK": "0", "CROSS_SIZE": "1"}
-    read = _read(args, processes, env, notes, args.user_script, args.user_args)
+    env = {"CROSS_RANK": "{node_rank}", "CROSS_SIZE": str(nodes)}
+    read = _read(args, processes, env, notes, args.user_script, args.user_args, nodes)
     if not args.no_local_rank:
         read["script"].insert(2 if args.module else 1, "--local_rank={local_rank}")
     return read
@@ -178,21 +185,24 @@ def _accelerate(args: argparse.Namespace) -> dict[str, Any]:
     place = str(getattr(defaults, "compute_environment", ""))
     if args.tpu or "SAGEMAKER" in place:
         raise Refused("it is set up for another kind of machine than one with GPUs or cores")
-    _one_node("num_machines", int(args.num_machines or 1))
+    nodes = int(args.num_machines or 1)
     if args.no_python:
         _no_python("--no_python")
     if getattr(args, "mpirun_hostfile", None):
         raise Refused("mpirun_hostfile starts the ranks by MPI, which is joulefront's part here")
     notes: list[str] = []
     processes = int(args.num_processes or 0)
+    if processes % nodes:
+        raise Refused(f"num_processes {processes} is no multiple of the {nodes} machines")
+    processes //= nodes  # it counts those of all machines
     if args.use_deepspeed and not args.cpu:
         fields = list(defaults.deepspeed_config) if defaults else []
         fields += ["mixed_precision"] * from_file
         args.deepspeed_fields_from_accelerate_config = ",".join(fields)
         _, env = prepare_deepspeed_cmd_env(args)
-        env = {**_elastic(args), **_one_thread(processes), **env}
+        env = {**_elastic(args, nodes), **_one_thread(processes), **env}
     elif (args.use_fsdp or args.use_megatron_lm or args.multi_gpu) and not args.cpu:
-        env = {**_elastic(args), **prepare_multi_gpu_env(args)}
+        env = {**_elastic(args, nodes), **prepare_multi_gpu_env(args)}
     else:
         _, env = prepare_simple_launcher_cmd_env(args)
         if processes > 1:
@@ -205,7 +215,7 @@ def _accelerate(args: argparse.Namespace) -> dict[str, Any]:
         env = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1", **env}
     if "CUDA_VISIBLE_DEVICES" in env and args.gpu_ids not in (None, "all"):
         _first_devices(str(args.gpu_ids), f"gpu_ids {args.gpu_ids}")
-    return {**_read(args, processes, env, notes), "config": str(config)}
+    return {**_read(args, processes, env, notes, nodes=nodes), "config": str(config)}
 
 
 def trl(arguments: Sequence[str]) -> dict[str, Any]:
@@ -239,6 +249,7 @@ def _read(
     notes: Sequence[str] = (),
     script: str | None = None,
     rest: Sequence[str] | None = None,
+    nodes: int = 1,
 ) -> dict[str, Any]:
     script = args.training_script if script is None else script
     rest = args.training_script_args if rest is None else rest
@@ -253,19 +264,11 @@ def _read(
         "script": ["-m"] * bool(args.module) + [script, *rest],
         "given": 1 + len(rest),
         "processes": processes,
+        "nodes": nodes,
         "env": changed,
         "config": "",
         "notes": list(notes),
     }
-
-
-def _one_node(option: str, nodes: int) -> None:
-    if nodes > 1:
-        raise Refused(
-            f"{option} asks for {nodes} nodes, and such a command is probed within one: give one "
-            "node and its processes, or the script without its launcher and "
-            f"--ray ADDRESS --nodes {nodes} (docs/clusters.md)"
-        )
 
 
 def _no_python(option: str) -> NoReturn:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.scripts.environment import Unavailable, make_environment
 from tuner.cli.main import main
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
@@ -109,7 +110,7 @@ def test_a_pasted_torchrun_becomes_the_job(folder: Path) -> None:
     assert again.launcher.env == script.launcher.env  # type: ignore[union-attr]
     with pytest.raises(InputError, match="torchrun would start 4 processes, and this node has 2"):
         blank_job(script, CPU)
-    with pytest.raises(InputError, match="probed within one node; for 2 nodes"):
+    with pytest.raises(InputError, match="nodes is 2, and torchrun starts on 1"):
         blank_job(script, GPU, nodes=2)
 
 
@@ -153,7 +154,6 @@ def test_deepspeed_starts_a_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--num_nodes 2 train.py", "2 nodes"),
         ("--include localhost:2,3 train.py", "CUDA_VISIBLE_DEVICES"),
         ("--include a@b train.py", "several nodes"),
         ("--exclude localhost:0 train.py", "CUDA_VISIBLE_DEVICES"),
@@ -169,9 +169,13 @@ def test_deepspeed_options_that_would_falsify_the_figures(arguments: str, senten
 def test_a_hostfile_of_two_nodes(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=4\nb slots=4\n")
-    with pytest.raises(vendor.Refused, match="names 2 nodes"):
+    both = vendor.deepspeed(["--hostfile", str(hosts), "train.py"])
+    assert (both["nodes"], both["processes"], both["env"]["CROSS_SIZE"]) == (2, 4, "2")
+    one = vendor.deepspeed(["--hostfile", str(hosts), "--num_nodes", "1", "train.py"])
+    assert one["nodes"] == 1
+    hosts.write_text("a slots=4\nb slots=2\n")
+    with pytest.raises(vendor.Refused, match="different numbers of slots"):
         vendor.deepspeed(["--hostfile", str(hosts), "train.py"])
-    assert vendor.deepspeed(["--hostfile", str(hosts), "--num_nodes", "1", "train.py"])
 
 
 # ---- accelerate
@@ -220,7 +224,7 @@ def test_accelerate_without_several_gpus_starts_one_process() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--multi_gpu --num_processes 16 --num_machines 2 train.py", "2 nodes"),
+        ("--multi_gpu --num_processes 15 --num_machines 2 train.py", "no multiple of the 2"),
         ("--multi_gpu --num_processes 2 --gpu_ids 2,3 train.py", "CUDA_VISIBLE_DEVICES"),
         ("--no_python --num_processes 1 train.sh", "another program"),
         ("--tpu train.py", "another kind of machine"),
@@ -272,8 +276,55 @@ def test_srun_in_an_allocation(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
     assert read("srun python train.py", folder)[1].processes == 4
     monkeypatch.setenv("SLURM_NNODES", "2")
-    with pytest.raises(InputError, match="2 nodes"):
-        read("srun python train.py", folder)
+    launcher = read("srun python train.py", folder)[1]
+    assert (launcher.nodes, launcher.processes) == (2, 4)
+
+
+# ---- several nodes
+
+HOSTS = "h.txt"
+TWO_NODES = [
+    "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint a:29400 train.py",
+    "torchrun --nnodes=2 --node_rank 0 --master_addr a --nproc_per_node 8 train.py",
+    "accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank 0 "
+    "--main_process_ip a --main_process_port 29500 train.py",
+    f"deepspeed --hostfile {HOSTS} train.py",
+    "srun -N2 --ntasks-per-node=8 python train.py",
+    "srun --nodes=2 -n 16 python train.py",
+    "srun -n 16 --ntasks-per-node=8 python train.py",
+    "srun -N2 --ntasks-per-node=1 torchrun --nnodes 2 --nproc-per-node 8 train.py",
+]
+
+
+@pytest.mark.parametrize("command", TWO_NODES)
+def test_a_launcher_of_two_nodes(command: str, folder: Path) -> None:
+    (folder / HOSTS).write_text("a slots=8\nb slots=8\n")
+    script = Script(command, cwd=folder)
+    assert script.launcher is not None
+    assert (script.launcher.nodes, script.launcher.processes) == (2, 8)
+    job = blank_job(script, GPU, nodes=2)
+    assert (job.devices, job.baseline.data_parallel) == (16, 16)
+    assert ScriptJob.from_json(json.loads(json.dumps(job.to_json()))) == job
+    env = job.start(job.baseline, folder / "probe").environment(9, 16, 1, 1)
+    ranks = {"GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"} & set(env)
+    assert ranks
+    assert {env[name] for name in ranks} == {"1"}
+    with pytest.raises(InputError, match=f"--ray ADDRESS -- {command[:12]}"):
+        blank_job(script, GPU)
+    with pytest.raises(InputError, match=r"nodes is 3, and .* starts on 2"):
+        blank_job(script, GPU, nodes=3)
+
+
+def test_each_node_has_a_rank_on_every_device(folder: Path) -> None:
+    script = Script("torchrun --nnodes 2 --nproc-per-node 4 train.py", cwd=folder)
+    with pytest.raises(InputError, match="4 of 8 possible processes on each of 2 nodes"):
+        blank_job(script, GPU, nodes=2)
+
+
+def test_an_elastic_number_of_nodes_is_told(folder: Path) -> None:
+    launcher = read("torchrun --nnodes 1:4 --nproc-per-node 8 train.py", folder)[1]
+    assert launcher.nodes == 4
+    assert launcher.notes == ("torchrun: --nnodes 1:4 may shrink, and probes take 4 nodes",)
 
 
 # ---- LLaMA-Factory and Axolotl
@@ -304,7 +355,6 @@ def test_axolotl(folder: Path) -> None:
     ("command", "sentence"),
     [
         ("torchrun --bogus train.py", "torchrun: unrecognized arguments: --bogus"),
-        ("torchrun --nnodes 2 --nproc-per-node 2 train.py", "2 nodes"),
         ("torchrun --no-python train.sh", "another program than Python's"),
         ("torchrun --nproc-per-node 2 nowhere.py", "no script 'nowhere.py'"),
         ("accelerate launch --config_file nofile.yaml train.py", "nofile.yaml` does not exist"),
@@ -313,8 +363,8 @@ def test_axolotl(folder: Path) -> None:
         ("accelerate config", "only `accelerate launch` trains"),
         ("mpirun -n 2 python train.py", "mpirun starts ranks itself"),
         ("srun", "followed by a command"),
-        ("srun --nodes=2 -n 4 python train.py", "2 nodes"),
-        ("srun -n 8 --ntasks-per-node=4 python train.py", "need 2 nodes"),
+        ("srun --nodes=2 -n 5 python train.py", "5 tasks over 2 nodes"),
+        ("srun -N2 torchrun --nproc-per-node 2 train.py", "2 nodes and torchrun asks for 1"),
         ("srun --wonder 3 python train.py", "--wonder is not known"),
         ("srun -n x python train.py", "no number of tasks"),
         ("srun -n 2 --gpus-per-task=1 python train.py", "its own GPU alone"),
@@ -366,16 +416,26 @@ def test_the_command_after_two_dashes(
     assert main(["optimize", "--dry-run", *runs, *given]) == 0
     assert "torchrun --nproc-per-node 100000 train.py --x 'a b'" in capsys.readouterr().out
     assert main(["optimize", "--dry-run", *runs, "--", "torchrun", "--nnodes=2", "train.py"]) == 2
-    assert "asks for 2 nodes" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "tuner optimize --ray ADDRESS -- torchrun --nnodes=2 train.py" in said
 
 
-# ---- TRL, where it is installed
+# ---- TRL, in an environment of its own
+
+
+@pytest.fixture
+def with_trl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter that has TRL beside the project's packages."""
+    try:
+        return make_environment(tmp_path_factory.mktemp("trl") / "environment", ["trl==1.16.0"], [])
+    except Unavailable as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.slow
-def test_trl(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trl")
+def test_trl(folder: Path, with_trl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # read in an interpreter of its own
+    monkeypatch.setattr(reading.sys, "executable", str(with_trl))
     (folder / "sft.yaml").write_text(
         "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\nuse_cpu: true\n"
     )

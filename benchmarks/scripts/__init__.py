@@ -1,0 +1,1 @@
+"""Searches over training scripts that other projects publish."""

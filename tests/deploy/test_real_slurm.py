@@ -1,0 +1,246 @@
+"""The scripts for Slurm under a real one: its daemons in a folder, two nodes on this machine.
+
+`docs/tune.sbatch` runs unmodified. What it starts, Ray and the study, are commands that write down
+how they are called, because two nodes of one machine share /tmp and an address. The `job.sbatch`
+that `tuner apply` writes trains for real, on both nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.test_slurm import FAKES, SCRIPT
+from tuner.deploy.launch_files import write_launch_files
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.script_job import Framework, Script
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(shutil.which(name) is None for name in (*DAEMONS, "sbatch")),
+        reason="needs Slurm and munge (apt-get install slurm-wlm munge)",
+    ),
+    pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's daemons are started as root"),
+]
+#: The second node's name sorts after this machine's, whose own is the one that resolves.
+HOST = socket.gethostname().partition(".")[0]
+NODES = (HOST, f"{HOST}-second")
+CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), 1, nodes=2)
+
+#: Trains for two steps, and tells how many ranks met.
+TRAIN = """
+import os, torch
+torch.distributed.init_process_group("gloo")
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+print("met", int(total), "on", os.environ["SLURMD_NODENAME"], flush=True)
+torch.distributed.destroy_process_group()
+"""
+
+
+def configuration(folder: Path) -> str:
+    port = iter(_free_ports(4))
+    lines = [
+        "ClusterName=joulefront",
+        f"SlurmctldHost={HOST}(127.0.0.1)",
+        f"SlurmctldPort={next(port)}",
+        f"SlurmdPort={next(port)}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={folder}/munge.socket",
+        f"StateSaveLocation={folder}/state",
+        f"SlurmdSpoolDir={folder}/spool-%n",
+        f"SlurmctldPidFile={folder}/slurmctld.pid",
+        f"SlurmdPidFile={folder}/slurmd-%n.pid",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "SwitchType=switch/none",
+        "MpiDefault=none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_CPU",
+        "GresTypes=gpu",
+        "SlurmdParameters=config_overrides",
+        *(
+            f"NodeName={name} NodeHostname={HOST} NodeAddr=127.0.0.1 Port={next(port)} CPUs=8 "
+            "RealMemory=1000 Gres=gpu:8"
+            for name in NODES
+        ),
+        f"PartitionName=all Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def wait_for(
+    true: Callable[[], object], what: str, limit_s: float = 60.0, log: Path | None = None
+) -> None:
+    until_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < until_s, log.read_text()[-3000:] if log else what
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in which commands reach a Slurm of two nodes."""
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "state").mkdir()
+    (folder / "munge.key").write_bytes(os.urandom(1024))
+    (folder / "munge.key").chmod(0o600)
+    (folder / "slurm.conf").write_text(configuration(folder))
+    for number in range(8):
+        (folder / f"gpu{number}").touch()  # Slurm counts GPUs by their files
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-7]\n")
+    (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    munge = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+    commands = [
+        ["munged", "--foreground", "--force", *munge, f"--socket={folder}/munge.socket"],
+        ["slurmctld", "-D", "-c"],
+        *(["slurmd", "-D", "-c", "-N", name] for name in NODES),
+    ]
+    started = []
+    with (folder / "log").open("w") as log:
+        for command in commands:
+            started.append(
+                subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            )
+            if command[0] == "munged":
+                wait_for((folder / "munge.socket").exists, "munged does not start")
+
+    def idle() -> bool:
+        asked = ["sinfo", "--noheader", "--Node", "--format=%T"]
+        told = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)
+        return told.stdout.split() == ["idle"] * 2
+
+    try:
+        wait_for(idle, "Slurm does not start", log=folder / "log")
+        yield environment
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in reversed(started):
+            process.wait(timeout=20)
+
+
+def submit(slurm: dict[str, str], *words: str, **more: str) -> str:
+    done = subprocess.run(
+        ["sbatch", "--parsable", *words],
+        env=slurm | more,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def is_over(slurm: dict[str, str], job: str) -> bool:
+    told = subprocess.run(
+        ["squeue", "--noheader", "--jobs", job, "--format=%T"],
+        env=slurm,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return told.stdout.strip() in ("", "COMPLETED", "CANCELLED", "FAILED")
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> dict[str, str]:
+    """Commands in place of Ray and the study, which write down how they are called."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, body in FAKES.items():
+        if name in ("scontrol", "srun"):
+            continue
+        fake = folder / name
+        fake.write_text(f'#!/bin/bash\necho "{name} $*" | head -1 >> "$CALLS"\n{body}\n')
+        fake.chmod(0o755)
+    return {
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "HOME": str(tmp_path),
+        "NO_TOKEN": "",
+        "RAY_WAIT_S": "0.01",
+        "TUNER_CODE": "0",
+        "TUNER_WAITS": "",
+    }
+
+
+def calls(fakes: dict[str, str]) -> list[str]:
+    path = Path(fakes["CALLS"])
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_tune_sbatch_starts_ray_on_both_nodes(
+    slurm: dict[str, str], fakes: dict[str, str], tmp_path: Path
+) -> None:
+    out = f"--output={tmp_path / 'out'}"
+    words = ("--nodes=2", out, str(SCRIPT), "opt-125m", "--max-probes", "3")
+    job = submit(slurm, *words, **fakes)
+    wait_for(lambda: is_over(slurm, job), "the job does not end")
+    made = calls(fakes)
+    head = [call for call in made if call.startswith("ray start") and " --head " in call]
+    port = 20000 + int(job) % 10000
+    files = f"/tmp/ray-{job}-0"
+    assert head == [
+        f"ray start --temp-dir={files}/r --head --node-ip-address=10.0.0.7 --port={port} "
+        "--include-dashboard=false --block"
+    ], (tmp_path / "out").read_text()
+    assert f"ray start --temp-dir={files}/r --address=10.0.0.7:{port} --block" in made
+    assert made.count(f"mkdir -m 700 {files}") == 2
+    study = f"tuner optimize --ray 10.0.0.7:{port} --name tune opt-125m --max-probes 3"
+    assert study in made
+    assert made.count(f"rm -rf {files}") == 2
+
+
+def test_scancel_interrupts_the_study(
+    slurm: dict[str, str], fakes: dict[str, str], tmp_path: Path
+) -> None:
+    out = f"--output={tmp_path / 'out'}"
+    job = submit(slurm, "--nodes=2", out, str(SCRIPT), **(fakes | {"TUNER_WAITS": "1"}))
+    wait_for(lambda: any(c.startswith("tuner optimize") for c in calls(fakes)), "no study")
+    time.sleep(0.3)
+    subprocess.run(["scancel", job], env=slurm, check=True)
+    wait_for(lambda: is_over(slurm, job), "the job does not end")
+    assert "interrupted" in calls(fakes)
+
+
+def test_job_sbatch_trains_on_both_nodes(
+    slurm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    blank = blank_job(Script("train.py", cwd=tmp_path), CPU, nodes=2)
+    frame = Framework("torch", micro_batch=4, accumulation=1)
+    job = replace(blank, global_batch=8, steps=2, frame=frame)
+    folder = tmp_path / "best"
+    write_launch_files((job.baseline, job, CPU), folder)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    number = submit(slurm, f"--output={tmp_path / 'out'}", str(folder / "job.sbatch"), PATH=path)
+    wait_for(lambda: is_over(slurm, number), "the training does not end", 200)
+    told = (tmp_path / "out").read_text()
+    assert {line for line in told.splitlines() if line.startswith("met")} == {
+        f"met 2 on {name}" for name in NODES
+    }, told

@@ -1,0 +1,381 @@
+"""Drivers of frameworks: their files, and what they make of a command and its file."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
+from tuner.workload.scripts.frameworks.driver import (
+    Driver,
+    check_version,
+    read_driver,
+    shipped_drivers,
+)
+from tuner.workload.scripts.frameworks.keys import check_keys
+from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.script_job import Script, ScriptJob
+
+CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=4)
+MEGATRON = Path(__file__).parents[3] / "scripts" / "megatron"
+FLAGS = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    "--micro-batch-size 2 --global-batch-size 32 --train-iters 500"
+)
+TITAN = """# ours
+[job]
+dump_folder = "out"
+
+[training]
+local_batch_size = 4 # sequences
+seq_len = 128
+steps = 700
+
+[parallelism]
+data_parallel_shard_degree = -1
+
+[activation_checkpoint]
+mode = "none"
+"""
+
+
+def looked_at(script: Script, **seen: Any) -> ScriptJob:
+    """The job after a look that showed a plain torch loop."""
+    blank = blank_job(script, CPU)
+    frame = replace(blank.frame, kind="torch", measured=True, **seen)
+    return replace(blank, frame=frame).declares(script.knobs)
+
+
+def titan(folder: Path, words: str = "", text: str = TITAN) -> ScriptJob:
+    (folder / "torchtitan").mkdir(exist_ok=True)
+    (folder / "torchtitan" / "train.py").touch()
+    (folder / "run.toml").write_text(text)
+    command = f"torchtitan/train.py --job.config_file run.toml {words}"
+    return looked_at(Script(command, cwd=folder))
+
+
+def started(job: ScriptJob, folder: Path, *, probe: bool = False, **knobs: Any) -> tuple[str, ...]:
+    configuration = Configuration(Settings({**job.baseline.launch, **knobs}))
+    return job.start(configuration, folder / "probe", probe=probe).words
+
+
+# ---- the files
+
+
+@pytest.mark.parametrize("driver", shipped_drivers(), ids=lambda d: f"{d.name}{d.versions}")
+def test_a_shipped_driver_survives_its_json_and_can_keep_the_batch(driver: Driver) -> None:
+    assert Driver.from_json(driver.to_json()) == driver
+    if "micro_batch" in driver.knobs:
+        assert {"gradient_accumulation", "global_batch"} & set(driver.knobs)
+
+
+GOOD: dict[str, Any] = {
+    "framework": "mine",
+    "recognise": {"modules": ["mine"]},
+    "command": {"option": "--{key} {value}"},
+    "knobs": {"micro_batch": {"key": "batch"}, "tensor_parallel": {"key": "tp", "default": 1}},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda d: d.update(knob={}), "unknown key 'knob'"),
+        (lambda d: d.pop("framework"), "framework in mine.toml must be a text"),
+        (lambda d: d["recognise"].clear(), "must have modules, scripts, launchers or imports"),
+        (lambda d: d["knobs"].update(micro_bach={"key": "b"}), "did you mean 'micro_batch'"),
+        (lambda d: d["knobs"]["micro_batch"].update(keys="x"), "unknown key 'keys'"),
+        (lambda d: d["knobs"]["micro_batch"].clear(), "either a key or levels"),
+        (lambda d: d["knobs"].update(zero_stage={"levels": {"7": {"a": 1}}}), "zero_stage"),
+        (lambda d: d["command"].update(option="--x"), "must hold {key} and {value}"),
+        (lambda d: d["command"].update(truth="yes"), "unknown truth 'yes'"),
+        (lambda d: d.update(world={"divide": ["pipeline_parallel"]}), "no knob of it"),
+        (lambda d: d.update(versions="2.x"), "must be like"),
+        (lambda d: d.update(rules=[{"why": "w"}]), "either require, or divide and of"),
+        (lambda d: d.update(rules=[{"why": "w", "require": "zero > 1"}]), "unknown knob 'zero'"),
+        (lambda d: d.update(step={"count": "call"}), "needs call"),
+        (lambda d: d.update(step={"count": "log", "line": "("}), "no regular expression"),
+        (lambda d: d.update(keys=[{"kind": "fields"}]), "file in"),
+        (lambda d: d.update(declared={"c": {"key": "c"}}), "has no values"),
+    ],
+)
+def test_a_wrong_driver_is_one_sentence(change: Callable[[Any], Any], sentence: str) -> None:
+    read_driver(GOOD, "mine.toml")
+    data = copy.deepcopy(GOOD)
+    change(data)
+    with pytest.raises(InputError, match=sentence):
+        read_driver(data, "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("versions", "version", "within"),
+    [
+        (">=0.2,<0.3", "0.2.2", True),
+        (">=0.2,<0.3", "0.3", False),
+        (">=0.2,<0.3", "0.3.0rc1", False),
+        ("", "1", True),
+        ("==2.0", "2", True),
+    ],
+)
+def test_versions(versions: str, version: str, within: bool) -> None:
+    assert check_version(versions, version) is within
+
+
+# ---- flags
+
+
+def test_megatron_flags_are_read_and_set(tmp_path: Path) -> None:
+    job = looked_at(Script(f"pretrain_gpt.py {FLAGS} --save ck", cwd=MEGATRON))
+    assert job.driver is not None
+    assert job.driver.driver.name == "megatron-lm"
+    assert (job.global_batch, job.steps, job.sequence_length) == (32, 500, 32)
+    assert (job.baseline.data_parallel, job.baseline.micro_batch) == (4, 2)
+    assert job.start(job.baseline, tmp_path, probe=False).words == job.words
+    words = started(
+        job, tmp_path, data_parallel=1, tensor_parallel=2, pipeline_parallel=2, micro_batch=8,
+        activation_checkpointing="full", zero_stage=1,
+    )  # fmt: skip
+    text = " ".join(words)
+    assert "--micro-batch-size 8 --global-batch-size 32" in text
+    assert text.endswith(
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+        "--use-distributed-optimizer --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1"
+    )
+    assert "--save ck" in text
+    assert "--save" not in started(job, tmp_path, probe=True)
+    assert ScriptJob.from_json(job.to_json()) == job
+    assert not job.needs_hook
+
+
+def test_what_stands_in_the_command_is_taken_away(tmp_path: Path) -> None:
+    today = (
+        f"{FLAGS} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    )
+    job = looked_at(Script(f"pretrain_gpt.py {today} --use-distributed-optimizer", cwd=MEGATRON))
+    assert job.baseline.get("activation_checkpointing") == "full"
+    assert job.baseline.zero_stage == 1
+    words = started(job, tmp_path, activation_checkpointing="none", zero_stage=0)
+    assert not [word for word in words if "recompute" in word or "distributed" in word]
+
+
+def test_rules_of_the_framework_refuse_with_their_reason(tmp_path: Path) -> None:
+    job = looked_at(Script(f"pretrain_gpt.py {FLAGS}", cwd=MEGATRON))
+    refused = job.refused(
+        Configuration.of({**job.baseline.launch, "data_parallel": 1, "tensor_parallel": 8})
+    )
+    assert refused == [
+        "tensor_parallel = 8 does not divide num-attention-heads = 4: each rank of a "
+        "tensor-parallel group holds whole attention heads"
+    ]
+
+
+def test_a_setting_that_is_no_level_is_kept(tmp_path: Path) -> None:
+    command = f"pretrain_gpt.py {FLAGS} --recompute-granularity selective"
+    job = looked_at(Script(command, cwd=MEGATRON))
+    offer = job.offers["activation_checkpointing"]
+    assert not offer.turned
+    assert "recompute-granularity=selective of today is kept" in offer.why
+    assert "selective" in started(job, tmp_path, micro_batch=4)
+
+
+def test_a_placeholder_goes_before_the_driver(tmp_path: Path) -> None:
+    flags = FLAGS.replace("--micro-batch-size 2", "--micro-batch-size {micro_batch=2}")
+    job = looked_at(Script(f"pretrain_gpt.py {flags}", cwd=MEGATRON))
+    assert job.baseline.micro_batch == 2
+    assert "--micro-batch-size 4" in " ".join(started(job, tmp_path, micro_batch=4))
+
+
+def test_knobs_that_the_space_lacks_are_those_of_the_framework(tmp_path: Path) -> None:
+    script = Script(f"pretrain_gpt.py {FLAGS}", cwd=MEGATRON)
+    script = replace(script, knobs=script.framework_knobs)
+    job = looked_at(script)
+    assert "overlap_grad_reduce" in {knob.name for knob in job.knobs}
+    assert job.baseline.get("overlap_grad_reduce") == "false"
+    assert "--overlap-grad-reduce" in started(job, tmp_path, overlap_grad_reduce="true")
+    assert job.start(job.baseline, tmp_path, probe=False).words == job.words
+
+
+# ---- files
+
+
+def test_a_toml_file_is_read_and_written_with_its_comments(tmp_path: Path) -> None:
+    job = titan(tmp_path)
+    assert job.driver is not None
+    assert (job.global_batch, job.steps, job.sequence_length) == (16, 700, 128)
+    assert job.baseline.zero_stage == 3
+    words = started(
+        job, tmp_path, data_parallel=2, tensor_parallel=2, micro_batch=2, zero_stage=2,
+        activation_checkpointing="full",
+    )  # fmt: skip
+    text = Path(words[-1]).read_text()
+    assert text.startswith("# ours\n")
+    assert "local_batch_size = 2 # sequences" in text
+    data = tomllib.loads(text)
+    assert data["training"] == {
+        **{"local_batch_size": 2, "seq_len": 128, "steps": 700, "global_batch_size": 16}
+    }
+    assert data["parallelism"] == {
+        "data_parallel_shard_degree": -1,
+        "tensor_parallel_degree": 2,
+        "fsdp_reshard_after_forward": "never",
+    }
+    assert data["activation_checkpoint"] == {"mode": "full"}
+    assert (tmp_path / "run.toml").read_text() == TITAN
+
+
+def test_a_flag_over_the_file_is_changed_where_it_stands(tmp_path: Path) -> None:
+    job = titan(tmp_path, "--training.local-batch-size 2 --training.global_batch_size=32")
+    assert (job.baseline.micro_batch, job.global_batch) == (2, 32)
+    words = started(job, tmp_path, micro_batch=8)
+    assert "--training.local-batch-size 8 --training.global_batch_size=32" in " ".join(words)
+
+
+def test_ddp_is_stage_0_at_each_number_of_replicas(tmp_path: Path) -> None:
+    text = TITAN.replace(
+        "shard_degree = -1", "shard_degree = 1\ndata_parallel_replicate_degree = 4"
+    )
+    job = titan(tmp_path, text=text)
+    assert job.baseline.zero_stage == 0
+    words = started(job, tmp_path, data_parallel=2)
+    assert tomllib.loads(Path(words[-1]).read_text())["parallelism"] == {
+        "data_parallel_shard_degree": 1,
+        "data_parallel_replicate_degree": 2,
+    }
+
+
+@pytest.mark.parametrize("form", ["run.yaml", "--config run.yaml"])
+def test_the_yaml_of_a_trainer(tmp_path: Path, form: str) -> None:
+    (tmp_path / "sft.py").write_text("from transformers import HfArgumentParser\n")
+    (tmp_path / "run.yaml").write_text(
+        "per_device_train_batch_size: 4 # fits\nlearning_rate: 1e-4\n"
+    )
+    job = looked_at(Script(f"sft.py {form}", cwd=tmp_path))
+    assert (job.baseline.micro_batch, job.global_batch) == (4, 16)
+    words = started(job, tmp_path, micro_batch=2, activation_checkpointing="full")
+    text = Path(words[-1]).read_text()
+    assert "per_device_train_batch_size: 2 # fits" in text
+    assert yaml.safe_load(text)["gradient_accumulation_steps"] == 2
+    assert yaml.safe_load(text)["gradient_checkpointing"] is True
+
+
+def test_llama_factory_and_axolotl_take_their_yaml(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text(
+        "per_device_train_batch_size: 1\ncutoff_len: 64\nmax_steps: 9\n"
+    )
+    job = looked_at(
+        Script("llamafactory-cli train f.yaml gradient_accumulation_steps=8", cwd=tmp_path)
+    )
+    assert (job.global_batch, job.sequence_length, job.steps) == (32, 64, 9)
+    words = started(job, tmp_path, micro_batch=4)
+    assert words[-1] == "gradient_accumulation_steps=2"
+    assert yaml.safe_load(Path(words[-2]).read_text())["per_device_train_batch_size"] == 4
+    (tmp_path / "a.yaml").write_text("micro_batch_size: 2\nsequence_len: 64\n")
+    script = Script("axolotl train a.yaml --launcher python", cwd=tmp_path)
+    job = looked_at(Script("torchrun --nproc-per-node 4 -m axolotl.cli.train a.yaml", cwd=tmp_path))
+    assert script.framework_of_command is not None
+    words = started(job, tmp_path, data_parallel=2, sequence_parallel=2, micro_batch=4)
+    assert yaml.safe_load(Path(words[-1]).read_text()) == {
+        **{"micro_batch_size": 4, "sequence_len": 64, "context_parallel_size": 2},
+    }
+
+
+# ---- recognition and keys
+
+
+def test_a_script_of_no_framework_has_no_driver(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n# HfArgumentParser\n")
+    assert Script("train.py", cwd=tmp_path).framework_of_command is None
+    with pytest.raises(InputError, match="no framework is recognised"):
+        _ = Script("train.py", cwd=tmp_path).framework_knobs
+
+
+def test_keys_are_looked_up_in_the_sources_and_a_gone_one_is_not_set(tmp_path: Path) -> None:
+    config = tmp_path / "torchtitan" / "config"
+    config.mkdir(parents=True)
+    (config / "job_config.py").write_text(
+        "class Training:\n    local_batch_size: int = 8\n    seq_len: int = 1\n"
+        "class JobConfig:\n    training: Training\n"
+    )
+    job = titan(tmp_path)
+    assert job.driver is not None
+    assert "parallelism.tensor_parallel_degree" in job.driver.gone
+    assert "training.local_batch_size" not in job.driver.gone
+    offer = job.offers["tensor_parallel"]
+    assert (offer.turned, offer.why) == (
+        False,
+        "torchtitan has no parallelism.tensor_parallel_degree",
+    )
+
+
+def test_kinds_of_sources(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import os\nprefix = 'MY_'\nos.environ[prefix + 'STAGE'] = '1'\n"
+        "p.add_argument('--on-x', '--x-on')\nclass Made:\n    from_field: int = 1\n"
+    )
+    data = copy.deepcopy(GOOD)
+    data["knobs"] = {"micro_batch": {"key": "env:MY_STAGE"}, "tensor_parallel": {"key": "x_on"}}
+    data["declared"] = {"d": {"key": "from-field", "values": [1, 2]}}
+    for kind, gone in (("texts", {"from-field"}), ("options", {"env:MY_STAGE"})):
+        data["keys"] = [{"file": "a.py", "kind": kind}]
+        assert set(check_keys(read_driver(data, "mine.toml"), [tmp_path]).gone) == gone
+
+
+def test_a_driver_of_the_users_own_needs_no_code(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'framework = "mine"\n[recognise]\nimports = ["mine"]\n[command]\noption = "{key}={value}"\n'
+        '[knobs.micro_batch]\nkey = "tokens"\ntimes = ["sequence_length"]\n'
+        '[knobs.gradient_accumulation]\nkey = "acc"\ndefault = 2\n'
+        '[facts]\nsequence_length = "len"\n'
+        '[step]\ncount = "log"\nline = "step done"\n'
+    )
+    (tmp_path / "go.py").touch()
+    own = Path(tmp_path / "mine.toml")
+    job = looked_at(Script("go.py len=10 tokens=40", cwd=tmp_path, framework=own))
+    assert (job.baseline.micro_batch, job.global_batch) == (4, 32)
+    assert started(job, tmp_path, micro_batch=8) == ("go.py", "len=10", "tokens=80", "acc=1")
+    assert job.start(job.baseline, tmp_path).options["step"]["line"] == "step done"
+
+
+def test_a_function_that_configures_is_called_by_a_generated_module(tmp_path: Path) -> None:
+    (tmp_path / "torchtitan").mkdir()
+    (tmp_path / "torchtitan" / "train.py").touch()
+    (tmp_path / "mine_registry.py").write_text(
+        "from types import SimpleNamespace as N\n"
+        "def small():\n"
+        "    parallelism = N(tensor_parallel_degree=1, data_parallel_shard_degree=-1)\n"
+        "    training = N(local_batch_size=4, global_batch_size=32, seq_len=64, steps=70)\n"
+        "    return N(parallelism=parallelism, training=training)\n"
+    )
+    own = next(d for d in shipped_drivers() if d.wrapper is not None)
+    shipped = Path(__file__).parents[4] / "workload/scripts/frameworks/torchtitan-0.3.toml"
+    command = "torchtitan/train.py --module mine_registry --config small"
+    job = looked_at(Script(command, cwd=tmp_path, framework=shipped))
+    assert job.driver is not None
+    assert job.driver.driver == own
+    assert (job.baseline.micro_batch, job.global_batch, job.steps) == (4, 32, 70)
+    start = job.start(
+        Configuration.of({**job.baseline.launch, "micro_batch": 2, "data_parallel": 2,
+                          "tensor_parallel": 2}), tmp_path / "probe", probe=False,
+    )  # fmt: skip
+    assert start.words[1:] == ("--module", "joulefront_config", "--config", "small")
+    source = (tmp_path / "probe" / "joulefront_config.py").read_text()
+    space: dict[str, Any] = {}
+    sys.path.insert(0, str(tmp_path))
+    try:
+        exec(compile(source, "joulefront_config.py", "exec"), space)
+        made = space["small"]()
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert made.parallelism.tensor_parallel_degree == 2
+    assert made.training.local_batch_size == 2
