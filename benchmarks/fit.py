@@ -37,6 +37,7 @@ CASES = (
     *[("opt-350m", b, c) for b, c in ((1, "none"), (8, "none"), (1, "full"), (8, "full"))],
     *[("qwen2.5-7b", b, c) for b, c in ((1, "none"), (4, "none"), (1, "full"), (4, "every_2"))],
     *[("olmoe-1b-7b", b, c) for b, c in ((1, "none"), (4, "full"))],
+    *[(name, 1, "selective") for name in ("opt-350m", "qwen2.5-7b", "olmoe-1b-7b")],
     *[("tiny-gpt", b, c) for b, c in ((8, "none"), (8, "full"))],
 )
 #: (job, micro-batch, checkpointing, sharding, groups of HSDP) of torch's counts under FSDP2.

@@ -167,8 +167,8 @@ KNOBS: Mapping[str, StandardKnob] = {
             "launch",
             "category",
             "none",
-            "which blocks are recomputed instead of kept",
-            choices=("none", "every_8", "every_4", "every_2", "full"),
+            "which blocks, or by operator what of each block, are recomputed instead of kept",
+            choices=("none", "selective", "every_8", "every_4", "every_2", "full"),
         ),
         StandardKnob(
             "activation_offload",

@@ -91,6 +91,13 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
             "degree is DeepSpeed's"
             for name in split
         ]
+    if configuration.get("activation_checkpointing") == "selective":
+        phrases += [
+            f"activation_checkpointing selective with {name} is not run by the built-in training "
+            "program: DeepSpeed changes the kept outputs of matrix products in place"
+            for name in split
+            if name in ("tensor_parallel", "expert_parallel")
+        ]
     if job is not None:
         family = str(job.model["model_type"])
         for name in split:

@@ -388,6 +388,18 @@ def _activation_device(c: Configuration, job: TrainingJob, cluster: Cluster) -> 
     return None
 
 
+@_rule(
+    "What is kept by operator is not among the tensors that the offload moves.",
+    "activation_checkpointing",
+    "activation_offload",
+)
+def _selective_offload(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    offload = c.get("activation_offload")
+    if c.get("activation_checkpointing") == "selective" and offload != "none":
+        return f"activation_checkpointing selective takes activation_offload none, not {offload}"
+    return None
+
+
 #: All rules, in the order in which they are written.
 RULES: tuple[Rule, ...] = (*_RULES, *SHARDING_RULES, *PIPELINE_RULES, *LIVE_RULES)
 

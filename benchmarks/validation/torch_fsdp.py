@@ -36,7 +36,7 @@ def fsdp_bytes(
     Args:
         job: the job, of text.
         micro_batch: number of sequences.
-        checkpointing: "none", "full" or "every_N", as the knob.
+        checkpointing: as the knob.
         ranks: data-parallel ranks.
         groups: groups of HSDP.
         reshard: gathered parameters are freed after the forward pass.
@@ -56,9 +56,7 @@ def fsdp_bytes(
         mesh = fsdp2.mesh_of("cpu", groups)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            if checkpointing != "none":
-                every = 1 if checkpointing == "full" else int(checkpointing.removeprefix("every_"))
-                causal_lm.checkpoint_blocks(model, every)
+            causal_lm.checkpoint_blocks(model, checkpointing)
             model.train()
             policy = fsdp2.policy_of(job.precision)
             fsdp2.shard(model, lambda *modules: None, mesh, policy, reshard=reshard)

@@ -97,7 +97,7 @@ def count(job: TrainingJob, micro_batch: int, checkpointing: str) -> Counted:
     Args:
         job: the job; its model is built by transformers with fused attention.
         micro_batch: number of sequences.
-        checkpointing: "none", "full" or "every_N", as the knob.
+        checkpointing: as the knob.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -110,9 +110,7 @@ def count(job: TrainingJob, micro_batch: int, checkpointing: str) -> Counted:
     kind = torch.float32 if job.precision == "fp32" else torch.bfloat16
     with program() as causal_lm, FakeTensorMode():
         model = AutoModelForCausalLM.from_config(config, dtype=kind)
-        if checkpointing != "none":
-            every = 1 if checkpointing == "full" else int(checkpointing.removeprefix("every_"))
-            causal_lm.checkpoint_blocks(model, every)
+        causal_lm.checkpoint_blocks(model, checkpointing)
         model.train()
         counter = counter_of()
         for tensor in (*model.parameters(), *model.buffers()):

@@ -51,6 +51,7 @@ class Launches:
         zero_bubble: True if the pipeline's schedule computes gradients of weights apart.
         m: number of micro-batches per replica and step.
         recomputed: share of the blocks that are recomputed in the backward pass.
+        selective: True if all blocks keep their matrix products and recompute the rest.
         parameters_offloaded: True if ZeRO-3's parameters are on the host between uses.
         offload, offload_async: True if the optimizer's states are on the host, at all and
             asynchronously.
@@ -74,6 +75,7 @@ class Launches:
     zero_bubble: np.ndarray
     m: np.ndarray
     recomputed: np.ndarray
+    selective: np.ndarray
     parameters_offloaded: np.ndarray
     offload: np.ndarray
     offload_async: np.ndarray
@@ -159,6 +161,7 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
         zero_bubble=holds("pipeline_schedule", "zero_bubble"),
         m=np.maximum(1.0, np.round(batches / (degrees["b"] * degrees["d"]))),
         recomputed=np.array([_recomputed(launch) for launch in launches], dtype=float),
+        selective=holds("activation_checkpointing", "selective"),
         parameters_offloaded=holds("parameter_offload", "cpu", "nvme"),
         offload=holds("optimizer_offload", "cpu", "async", "nvme"),
         offload_async=holds("optimizer_offload", "async"),

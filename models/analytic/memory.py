@@ -182,6 +182,20 @@ def _norm_bytes(facts: ModelFacts, element: float) -> float:
     return 2.0 * facts.hidden * (element if element == 4.0 else 4.0 + element)
 
 
+def _products_bytes(setup: Setup, t: np.ndarray) -> np.ndarray:
+    """Return the bytes per token that selective checkpointing keeps of a block on one rank.
+
+    They are the outputs of its matrix products and of attention (`KEPT_OPERATORS` of the training
+    program: q, k, v, attention, its projection, the MLP's), and its input.
+    """
+    facts, element, k = setup.facts, setup.element, max(setup.facts.experts_per_token, 1)
+    q, kv = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+    between = facts.intermediate * k * (2 if facts.gated else 1)
+    scores = 0 if setup.program.fused_attention else setup.job.sequence_length * facts.heads
+    whole = facts.hidden * (2 + k)
+    return np.asarray(element * (whole + (2 * q + 2 * kv + between + scores) / t))
+
+
 def _in_flight(column: Launches, stages: Stages) -> np.ndarray:
     """Return the micro-batches whose activations a stage keeps at once.
 
@@ -212,6 +226,7 @@ def _activations(
     block = block + np.where(column.gathered, others, 0.0)
     again = column.recomputed
     kept = again * element * tokens * facts.hidden + (1 - again) * block
+    kept = np.where(column.selective, tokens * _products_bytes(setup, t), kept)
     in_flight = _in_flight(column, stages)
     # Offloaded activations leave two blocks' worth on the device: one in use, one in transit.
     resident = np.where(column.activations, np.minimum(2.0, stages.blocks), stages.blocks)
@@ -219,10 +234,14 @@ def _activations(
     on_host = np.where(column.activations, stages.blocks * in_flight * kept, 0.0)
     # The block under recomputation, or the gradients of the block being processed.
     running = np.where(again > 0, block, 0.5 * block)
+    running = np.where(column.selective, np.maximum(block - kept, running), running)
     if facts.vision is not None:
         patches = column.b * setup.job.frames * facts.vision.patches / column.u
         one = encoder_block_bytes(setup, patches, t)
         encoded = again * element * patches * facts.vision.hidden + (1 - again) * one
+        split = 4 * facts.vision.hidden + facts.vision.intermediate
+        outputs = element * patches * (3 * facts.vision.hidden + split / t)
+        encoded = np.where(column.selective, outputs, encoded)
         in_all = facts.vision.layers * in_flight
         resident = np.where(column.activations, 2.0, in_all)
         on_device = on_device + stages.embeds * resident * encoded

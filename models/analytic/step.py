@@ -165,6 +165,7 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     block, head, encoder = forward.block(), forward.head(), forward.encoder()
     column = launches[:, None]
     passes = 3.0 + column.recomputed  # forward 1, backward 2, recomputation 1
+    streams = passes + column.selective  # which is of all but the matrix products, if by operator
     shape = np.zeros((len(launches), len(stages.blocks)))
     activation = (
         column.b * setup.job.sequence_length / column.u * setup.facts.hidden * setup.element
@@ -174,7 +175,7 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     moved = np.where(column.activations, 2 * kept * stages.blocks / setup.host_link_Bps, 0.0)
     offload, behind, host_update, update = _optimizer(setup, launches, stages)
 
-    def over_passes(name: str) -> np.ndarray:
+    def over_passes(name: str, passes: np.ndarray) -> np.ndarray:
         """Return one figure of a stage's micro-batch over all passes."""
         # The head is never recomputed. Frames are encoded on the stage that embeds tokens, by
         # blocks that are recomputed as the others.
@@ -185,10 +186,10 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     backward = passes - 2.0 + ATTENTION_BACKWARD
     attention = block.attention_s[:, None] * stages.blocks * backward
     return StepParts(
-        arithmetic=over_passes("arithmetic_s") + attention,
-        operands=over_passes("operand_s"),
-        stream=over_passes("stream_s"),
-        dispatch=over_passes("operators") * setup.constants.operator_s,
+        arithmetic=over_passes("arithmetic_s", passes) + attention,
+        operands=over_passes("operand_s", passes),
+        stream=over_passes("stream_s", streams),
+        dispatch=over_passes("operators", streams) * setup.constants.operator_s,
         tensor=tensor + shape,
         sequence=sequence + shape,
         experts=experts + shape,
@@ -238,12 +239,13 @@ def _collectives(
 
     # Tensor parallelism: two all-reduces per block forward, two backward, two more to recompute
     # (Megatron-LM, arXiv 1909.08053), of the whole activation.
-    reduces = (4.0 + 2.0 * column.recomputed) * stages.blocks
+    again = column.recomputed + column.selective  # collectives are kept by neither
+    reduces = (4.0 + 2.0 * again) * stages.blocks
     tensor = reduces * np.where(
         t > 1, all_reduce_s(activation, t, link_of(cluster, constants, t, members=t)), 0.0
     )
     # Ulysses: q, k and v before attention, its output after, each pass (arXiv 2309.14509).
-    turns = (2.0 + column.recomputed) * stages.blocks
+    turns = (2.0 + again) * stages.blocks
     heads = 2 * facts.heads * facts.head_dim + 2 * facts.kv_heads * facts.head_dim
     exchanged = tokens * heads * setup.element / t
     # Context parallelism: k and v of all ranks, gathered in the forward pass and reduced to their

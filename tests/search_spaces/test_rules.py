@@ -89,6 +89,11 @@ CASES = [
         (load_job("opt-350m"), H100, {}),
     ),
     (
+        "selective_offload",
+        (QWEN, H100, {"activation_checkpointing": "selective", "activation_offload": "sync"}),
+        (QWEN, H100, {"activation_checkpointing": "full", "activation_offload": "sync"}),
+    ),
+    (
         "sharding_stage",
         (QWEN, H100, {"data_parallel": 8, "sharding": "fsdp2", "zero_stage": 1}),
         (QWEN, H100, {"data_parallel": 8, "sharding": "fsdp2"}),
@@ -353,6 +358,7 @@ def test_phrases_name_the_numbers(job, cluster, knobs, words):
         (TINY, {"tensor_parallel": 2, "pipeline_parallel": 2}, "aborts inside a pipeline"),
         (TINY, {"tensor_parallel": 2, "sequence_parallel": 2}, "tensor_parallel with sequence"),
         (TINY, {"tensor_parallel": 2, "sharding": "fsdp2"}, "fsdp2 with tensor_parallel"),
+        (TINY, {"tensor_parallel": 2, "activation_checkpointing": "selective"}, "in place"),
         (TINY, {"sequence_parallel": 2, "pipeline_parallel": 2}, "take whole sequences"),
         (OLMOE, {"tensor_parallel": 2}, "llama, llava_onevision, opt, qwen2 only, not olmoe"),
         (OLMOE, {"sequence_parallel": 2, "expert_parallel": 2}, "MoE layer fails"),

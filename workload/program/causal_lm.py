@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from token_file import open_tokens, sequences
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,11 +35,7 @@ def planned_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
     kind = AutoModelForImageTextToText if reads_video(job) else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config, dtype=torch.float32)
-    every = {"none": 0, "full": 1}.get(activation_checkpointing)
-    if every is None:
-        every = int(activation_checkpointing.removeprefix("every_"))
-    if every:
-        checkpoint_blocks(model, every)
+    checkpoint_blocks(model, activation_checkpointing)
     model.train()
     return model
 
@@ -120,9 +117,36 @@ def encoder_blocks_of(model: Any) -> Any:
     return () if encoder is None else encoder.encoder.layers
 
 
-def checkpoint_blocks(model: Any, every: int) -> None:
-    """Recompute each `every`-th block in the backward pass instead of keeping its activations."""
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+#: Operators whose outputs selective checkpointing keeps: matrix products and fused attention.
+KEPT_OPERATORS = (
+    *("mm", "addmm", "bmm", "baddbmm", "_grouped_mm"),
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+    *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+)
+
+
+def kept_by_operator() -> Any:
+    """Return contexts of a forward pass and its recomputation that keep `KEPT_OPERATORS`."""
+    operators = (getattr(torch.ops.aten, name, None) for name in KEPT_OPERATORS)
+    kept = [operator.default for operator in operators if operator is not None]
+    return create_selective_checkpoint_contexts(kept)
+
+
+def checkpoint_blocks(model: Any, mode: str) -> None:
+    """Recompute blocks in the backward pass instead of keeping their activations.
+
+    Args:
+        model: the model.
+        mode: "none", "every_N" for each N-th block, "full" for all, or "selective": in all blocks
+            what is cheap to compute, as matrix products and fused attention are not.
+    """
+    if mode == "none":
+        return
+    every = int(mode.removeprefix("every_")) if mode.startswith("every_") else 1
+    options: dict[str, Any] = {"use_reentrant": False}
+    if mode == "selective":
+        options["context_fn"] = kept_by_operator
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     for blocks in (blocks_of(model), encoder_blocks_of(model)):
         for number, block in enumerate(blocks):
             if every > 1 and not hasattr(block, "gradient_checkpointing"):

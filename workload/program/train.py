@@ -71,7 +71,9 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--expert_parallel", type=int, default=1)
     parser.add_argument("--sharding", choices=SHARDINGS, default=SHARDINGS[0])
     parser.add_argument("--hsdp_replicas", type=int, default=1)
-    parser.add_argument("--activation_checkpointing", default="none", help="none, every_K or full")
+    parser.add_argument(
+        "--activation_checkpointing", default="none", help="none, selective, every_K or full"
+    )
     parser.add_argument("--activation_offload", choices=("none", "sync", "async"), default="none")
     parser.add_argument("--compilation", choices=("none", "regional", "full"), default="none")
     parser.add_argument("--steps", type=int, default=None, help="default: the job's steps")

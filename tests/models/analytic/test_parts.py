@@ -326,15 +326,26 @@ def test_every_job_is_predicted_on_every_cluster(cluster: str) -> None:
             assert (values > 0).all()
 
 
-def test_recomputing_every_other_block_lies_between_all_and_none() -> None:
+@pytest.mark.parametrize("some", ["every_2", "selective"])
+def test_recomputing_a_part_lies_between_all_and_none(some: str) -> None:
     here = model(load_job("qwen2.5-7b"))
     launches = [
         Settings(data_parallel=8, zero_stage=1, activation_checkpointing=mode)
-        for mode in ("none", "every_2", "full")
+        for mode in ("none", some, "full")
     ]
     said = here.predict([Configuration(launch) for launch in launches])
     assert (np.diff(said.step_time_s) > 0).all()
     assert (np.diff(said.memory_bytes) < 0).all()
+
+
+def test_selective_checkpointing_repeats_no_product() -> None:
+    here = model(load_job("qwen2.5-7b"))
+    none, some = (
+        here.breakdown(Configuration.of(data_parallel=8, activation_checkpointing=mode)).time_s
+        for mode in ("none", "selective")
+    )
+    assert some["arithmetic"] == pytest.approx(none["arithmetic"])
+    assert some["memory traffic"] > none["memory traffic"]
 
 
 def test_parameters_on_the_host_free_memory_and_cost_traffic() -> None:

@@ -165,6 +165,27 @@ def test_paired_parts_of_a_sequence_are_the_same_causal_work() -> None:
     assert torch.cat(plain).tolist() == list(range(12))
 
 
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt"])
+def test_selective_checkpointing_repeats_no_product(name: str) -> None:
+    import causal_lm
+    from torch.utils.flop_counter import FlopCounterMode
+
+    job = load_job(name)
+    job = replace(job, sequence_length=16, model={**job.model, "num_hidden_layers": 2})
+    tokens = causal_lm.tokens_of_step(job.to_json(), 0)[:1]
+    targets = tokens[:, 1:].contiguous()
+    flops, gradients = {}, {}
+    for mode in ("none", "selective", "full"):
+        model = causal_lm.build_model(job.to_json(), mode)
+        with FlopCounterMode(display=False) as counter:
+            model(input_ids=tokens[:, :-1], labels=targets, shift_labels=targets).loss.backward()
+        flops[mode] = counter.get_total_flops()
+        gradients[mode] = [parameter.grad for parameter in model.parameters()]
+    assert flops["none"] == flops["selective"] < flops["full"]
+    for plain, again in zip(gradients["none"], gradients["selective"], strict=True):
+        assert torch.equal(plain, again)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5"])
 def test_what_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

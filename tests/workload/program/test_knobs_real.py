@@ -114,6 +114,7 @@ def test_experts_on_two_ranks_train_the_same(trainer: Trainer) -> None:
         {"pipeline_parallel": 2, "pipeline_schedule": "interleaved", "virtual_stages": 2},
         {"data_parallel": 2, "pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
         {"data_parallel": 2, "sharding": "fsdp2_no_reshard", "activation_checkpointing": "full"},
+        {"data_parallel": 2, "sharding": "fsdp2", "activation_checkpointing": "selective"},
         {
             "data_parallel": 2,
             "zero_stage": 3,
