@@ -259,7 +259,7 @@ def _replicas(c: Configuration) -> int:
     "sequence_parallel",
 )
 def _zero_replicas(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if _replicas(c) > 1:
+    if _replicas(c) > 1 or not job.on_deepspeed:  # other frameworks shard over one rank by default
         return None
     lowest = {"none": 0, "cpu": 1}.get(str(c.get("optimizer_offload")), 3)
     lowest = lowest if c.get("parameter_offload") == "none" else 3

@@ -268,6 +268,11 @@ class Driven:
         launch = {name: configuration.get(name) for name in self._values({}) if name in KNOBS}
         values = {**self._values(launch), "world_size": configuration.world_size}
         phrases = []
+        replicas = int(values["data_parallel"]) * int(values["sequence_parallel"])
+        kept = all(values[name] == "none" for name in ("optimizer_offload", "parameter_offload"))
+        stage = self.today.get("zero_stage", values["zero_stage"])
+        if replicas == 1 and kept and values["zero_stage"] != stage:
+            phrases.append(f"zero_stage over one replica repeats today's {stage}")
         for rule in self.bound.driver.rules:
             if rule.require:
                 broken = not holds(rule.require, values)

@@ -16,6 +16,7 @@ import yaml
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.rules import broken_rules
 from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.frameworks.driver import (
     Driver,
@@ -253,6 +254,16 @@ def test_a_flag_over_the_file_is_changed_where_it_stands(tmp_path: Path) -> None
     assert (job.baseline.micro_batch, job.global_batch) == (2, 32)
     words = started(job, tmp_path, micro_batch=8)
     assert "--training.local-batch-size 8 --training.global_batch_size=32" in " ".join(words)
+
+
+def test_one_rank_that_shards_by_default_is_a_valid_baseline(tmp_path: Path) -> None:
+    text = TITAN.replace("shard_degree = -1", "shard_degree = -1\ntensor_parallel_degree = 4")
+    job = titan(tmp_path, text=text)
+    assert (job.baseline.data_parallel, job.baseline.zero_stage) == (1, 3)
+    assert broken_rules(job.baseline, job, CPU) == []
+    assert job.refused(job.baseline) == []
+    other = Configuration.of({**job.baseline.launch, "zero_stage": 2})
+    assert job.refused(other) == ["zero_stage over one replica repeats today's 3"]
 
 
 def test_ddp_is_stage_0_at_each_number_of_replicas(tmp_path: Path) -> None:
