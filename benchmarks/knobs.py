@@ -35,6 +35,9 @@ REFERENCE: dict[str, Any] = {"data_parallel": 2, "micro_batch": 2, "zero_stage":
 
 #: What a value of a knob needs beside itself.
 _WITH: dict[tuple[str, Value], dict[str, Any]] = {
+    ("pipeline_schedule", "interleaved"): {"pipeline_parallel": 2, "virtual_stages": 2},
+    ("pipeline_schedule", "zero_bubble"): {"pipeline_parallel": 2},
+    ("virtual_stages", 2): {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
     ("expert_parallel", 2): {"data_parallel": 2},
     ("sharding", "fsdp2"): {"data_parallel": 2},
     ("sharding", "fsdp2_no_reshard"): {"data_parallel": 2},

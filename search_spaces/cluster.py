@@ -111,7 +111,9 @@ class Cluster:
         device: the kind of device.
         devices_per_node: number of devices of each node; a CPU node has one per core.
         nodes: number of nodes.
-        link_Bps: device to device inside a node, bytes per second per direction.
+        link_Bps: of one device to the others of its node, bytes per second per direction.
+        link_mesh: True if link_Bps is divided among the other devices (each pair has links of its
+            own), False if a switch gives all of it to any of them.
         network_Bps: between nodes, bytes per second per device.
         host_link_Bps: device to host memory, bytes per second per direction.
         host_memory_bytes: memory of one node.
@@ -138,6 +140,7 @@ class Cluster:
     clock_control: bool = False
     sources: tuple[str, ...] = field(default=())
     nvme_path: str = ""
+    link_mesh: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.nvme_path, str):
@@ -155,10 +158,11 @@ class Cluster:
         amounts = ("link_Bps", "network_Bps", "host_link_Bps", "host_memory_bytes")
         for name in (*amounts, "host_memory_Bps", "host_W", "supply_loss"):
             _check_amount(f"{name} of cluster {self.name!r}", getattr(self, name))
-        if not isinstance(self.clock_control, bool):
-            raise InvalidValue(
-                f"clock_control of cluster {self.name!r}", self.clock_control, "true or false"
-            )
+        for name in ("clock_control", "link_mesh"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidValue(
+                    f"{name} of cluster {self.name!r}", getattr(self, name), "true or false"
+                )
 
     @property
     def devices(self) -> int:

@@ -84,6 +84,23 @@ KNOBS: Mapping[str, StandardKnob] = {
             "pipeline_parallel", "launch", "log2", 1, "stages that split the depth", minimum=1
         ),
         StandardKnob(
+            "pipeline_schedule",
+            "launch",
+            "category",
+            "1f1b",
+            "order of a pipeline's passes: one forward and one backward in turn, the same over "
+            "virtual stages, or with gradients of weights in what was idle time",
+            choices=("1f1b", "interleaved", "zero_bubble"),
+        ),
+        StandardKnob(
+            "virtual_stages",
+            "launch",
+            "log2",
+            1,
+            "parts of the depth that each rank of a pipeline holds",
+            minimum=1,
+        ),
+        StandardKnob(
             "sequence_parallel", "launch", "log2", 1, "ranks that split the sequence", minimum=1
         ),
         StandardKnob(

@@ -49,6 +49,8 @@ _APART: Mapping[tuple[str, str], str] = {
 
 #: The model families in which a compiled model was compared with the eager one likewise.
 _COMPILED = frozenset({"llama", "opt", "qwen2"})
+#: And those in which interleaved and zero-bubble schedules were.
+_SCHEDULED = frozenset({"llama", "opt", "qwen2"})
 
 
 def _degree(configuration: Configuration, name: str) -> int:
@@ -96,7 +98,39 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
                     f"{', '.join(sorted(_COMPARED[name]))} only, not {family}"
                 )
         phrases += _unfit_frames(configuration, job)
-    return [*phrases, *_not_compiled(configuration, job)]
+    return [*phrases, *_not_compiled(configuration, job), *_not_scheduled(configuration, job)]
+
+
+def _not_scheduled(configuration: Configuration, job: TrainingJob | None) -> list[str]:
+    """Return phrases on why the program cannot run a pipeline schedule in a configuration."""
+    schedule = configuration.get("pipeline_schedule")
+    if schedule not in ("interleaved", "zero_bubble"):
+        return []
+    run = f"pipeline_schedule {schedule} is run by the built-in training program"
+    phrases = [
+        f"{run} without {name} only"
+        for name in ("expert_parallel", "activation_offload", "optimizer_offload")
+        if configuration.get(name) not in (None, KNOBS[name].default)
+    ]
+    if configuration.get("zero_stage") != 0:
+        phrases.append(f"{run} at zero_stage 0 only: torch's schedules know no ZeRO")
+    if job is not None and job.precision == "fp16":
+        phrases.append(f"{run} in fp32 and bf16 only: it scales no loss")
+    if job is not None and job.model["model_type"] not in _SCHEDULED:
+        phrases.append(
+            f"{run} for models of type {', '.join(sorted(_SCHEDULED))} only, "
+            f"not {job.model['model_type']}"
+        )
+    split = [
+        name
+        for name in ("compilation", "activation_checkpointing")
+        if configuration.get(name) not in (None, "none")
+    ]
+    if schedule == "zero_bubble" and split:
+        phrases.append(
+            f"{run} without {' or '.join(split)} only: the gradients of weights are computed apart"
+        )
+    return phrases
 
 
 def _not_compiled(configuration: Configuration, job: TrainingJob | None) -> list[str]:
@@ -115,6 +149,12 @@ def _not_compiled(configuration: Configuration, job: TrainingJob | None) -> list
         phrases.append(
             f"compilation {scope} is run by the built-in training program for dense models of type "
             f"{', '.join(sorted(_COMPILED))} only"
+        )
+    sharding = configuration.get("sharding")
+    if sharding not in (None, KNOBS["sharding"].default):
+        phrases.append(
+            f"compilation {scope} with sharding {sharding} is not run by the built-in training "
+            "program yet"
         )
     if configuration.get("activation_offload") not in (None, "none"):
         phrases.append(

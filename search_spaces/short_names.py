@@ -34,6 +34,8 @@ _AFFIXES: Mapping[str, tuple[str, str]] = {
     "data_parallel": ("dp", ""),
     "tensor_parallel": ("tp", ""),
     "pipeline_parallel": ("pp", ""),
+    "pipeline_schedule": ("pipe-", ""),
+    "virtual_stages": ("vs", ""),
     "sequence_parallel": ("sp", ""),
     "expert_parallel": ("ep", ""),
     "global_batch": ("gb", ""),

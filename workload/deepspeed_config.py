@@ -21,6 +21,8 @@ __all__ = ["ops_needed", "render_deepspeed_config", "training_arguments"]
 #: The knobs that DeepSpeed's JSON has no key for.
 _ARGUMENTS = (
     "pipeline_parallel",
+    "pipeline_schedule",
+    "virtual_stages",
     "sequence_parallel",
     "expert_parallel",
     "sharding",

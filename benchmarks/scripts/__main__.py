@@ -190,14 +190,15 @@ def search(script: Listed, folder: Path, python: Path, options: Options) -> Outc
         try:
             child.wait(options.limit_s)
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
-            os.killpg(child.pid, signal.SIGINT)  # a search that is interrupted cleans up
+            os.killpg(child.pid, signal.SIGTERM)
             child.wait()
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return Outcome(script, why=f"it took more than {options.limit_s:.0f} s; see {log}")
     if child.returncode:
+        late = time.monotonic() - begin > options.limit_s
         lines = log.read_text(errors="replace").strip().splitlines()
-        return Outcome(script, why=lines[-1] if lines else f"exit status {child.returncode}")
+        why = f"it took more than {options.limit_s:.0f} s" if late else " ".join(lines[-1:])
+        return Outcome(script, why=why or f"exit status {child.returncode}")
     outcome = outcome_of(script, load_result(runs / script.slug))
     outcome.search_s = time.monotonic() - begin
     return outcome

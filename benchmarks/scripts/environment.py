@@ -51,7 +51,8 @@ def make_environment(
     mark = folder / "installed.txt"
     if mark.is_file() and mark.read_text() == wanted:
         return python
-    venv.create(folder, with_pip=True, clear=True)
+    if not python.exists():
+        venv.create(folder, with_pip=True)
     paths = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     site = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],

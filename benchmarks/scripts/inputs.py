@@ -6,8 +6,10 @@ here, only that a step computes. Nothing is downloaded.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,13 +45,15 @@ def sentences(count: int, length: int = 40) -> Iterator[str]:
 
 
 def make_inputs(folder: Path) -> Path:
-    """Write every input to `folder` once, and return it."""
+    """Write every input to `folder`, unless this version of this file did, and return it."""
     mark = folder / "made"
-    if not mark.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    if not mark.is_file() or mark.read_text() != version:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         for make in _MAKERS:
             make(folder)
-        mark.touch()
+        mark.write_text(version)
     return folder
 
 
@@ -214,6 +218,36 @@ def _deepspeed(folder: Path) -> None:
     (folder / "ds_zero3.json").write_text(json.dumps(config, indent=1))
 
 
+def _torchtitan(folder: Path) -> None:
+    """Write a configuration of torchtitan's smallest model, as its debug model ships."""
+    (folder / "torchtitan.toml").write_text("""[job]
+dump_folder = "out"
+
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "tests/assets/tokenizer"
+
+[optimizer]
+name = "AdamW"
+implementation = "foreach"
+
+[training]
+local_batch_size = 2
+global_batch_size = 8
+seq_len = 64
+steps = 1000000000
+dataset = "c4_test"
+mixed_precision_param = "float32"
+
+[activation_checkpoint]
+mode = "full"
+
+[experimental]
+custom_import = "benchmarks.scripts.torchtitan_on_cpu"
+""")
+
+
 def _litgpt(folder: Path) -> None:
     """Write a checkpoint in litgpt's format, where litgpt is installed."""
     try:
@@ -247,6 +281,7 @@ _MAKERS: tuple[Callable[[Path], None], ...] = (
     _pairs,
     _texts,
     _deepspeed,
+    _torchtitan,
     _litgpt,
 )
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from benchmarks.validation.comparison import Comparison, table
-from tuner.models.analytic.model import AnalyticModel
+from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
@@ -47,7 +47,7 @@ def _model(global_batch: int) -> AnalyticModel:
     model = {**job.model, "word_embed_proj_dim": 1024}  # as Megatron trains it
     job = replace(job, global_batch=global_batch, model=model)
     # Megatron-DeepSpeed's attention stores its scores.
-    return AnalyticModel(job, load_cluster("a100-40gb-8"), fused_attention=False)
+    return AnalyticModel(job, load_cluster("a100-40gb-8"), program=Program(fused_attention=False))
 
 
 def _sweep(model: AnalyticModel, name: str, clocks: list[Any], **knobs: int) -> Sweep:

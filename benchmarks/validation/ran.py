@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.models.analytic.model import AnalyticModel, Prediction
+from tuner.models.analytic.model import AnalyticModel, Prediction, Program
 from tuner.models.memory_margin import MemoryMargin
 from tuner.planning.fit import LIKELY, SURE
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["TABLE", "Ran", "read_runs"]
+__all__ = ["SAILOR", "TABLE", "Ran", "read_runs"]
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "published_runs.csv"
 
@@ -50,8 +50,8 @@ def _gpt2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
 
 #: Models of the table; Baichuan2's sizes are those of a Llama with a larger vocabulary.
 MODELS: dict[str, dict[str, Any]] = {
-    # Megatron's GPT at GPT-Neo's sizes and the vocabulary that the plans' file states.
-    "gpt-neo-2.7b": {**_gpt2(2560, 32, 32), "vocab_size": 128256},
+    # As the program builds it: 20 heads (profile_all.py), GPT-2's vocabulary padded for 4 ranks.
+    "gpt-neo-2.7b": {**_gpt2(2560, 32, 20), "vocab_size": 50688},
     "gpt2-1.5b": _gpt2(1600, 48, 16),
     "gpt2-10b": _gpt2(4096, 50, 32),
     "llama-7b": _llama(4096, 32, 32, 11008),
@@ -61,6 +61,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-3-70b": _llama(8192, 80, 64, 28672, num_key_value_heads=8, vocab_size=128256),
     "baichuan2-13b": _llama(5120, 40, 40, 13696, vocab_size=125696),
 }
+
+
+#: Sailor's Megatron-DeepSpeed (third_party/Megatron-DeepSpeed of its repository). Its launch
+#: scripts ask for neither fp16 nor bf16, so it trains in fp32, with TF32 products in NVIDIA's
+#: container. Its attention stores the scores and drops none, and OPT drops no values at all.
+#: DeepSpeed keeps another copy of the parameters (simulations/runtime_simulator.py).
+SAILOR = Program(
+    fused_attention=False, tf32=True, dropout="none", copies=1, vocabulary_parallel_loss=True
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,16 @@ class Ran:
             sequence_length=int(r["sequence_length"]),
             global_batch=int(r["global_batch"]),
             steps=1,
+            precision="fp32" if r["source"] == "sailor" else "bf16",
         )
+
+    @property
+    def program(self) -> Program:
+        """What the training program does that no knob states."""
+        if self.row["source"] == "sailor":
+            # GPTNeoModelPipe drops values after attention and MLP, and ends with a norm.
+            return replace(SAILOR, dropout="hidden", logits=False)
+        return Program(fused_attention=self.row["attention"] == "fused")
 
     @property
     def step_time_s(self) -> float | None:
@@ -140,7 +158,7 @@ class Ran:
         model = AnalyticModel(
             self.job,
             self.cluster,
-            fused_attention=self.row["attention"] == "fused",
+            program=self.program,
             partitions={len(blocks): blocks} if blocks else None,
         )
         return model.predict([self.configuration])

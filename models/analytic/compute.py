@@ -14,9 +14,14 @@ import numpy as np
 
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.setup import Setup
-from tuner.search_spaces.model_facts import ModelFacts
 
-__all__ = ["Pass", "Passes", "activation_bytes_per_token", "encoder_block_bytes"]
+__all__ = [
+    "Pass",
+    "Passes",
+    "activation_bytes_per_token",
+    "encoder_block_bytes",
+    "stored_score_bytes",
+]
 
 #: Matrix products of a block beside the MLP's: query-key-value (one fused or three small), scores,
 #: values, output.
@@ -31,9 +36,18 @@ SCORE_BYTES = 13.0
 #: the diagonal, and FlashAttention counts its FLOPs so (Dao 2023, arXiv 2307.08691, section 4.1).
 #: Attention that is not fused computes all scores and masks them afterwards.
 CAUSAL_SHARE = 0.5
-#: Bytes per logit that the loss moves in the forward pass: written in 16 bits, converted to fp32
-#: (2 + 4), read and written by the softmax (8), read for the loss.
-LOGIT_BYTES = 18.0
+#: Seconds of fused attention's backward pass over those of its forward pass: five products where
+#: the forward pass has two, because the scores are computed again (Dao 2023, section 4.1).
+ATTENTION_BACKWARD = 2.5
+#: Bytes per logit that the loss moves in the forward pass: written in 16 bits and converted to fp32
+#: (2 + 4), or written in fp32; then read and written by the softmax (8), and read for the loss.
+LOGIT_BYTES = {2.0: 18.0, 4.0: 16.0}
+#: The same for Megatron-LM's vocabulary-parallel loss (core/tensor_parallel/cross_entropy.py), a
+#: third of what both passes move: in fp32 written (4), maximum (4), subtracted and exponentiated
+#: (16), summed and divided (12), then a gradient of ten values; in 16 bits converted first.
+PARALLEL_LOGIT_BYTES = {2.0: 27.0, 4.0: 25.0}
+#: Families whose MLP is activated by ReLU (transformers).
+RELU = ("opt",)
 
 
 @dataclass(frozen=True)
@@ -42,48 +56,62 @@ class Pass:
 
     Attributes:
         arithmetic_s: matrix products at the highest clock, including their fixed times.
+        attention_s: fused attention's products at the highest clock; its backward pass takes
+            `ATTENTION_BACKWARD` times as long.
         operand_s: the same products' traffic through memory.
         stream_s: traffic of everything else.
         operators: number of operators that the host dispatches.
     """
 
     arithmetic_s: np.ndarray
+    attention_s: np.ndarray
     operand_s: np.ndarray
     stream_s: np.ndarray
     operators: np.ndarray
 
 
-def activation_bytes_per_token(facts: ModelFacts, t: np.ndarray, element: float) -> np.ndarray:
+def activation_bytes_per_token(setup: Setup, t: np.ndarray, *, kept: bool = True) -> np.ndarray:
     """Return the bytes of one token's activations in one block on one rank, without scores.
+
+    Those that are kept for the backward pass, or all that the forward pass makes (with ReLU, which
+    keeps its output alone, the difference is its input).
 
     Counted as Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), for any widths: attention
     keeps its input, q, k, v and the product's input; the MLP its input and the values between its
     matrices; the norms their inputs; dropout a byte per value. For a GPT that is 34 h in 16 bits,
     of which 10 h are not split by tensor parallelism (their equation 2).
     """
+    facts, element = setup.facts, setup.element
     h, k = facts.hidden, max(facts.experts_per_token, 1)
     q, kv = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
-    dropout = 0.0 if facts.gated else 2.0 * h
+    dropout = 0.0 if facts.gated or setup.program.dropout == "none" else 2.0 * h
     whole = element * 4 * h + dropout
-    between = facts.intermediate * k * (4 if facts.gated else 2)
+    values = 4 if facts.gated else 1 if kept and facts.model_type in RELU else 2
+    between = facts.intermediate * k * values
     copies = element * k * h if facts.experts else 0.0
     return np.asarray(whole + copies + element * (2 * q + 2 * kv + between) / t)
 
 
-def encoder_block_bytes(
-    facts: ModelFacts, patches: np.ndarray, t: np.ndarray, element: float, *, fused_attention: bool
-) -> np.ndarray:
+def stored_score_bytes(setup: Setup) -> float:
+    """Return the bytes per score that attention without a fused kernel keeps for its backward pass.
+
+    The softmax's output, and dropout's output and mask: 5 in 16 bits (Korthikanti et al. 2022,
+    arXiv 2205.05198: 5 a s^2 b per layer).
+    """
+    return 2 * setup.element + 1.0 if setup.program.dropout == "all" else setup.element
+
+
+def encoder_block_bytes(setup: Setup, patches: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Return the bytes that one block of the encoder keeps of its patches on one rank.
 
     They are those of `activation_bytes_per_token` for a block with an ungated MLP and no dropout,
-    and the scores of each frame if attention stores them (5 bytes in 16 bits:
-    tuner.models.analytic.memory).
+    and the scores of each frame if attention stores them.
     """
-    vision = facts.vision
+    vision, element = setup.facts.vision, setup.element
     assert vision is not None
     kept = element * (4 * vision.hidden + (4 * vision.hidden + 2 * vision.intermediate) / t)
-    if not fused_attention:
-        kept = kept + 5.0 * element / 2 * vision.patches * vision.heads / t
+    if not setup.program.fused_attention:
+        kept = kept + stored_score_bytes(setup) * vision.patches * vision.heads / t
     return np.asarray(patches * kept)
 
 
@@ -107,8 +135,8 @@ class Passes:
         width = facts.heads * facts.head_dim
         matrix = (facts.matmul_parameters - facts.head_parameters) / facts.layers / t
         # Scores and values: 4 s (heads x head_dim) a token (ModelFacts.attention_flops).
-        executed = CAUSAL_SHARE if self.setup.fused_attention else 1.0
-        flops = tokens * (2 * matrix + executed * 4 * s * width / t)
+        scores = CAUSAL_SHARE * tokens * 4 * s * width / t
+        flops = tokens * 2 * matrix
         mlp = 3 if facts.gated else 2
         local_experts = facts.experts / e if facts.experts else np.ones_like(e)
         products = ATTENTION_PRODUCTS + mlp * local_experts
@@ -118,10 +146,12 @@ class Passes:
         operands = weights + 2 * tokens * element * (
             facts.hidden + (2 * width + facts.intermediate * max(facts.experts_per_token, 1)) / t
         )
-        streamed = 2 * tokens * activation_bytes_per_token(facts, t, element)
-        if not self.setup.fused_attention:
+        streamed = 2 * tokens * activation_bytes_per_token(self.setup, t, kept=False)
+        if not self.setup.program.fused_attention:
+            # Every score is computed, by products that store it.
+            flops, scores = flops + scores / CAUSAL_SHARE, np.zeros_like(scores)
             streamed = streamed + SCORE_BYTES * element / 2 * tokens * s * facts.heads / t
-        return self._pass(flops, products, operands, streamed)
+        return self._pass(flops, scores, products, operands, streamed)
 
     def encoder(self) -> Pass:
         """Return the pass that encodes and projects video frames; zero for a model without one.
@@ -132,7 +162,7 @@ class Passes:
         element, vision = setup.element, setup.facts.vision
         nothing = np.zeros(len(launches))
         if vision is None:
-            return Pass(nothing, nothing, nothing, nothing)
+            return Pass(*[nothing] * 5)
         t = launches.t
         frames = launches.b * setup.job.frames / launches.u
         patches = frames * vision.patches
@@ -142,34 +172,44 @@ class Passes:
         operands = element * vision.matmul_parameters / t + (
             2 * patches * element * vision.layers
         ) * (vision.hidden + (2 * vision.hidden + vision.intermediate) / t)
-        kept = encoder_block_bytes(
-            setup.facts, patches, t, element, fused_attention=setup.fused_attention
-        )
-        return self._pass(flops, products + nothing, operands, 2 * vision.layers * kept)
+        kept = encoder_block_bytes(setup, patches, t)
+        return self._pass(flops, nothing, products + nothing, operands, 2 * vision.layers * kept)
 
     def head(self) -> Pass:
         """Return the pass of the output projection and the loss."""
         setup, launches = self.setup, self.launches
         facts, element = setup.facts, setup.element
-        t = launches.t
+        t, nothing = launches.t, np.zeros(len(launches))
+        if not setup.program.logits:
+            return Pass(*[nothing] * 5)
         tokens = launches.b * setup.job.sequence_length / launches.u
         arithmetic = tokens * 2 * facts.head_parameters / t / setup.flops_per_s
         operands = element * (facts.head_parameters / t + tokens * facts.hidden)
-        streamed = LOGIT_BYTES * element / 2 * tokens * facts.vocab / t
+        parallel = setup.program.vocabulary_parallel_loss
+        logit_bytes = (PARALLEL_LOGIT_BYTES if parallel else LOGIT_BYTES)[element]
+        streamed = logit_bytes * tokens * facts.vocab / t
         return Pass(
             arithmetic_s=arithmetic + setup.constants.product_s,
+            attention_s=nothing,
             operand_s=operands / setup.bandwidth_Bps,
             stream_s=streamed / setup.bandwidth_Bps,
             operators=2.0 * OPERATORS_PER_PRODUCT * np.ones(len(launches)),
         )
 
     def _pass(
-        self, flops: np.ndarray, products: np.ndarray, operands: np.ndarray, streamed: np.ndarray
+        self,
+        flops: np.ndarray,
+        scores: np.ndarray,
+        products: np.ndarray,
+        operands: np.ndarray,
+        streamed: np.ndarray,
     ) -> Pass:
-        """Return a pass from its FLOPs, number of products, and bytes of operands and others."""
+        """Return a pass from its FLOPs, those of fused attention, its products and its bytes."""
         setup = self.setup
+        attention_rate = setup.constants.attention_efficiency * setup.peak_flops
         return Pass(
             arithmetic_s=flops / setup.flops_per_s + products * setup.constants.product_s,
+            attention_s=scores / attention_rate,
             operand_s=operands / setup.bandwidth_Bps,
             stream_s=streamed / setup.bandwidth_Bps,
             operators=products * OPERATORS_PER_PRODUCT,

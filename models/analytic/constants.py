@@ -28,6 +28,8 @@ class Constants:
 
     Attributes:
         matrix_efficiency: share of the stated peak that a large matrix product reaches.
+        attention_efficiency: share of the stated peak that fused attention reaches, of the FLOPs
+            that it executes.
         product_s: fixed seconds of one matrix product at the highest clock (it scales with it);
             with the share above this is Calculon's stepped curve of efficiency over size.
         operator_s: seconds that dispatching one operator adds to a step; the host's, so no SM
@@ -69,6 +71,7 @@ class Constants:
     """
 
     matrix_efficiency: float
+    attention_efficiency: float
     product_s: float
     operator_s: float
     dispatch_hidden: float

@@ -79,7 +79,8 @@ def sync_s(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarra
     usual = (inside, inside * constants.reduce_over_network)
     shards = column.shards
     rails = np.clip(cluster.devices_per_node / column.t, 1.0, shards)
-    link = link_of(cluster, constants, shards * column.t, rails=rails, efficiency=usual)
+    span = shards * column.t
+    link = link_of(cluster, constants, span, rails=rails, members=rails, efficiency=usual)
     _, kept = _units(setup, column, stages, parameters)
     gathered = parameters + np.where(column.reshard, parameters - kept, 0.0)
     once = all_gather_s(setup.element * gathered, shards, link)
@@ -89,6 +90,7 @@ def sync_s(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarra
     each = once + rounds * (shards - 1) * link.latency_s
     apart = shards * column.t
     rails = np.clip(cluster.devices_per_node / apart, 1.0, column.groups)
-    across = link_of(cluster, constants, column.groups * apart, rails=rails, efficiency=usual)
+    span = column.groups * apart
+    across = link_of(cluster, constants, span, rails=rails, members=rails, efficiency=usual)
     summed = all_reduce_s(REDUCED * parameters / shards, column.groups, across)
     return np.asarray(column.m * each + np.where(column.groups > 1, summed, 0.0))

@@ -32,6 +32,7 @@ _DEGREES = {
     "e": "expert_parallel",
     "b": "micro_batch",
     "z": "zero_stage",
+    "v": "virtual_stages",
     "groups": "hsdp_replicas",
 }
 
@@ -44,6 +45,8 @@ class Launches:
         d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
         b: sequences of a micro-batch.
         z: ZeRO stage.
+        v: virtual stages of a rank of the pipeline.
+        zero_bubble: True if the pipeline's schedule computes gradients of weights apart.
         m: number of micro-batches per replica and step.
         recomputed: share of the blocks that are recomputed in the backward pass.
         parameters_offloaded: True if ZeRO-3's parameters are on the host between uses.
@@ -64,6 +67,8 @@ class Launches:
     e: np.ndarray
     b: np.ndarray
     z: np.ndarray
+    v: np.ndarray
+    zero_bubble: np.ndarray
     m: np.ndarray
     recomputed: np.ndarray
     parameters_offloaded: np.ndarray
@@ -147,6 +152,7 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
 
     return Launches(
         **degrees,
+        zero_bubble=holds("pipeline_schedule", "zero_bubble"),
         m=np.maximum(1.0, np.round(batches / (degrees["b"] * degrees["d"]))),
         recomputed=np.array([_recomputed(launch) for launch in launches], dtype=float),
         parameters_offloaded=holds("parameter_offload", "cpu", "nvme"),

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.models.analytic import fsdp
-from tuner.models.analytic.compute import activation_bytes_per_token, encoder_block_bytes
+from tuner.models.analytic.compute import (
+    activation_bytes_per_token,
+    encoder_block_bytes,
+    stored_score_bytes,
+)
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
@@ -33,11 +37,9 @@ DEVICE_PARTS = (
 LIVE_PARAMETERS = 1e9
 
 #: Bytes per logit at the peak: 16-bit logits, their fp32 log-softmax, and its gradient in fp32 and
-#: in 16 bits (2 + 4 + 4 + 2), as torch counts them in transformers' loss (benchmarks.fit).
+#: in 16 bits (2 + 4 + 4 + 2), as torch counts them in transformers' loss (benchmarks.fit); in fp32
+#: logits, log-softmax and gradient (4 + 4 + 4).
 LOGIT_BYTES = 12.0
-#: Bytes per score that attention without a fused kernel keeps for the backward pass: softmax
-#: output, dropout output and mask (Korthikanti et al. 2022, arXiv 2205.05198: 5 a s^2 b per layer).
-SCORE_BYTES = 5.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     fetched = np.where(column.parameters_offloaded & (column.z == 3), weights, 0.0)
     activations, temporary, on_host = _activations(setup, column, stages)
     tokens = column.b * setup.job.sequence_length / column.u
-    logits = stages.heads * LOGIT_BYTES * element / 2 * tokens * facts.vocab / column.t
+    logits = stages.heads * LOGIT_BYTES * tokens * facts.vocab / column.t
+    logits = logits * setup.program.logits
 
     parameters = plain + experts
     bucket = np.minimum(constants.buffer_elements, parameters) * element
@@ -126,7 +129,7 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     else:
         host = on_node * (states + held + on_host)
     return MemoryParts(
-        parameters=weights - fetched,
+        parameters=weights - fetched + setup.program.copies * element * parameters,
         # From stage 2 on gradients go to the host as they are reduced (DeepSpeed 0.19.8:
         # runtime/zero/stage_1_and_2.py, copy_grads_in_partition; stage3.py, whose flat buffer of
         # gradients is on the CPU). Stage 1 keeps them until the step.
@@ -179,19 +182,34 @@ def _norm_bytes(facts: ModelFacts, element: float) -> float:
     return 2.0 * facts.hidden * (element if element == 4.0 else 4.0 + element)
 
 
+def _in_flight(column: Launches, stages: Stages) -> np.ndarray:
+    """Return the micro-batches whose activations a stage keeps at once.
+
+    Stage i of p keeps p - i under 1F1B. Over v virtual stages it has begun (v - 1) p +
+    2 (p - i - 1) + 1 parts of 1/v each when its first backward pass begins, which on the first
+    stage is 1 + (p - 1) / (p v) times the memory of 1F1B (Korthikanti et al. 2022, arXiv
+    2205.05198, section 4.2.3). Zero bubble fills every stage up to p, the memory of 1F1B's first
+    stage (Qi et al. 2023, arXiv 2401.10241, ZB-H1).
+    """
+    p, v, first = len(stages.kind), column.v, stages.first
+    interleaved = ((v - 1) * p + 2 * (p - first - 1) + 1) / v
+    plain = np.where(v > 1, interleaved, p - first)
+    return np.asarray(np.minimum(column.m, np.where(column.zero_bubble, p, plain)))
+
+
 def _activations(
     setup: Setup, column: Launches, stages: Stages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the bytes of activations (kept, temporary, on the host), of all micro-batches."""
     facts, element, t = setup.facts, setup.element, column.t
     tokens = column.b * setup.job.sequence_length / column.u
-    block = tokens * (activation_bytes_per_token(facts, t, element) + _norm_bytes(facts, element))
-    if not setup.fused_attention:
-        scores = SCORE_BYTES * element / 2 * setup.job.sequence_length * facts.heads / t
+    block = tokens * (activation_bytes_per_token(setup, t) + _norm_bytes(facts, element))
+    if not setup.program.fused_attention:
+        scores = stored_score_bytes(setup) * setup.job.sequence_length * facts.heads / t
         block = block + tokens * scores
     again = column.recomputed
     kept = again * element * tokens * facts.hidden + (1 - again) * block
-    in_flight = np.minimum(column.m, len(stages.kind) - stages.first)
+    in_flight = _in_flight(column, stages)
     # Offloaded activations leave two blocks' worth on the device: one in use, one in transit.
     resident = np.where(column.activations, np.minimum(2.0, stages.blocks), stages.blocks)
     on_device = resident * np.where(column.activations, 1.0, in_flight) * kept
@@ -200,7 +218,7 @@ def _activations(
     running = np.where(again > 0, block, 0.5 * block)
     if facts.vision is not None:
         patches = column.b * setup.job.frames * facts.vision.patches / column.u
-        one = encoder_block_bytes(facts, patches, t, element, fused_attention=setup.fused_attention)
+        one = encoder_block_bytes(setup, patches, t)
         encoded = again * element * patches * facts.vision.hidden + (1 - again) * one
         in_all = facts.vision.layers * in_flight
         resident = np.where(column.activations, 2.0, in_all)

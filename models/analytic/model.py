@@ -24,14 +24,14 @@ from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.layout import Launches, Layout, layout_of_groups, read_layout
 from tuner.models.analytic.memory import memory_parts
 from tuner.models.analytic.power import Busy, PowerModel, capped_clock
-from tuner.models.analytic.setup import Setup
+from tuner.models.analytic.setup import Program, Setup
 from tuner.models.analytic.stages import Stages, cut
 from tuner.models.analytic.step import StepParts, step_parts
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["AnalyticModel", "Breakdown", "Prediction", "Prior"]
+__all__ = ["AnalyticModel", "Breakdown", "Prediction", "Prior", "Program"]
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class AnalyticModel:
         job: the training job.
         cluster: the machines.
         constants: shares of the data sheet that are reached; by default those of the device.
-        fused_attention: True if attention runs in a fused kernel, which stores no scores, as in
-            the built-in training program.
+        program: what the training program does that no knob states; by default what the built-in
+            one does.
         partitions: number of blocks of each stage by pipeline degree, if known.
 
     Raises:
@@ -105,12 +105,12 @@ class AnalyticModel:
         cluster: Cluster,
         *,
         constants: Constants | None = None,
-        fused_attention: bool = True,
+        program: Program | None = None,
         partitions: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         device = cluster.device
         self.constants = constants or constants_of(device)
-        self.setup = Setup.of(job, cluster, self.constants, fused_attention=fused_attention)
+        self.setup = Setup.of(job, cluster, self.constants, program or Program())
         self.job, self.cluster, self.facts = job, cluster, self.setup.facts
         self.power = PowerModel(device, self.constants)
         self._partitions = dict(partitions or {})

@@ -3,7 +3,8 @@
 `StepParts` holds everything that does not depend on the clock; `slot_s` and `step_s` add the clock.
 A micro-batch's slot is arithmetic (which the SM clock scales), memory traffic, the host's dispatch,
 collectives inside the layers and the transfer to the next stage (which it does not). A 1F1B
-pipeline takes (m - 1) slots of its slowest stage and one of every stage.
+pipeline takes (m - 1) slots of its slowest stage and one of every stage; interleaved and
+zero-bubble schedules have a share of its idle time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tuner.models.analytic.collectives import (
     link_of,
     transfer_s,
 )
-from tuner.models.analytic.compute import Passes
+from tuner.models.analytic.compute import ATTENTION_BACKWARD, Passes
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.memory import LIVE_PARAMETERS, stage_parameters
@@ -59,6 +60,7 @@ class StepParts:
             part, and the part that hides behind compute if there is enough.
         host_update: seconds of a step in which the host optimizer runs (it draws power).
         m: number of micro-batches, shape (launches, 1).
+        bubble: the schedule's idle time as a share of that of 1F1B, shape (launches, 1).
         memory_rate: the memory's clock as a share of the one its bandwidth is stated for, shape
             (launches, 1); power is drawn by the traffic, which it does not change.
     """
@@ -80,6 +82,7 @@ class StepParts:
     offload_behind: np.ndarray
     host_update: np.ndarray
     m: np.ndarray
+    bubble: np.ndarray
     memory_rate: np.ndarray
 
     def __getitem__(self, rows: Any) -> StepParts:
@@ -128,10 +131,13 @@ class StepParts:
     def step_s(self, slot: np.ndarray, stages: Stages, constants: Constants) -> np.ndarray:
         """Return the seconds of a step, shape (n,).
 
-        It is (m-1) slots of the slowest stage, one of each, and the terms that occur once (Sailor,
-        SOSP'25; 1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+        Of 1F1B it is (m-1) slots of the slowest stage, one of each, and the terms that occur once
+        (Sailor, SOSP'25; Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Another schedule
+        has the share `bubble` of what exceeds m slots of the slowest stage.
         """
-        pipeline = (self.m[:, 0] - 1) * slot.max(axis=1) + (slot * stages.count).sum(axis=1)
+        slowest = slot.max(axis=1)
+        idle = (slot * stages.count).sum(axis=1) - slowest
+        pipeline = self.m[:, 0] * slowest + self.bubble[:, 0] * idle
         update = self.update / self.memory_rate
         once = self.sync_s(slot, constants) + update + self.offload_s(slot)
         return np.asarray(pipeline + once.max(axis=1) + constants.step_s)
@@ -176,8 +182,10 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
         here = here + getattr(encoder, name)[:, None] * stages.embeds * passes
         return np.asarray(here + 3.0 * getattr(head, name)[:, None] * stages.heads)
 
+    backward = passes - 2.0 + ATTENTION_BACKWARD
+    attention = block.attention_s[:, None] * stages.blocks * backward
     return StepParts(
-        arithmetic=over_passes("arithmetic_s"),
+        arithmetic=over_passes("arithmetic_s") + attention,
         operands=over_passes("operand_s"),
         stream=over_passes("stream_s"),
         dispatch=over_passes("operators") * setup.constants.operator_s,
@@ -194,8 +202,23 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
         offload_behind=behind,
         host_update=host_update,
         m=column.m,
+        bubble=_bubble(column),
         memory_rate=np.ones_like(column.m),
     )
+
+
+def _bubble(column: Launches) -> np.ndarray:
+    """Return the idle time of the pipeline's schedule as a share of that of 1F1B.
+
+    Interleaving over v virtual stages leaves 1/v: (p - 1) / (v m) of the step (Narayanan et al.
+    2021, arXiv 2104.04473, section 2.2). With the gradients of weights computed apart, a stage
+    waits for (p - 1) (F + B - W) instead of (p - 1) (F + B + W) (Qi et al. 2023, arXiv 2401.10241,
+    table 1, ZB-H1), where forward F, gradients of inputs B and of weights W take the same time
+    (their section 2) and recomputation adds a forward pass to B.
+    """
+    passes = 3.0 + column.recomputed
+    apart = np.where(column.zero_bubble, (passes - 2.0) / passes, 1.0)
+    return np.asarray(apart / column.v)
 
 
 def _collectives(
@@ -217,19 +240,19 @@ def _collectives(
     # (Megatron-LM, arXiv 1909.08053), of the whole activation.
     reduces = (4.0 + 2.0 * column.recomputed) * stages.blocks
     tensor = reduces * np.where(
-        t > 1, all_reduce_s(activation, t, link_of(cluster, constants, t)), 0.0
+        t > 1, all_reduce_s(activation, t, link_of(cluster, constants, t, members=t)), 0.0
     )
     # Ulysses: q, k and v before attention, its output after, each pass (arXiv 2309.14509).
     turns = (2.0 + column.recomputed) * stages.blocks
     heads = 2 * facts.heads * facts.head_dim + 2 * facts.kv_heads * facts.head_dim
     exchanged = tokens * heads * setup.element / t
     sequence = turns * np.where(
-        u > 1, all_to_all_s(exchanged, u, link_of(cluster, constants, u * t)), 0.0
+        u > 1, all_to_all_s(exchanged, u, link_of(cluster, constants, u * t, members=u)), 0.0
     )
     # Experts: tokens out and back, to each expert that they visit.
     visited = 2 * max(facts.experts_per_token, 1) * activation
     experts = turns * np.where(
-        e > 1, all_to_all_s(visited, e, link_of(cluster, constants, e * t)), 0.0
+        e > 1, all_to_all_s(visited, e, link_of(cluster, constants, e * t, members=e)), 0.0
     )
     # Pipeline: an activation to the next stage, its gradient back, and the schedule itself. The
     # next stage's ranks are d t u devices away. Each tensor-parallel rank sends its part, and the
@@ -237,10 +260,12 @@ def _collectives(
     # `grad_partitioned`, on by default; Megatron-LM scatters and gathers alike).
     inside = (constants.link_efficiency, constants.transfer_efficiency)
     next_stage = link_of(cluster, constants, 2 * d * t * u, efficiency=inside)
-    gathered = np.where(t > 1, all_gather_s(activation, t, link_of(cluster, constants, t)), 0.0)
+    tensor_link = link_of(cluster, constants, t, members=t)
+    gathered = np.where(t > 1, all_gather_s(activation, t, tensor_link), 0.0)
     transfer = np.where(
         column.p > 1,
-        2 * (transfer_s(activation / t, next_stage) + gathered) + constants.stage_s,
+        # Each of a rank's virtual stages has a neighbour of its own.
+        column.v * (2 * (transfer_s(activation / t, next_stage) + gathered) + constants.stage_s),
         0.0,
     )
     return tensor, sequence, experts, transfer
@@ -267,7 +292,9 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
         (experts, np.maximum(1.0, column.replicas / column.e), column.t * column.e),
     ):
         rails = np.clip(cluster.devices_per_node / apart, 1.0, ranks)
-        link = link_of(cluster, constants, ranks * apart, rails=rails, efficiency=usual)
+        link = link_of(
+            cluster, constants, ranks * apart, rails=rails, members=rails, efficiency=usual
+        )
         once = all_gather_s(parameters * element, ranks, link)
         rounds = np.select(
             [column.z <= 1, column.z == 2],

@@ -26,6 +26,46 @@ def machine(cores: int) -> Cluster:
 # (rule, what breaks it, what does not); each a job, a cluster and knobs.
 CASES = [
     (
+        "schedule_pipeline",
+        (TINY, machine(4), {"pipeline_schedule": "zero_bubble"}),
+        (TINY, machine(4), {"pipeline_schedule": "zero_bubble", "pipeline_parallel": 2}),
+    ),
+    (
+        "schedule_virtual_stages",
+        (TINY, machine(4), {"pipeline_parallel": 2, "virtual_stages": 2}),
+        (
+            TINY,
+            machine(4),
+            {"pipeline_parallel": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved"},
+        ),
+    ),
+    (
+        "virtual_layers",
+        (
+            QWEN,
+            H100,
+            {"pipeline_parallel": 8, "virtual_stages": 4, "pipeline_schedule": "interleaved"},
+        ),
+        (
+            QWEN,
+            H100,
+            {"pipeline_parallel": 4, "virtual_stages": 4, "pipeline_schedule": "interleaved"},
+        ),
+    ),
+    (
+        "schedule_rounds",  # 5 micro-batches are not 2 rounds
+        (
+            replace(QWEN, global_batch=5),
+            H100,
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
+        ),
+        (
+            replace(QWEN, global_batch=6),
+            H100,
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
+        ),
+    ),
+    (
         "precision",
         (replace(TINY, precision="fp16"), machine(2), {}),
         (replace(TINY, precision="bf16"), machine(2), {}),
@@ -303,7 +343,36 @@ def test_phrases_name_the_numbers(job, cluster, knobs, words):
         (TINY, {"sequence_parallel": 2, "pipeline_parallel": 2}, "take whole sequences"),
         (OLMOE, {"tensor_parallel": 2}, "llama, llava_onevision, opt, qwen2 only, not olmoe"),
         (OLMOE, {"sequence_parallel": 2, "expert_parallel": 2}, "MoE layer fails"),
+        (
+            TINY,
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble", "zero_stage": 1},
+            "at zero_stage 0 only",
+        ),
+        (
+            TINY,
+            {
+                "pipeline_parallel": 2,
+                "pipeline_schedule": "zero_bubble",
+                "activation_checkpointing": "full",
+            },
+            "without activation_checkpointing only",
+        ),
+        (
+            replace(TINY, precision="fp16"),
+            {
+                "pipeline_parallel": 2,
+                "pipeline_schedule": "interleaved",
+                "virtual_stages": 2,
+            },
+            "it scales no loss",
+        ),
+        (
+            OLMOE,
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
+            "llama, opt, qwen2 only, not olmoe",
+        ),
         (TINY, {"compilation": "full", "pipeline_parallel": 2}, "regional compiles its blocks"),
+        (TINY, {"compilation": "regional", "sharding": "fsdp2"}, "with sharding fsdp2"),
         (OLMOE, {"compilation": "regional"}, "dense models of type llama, opt, qwen2 only"),
         (
             TINY,

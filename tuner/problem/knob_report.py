@@ -20,6 +20,10 @@ from tuner.search_spaces.space import ALIASES, SearchSpace, load_space, space_na
 
 __all__ = ["knobs_in_play", "not_predicted", "not_searched"]
 
+#: Knobs outside of a space that its sentence names: the parallel degrees, which most jobs would
+#: try first; `tuner spaces` lists every one.
+NAMED_ABSENT = 4
+
 
 def knobs_in_play(
     candidates: Candidates, space: SearchSpace, job: TrainingJob, cluster: Cluster
@@ -74,7 +78,11 @@ def not_searched(space: SearchSpace) -> str:
 
 
 def _absent(space: SearchSpace, names: list[str]) -> str:
-    return f"not in space {space.name!r}: {', '.join(names)}{_wider(names)}"
+    names = sorted(names, key=lambda name: not name.endswith("parallel"))
+    shown = ", ".join(names)
+    if len(names) > NAMED_ABSENT + 1:
+        shown = f"{', '.join(names[:NAMED_ABSENT])} and {len(names) - NAMED_ABSENT} others"
+    return f"not in space {space.name!r}: {shown}{_wider(names)}"
 
 
 def _wider(absent: list[str]) -> str:
@@ -88,8 +96,9 @@ def _wider(absent: list[str]) -> str:
             return ""
         chosen.append(next((alias for alias, name in ALIASES.items() if name == best), best))
         left -= spaces[best]
-    searches = "searches" if len(chosen) == 1 else "search"
-    return f" ({' and '.join(f'--space {name}' for name in chosen)} {searches} them)"
+    if len(chosen) == 1:
+        return f" (--space {chosen[0]} searches them)"
+    return f" (--space {', '.join(chosen[:-1])} and {chosen[-1]} search them)"
 
 
 def _why_not(

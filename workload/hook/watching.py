@@ -47,7 +47,8 @@ def _check_ranks() -> None:
     if together != world and "horovod" not in sys.modules:
         raise state.NotAsAsked(
             f"of {world} ranks each trains {'alone' if together == 1 else f'with {together}'}: the "
-            "script makes no process group of all ranks that were started"
+            "script makes no process group of all ranks that were started (put `torchrun "
+            "--nproc-per-node 1` before a script that trains in one process)"
         )
 
 

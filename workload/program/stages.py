@@ -178,14 +178,13 @@ def mark_phases(engine: Any, phase: Callable[[str], None]) -> None:
     }
 
 
-def cut(model: Any, stages: int, job: dict[str, Any], fill: Fill) -> PipelineModule:
-    """Return the model as a pipeline of `stages`, each with the same number of blocks.
+def layers_of(model: Any, job: dict[str, Any], fill: Fill) -> list[LayerSpec]:
+    """Return the model's layers in their order, each still to be built: start, blocks, norm, head.
 
     Args:
         model: the planned model.
-        stages: pipeline degree.
         job: whose positions the blocks turn by.
-        fill: gives modules their weights; each stage calls it for its own.
+        fill: gives modules their weights; a stage calls it for its own.
 
     Raises:
         NotImplementedError: a family whose decoder is put together in another way.
@@ -214,14 +213,25 @@ def cut(model: Any, stages: int, job: dict[str, Any], fill: Fill) -> PipelineMod
         first, last = LayerSpec(Frames, model, fill), LayerSpec(Head, model, fill)
     elif tied:
         first = TiedLayerSpec("table", Table, decoder, fill)
-        last = TiedLayerSpec("table", Table, decoder, fill, forward_fn=_logits)
+        last = TiedLayerSpec("table", Table, decoder, fill, forward_fn=logits_of)
     else:
         first, last = LayerSpec(Table, decoder, fill), LayerSpec(Head, model, fill)
     start = [LayerSpec(Start, decoder, fill)] if hasattr(decoder, "embed_positions") else []
+    return [first, *start, *blocks, LayerSpec(End, decoder, fill), last]
+
+
+def cut(model: Any, stages: int, job: dict[str, Any], fill: Fill) -> PipelineModule:
+    """Return the model as a pipeline of `stages`, each with the same number of blocks.
+
+    The other arguments are those of `layers_of`.
+
+    Raises:
+        NotImplementedError: a family whose decoder is put together in another way.
+    """
     pipeline = PipelineModule(
-        [first, *start, *blocks, LayerSpec(End, decoder, fill), last],
+        layers_of(model, job, fill),
         num_stages=stages,
-        loss_fn=_loss,
+        loss_fn=loss_of,
         partition_method="type:Block",
     )
     # The specifications hold the whole model; this stage keeps its own part of it.
@@ -233,10 +243,11 @@ def cut(model: Any, stages: int, job: dict[str, Any], fill: Fill) -> PipelineMod
     return pipeline
 
 
-def _logits(table: Table, hidden: torch.Tensor) -> torch.Tensor:
+def logits_of(table: Table, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the logits that a shared table makes of hidden states."""
     return torch.nn.functional.linear(hidden, table.weight)
 
 
-def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy in fp32, as transformers computes it."""
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())

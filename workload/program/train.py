@@ -61,6 +61,10 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--job", required=True)
     parser.add_argument("--deepspeed_config", required=True)
     parser.add_argument("--pipeline_parallel", type=int, default=1)
+    parser.add_argument(
+        "--pipeline_schedule", choices=("1f1b", "interleaved", "zero_bubble"), default="1f1b"
+    )
+    parser.add_argument("--virtual_stages", type=int, default=1)
     parser.add_argument("--sequence_parallel", type=int, default=1)
     parser.add_argument("--expert_parallel", type=int, default=1)
     parser.add_argument("--sharding", choices=SHARDINGS, default=SHARDINGS[0])
@@ -105,6 +109,20 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
 
         mpu = ulysses.split_sequences(model, arguments.sequence_parallel)
     compile_model(model, arguments.compilation)
+    if arguments.pipeline_schedule != "1f1b":
+        import schedules
+
+        return schedules.Engine(
+            model,
+            job,
+            settings,
+            fill,
+            degree=arguments.pipeline_parallel,
+            virtual=arguments.virtual_stages,
+            schedule=arguments.pipeline_schedule,
+            device=made_as(job, arguments, settings, model)[0],
+            phase=phase,
+        )
     if arguments.pipeline_parallel > 1:
         import stages
 
@@ -136,6 +154,7 @@ def sharded_by_torch(
         import multimodal
 
         multimodal.prepare(model, phase)
+    compile_model(model, arguments.compilation)
     return fsdp2.engine_of(
         model,
         Filler(model, job["seed"], device),
@@ -257,6 +276,8 @@ def pipeline_step(
     """
     import stages
 
+    if arguments.pipeline_schedule != "1f1b":
+        return engine.train_batch(parts)
     with activations_on_host(arguments.activation_offload):
         return engine.train_batch(stages.fed(parts)).detach()
 

@@ -189,10 +189,18 @@ def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
 
 def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> ScriptJob:
     """Return the job that the facts of a launch describe."""
+    assumed = list(script.launcher.notes) if script.launcher else []
+    if blank.driven is not None and blank.driver is not None:
+        told, owned = blank.driven.batches[0], facts.get("owned", {}).get("micro_batch", 0)
+        if told and owned and told != owned:
+            assumed.append(
+                f"{blank.driver.title} was told a micro-batch of {owned} where the command reads "
+                f"{told}, so its keys are left alone"
+            )
+            blank = replace(blank, driver=None)
     engine, batch = "micro_batch" in facts, facts.get("batch") or []
     placed = "deepspeed_config" in blank.placeholders
     config = blank.file_config or ({} if placed else facts.get("config", {}))
-    assumed = list(script.launcher.notes) if script.launcher else []
     kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
     if engine:
         kind = "pipeline" if facts.get("pipeline") else "deepspeed"

@@ -26,8 +26,10 @@ from kernel_tuner.runners.runner import Runner
 from kernel_tuner.searchspace import Searchspace
 from line_protocol import Problem, serve
 
-#: Strategies that take several objectives.
-SEVERAL = ("nsga2", "nsga3")
+#: The strategy that takes several objectives.
+SEVERAL = ("nsga2",)
+#: Strategies that begin with a sample, of 20 configurations by default: most of a small space.
+SAMPLED = ("nsga2", "bayes_opt")
 #: Answers from what is measured after which a run has nothing new to ask for.
 MOST_CACHED = 20_000
 
@@ -65,13 +67,10 @@ class Run(Runner):
             max_threads=2**31,
             framework="bruteforce",
         )
-        # The initial sample is a third of a small space, at most Kernel Tuner's own.
-        sample = {"popsize": max(4, min(20, len(rows) // 3))}
+        sample = {"popsize": max(4, min(20, len(rows) // 3))} if strategy in SAMPLED else {}
         options = Options(
             strategy=strategy,
-            strategy_options=Options(
-                {"max_fevals": len(rows), **(sample if strategy in ("nsga2", "bayes_opt") else {})}
-            ),
+            strategy_options=Options({"max_fevals": len(rows), **sample}),
             objective=objectives,
             objective_higher_is_better=[False] * len(objectives),
             tune_params=space.tune_params,

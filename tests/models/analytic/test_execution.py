@@ -10,7 +10,7 @@ import pytest
 from tuner.models.analytic.compute import Passes
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.layout import read_layout
-from tuner.models.analytic.model import AnalyticModel
+from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.models.analytic.stages import cut
 from tuner.models.analytic.step import StepParts, step_parts
 from tuner.search_spaces.cluster import Cluster, device_names, load_cluster, load_device
@@ -25,7 +25,7 @@ CLUSTER = load_cluster("h100-32")
 def parts_of(
     job: TrainingJob = JOB, cluster: Cluster = CLUSTER, *, fused: bool = True, **knobs: object
 ) -> StepParts:
-    model = AnalyticModel(job, cluster, fused_attention=fused)
+    model = AnalyticModel(job, cluster, program=Program(fused_attention=fused))
     launches = read_layout([Configuration.of(**knobs)], job.global_batch).launches
     return step_parts(model.setup, launches, cut(model.facts.layers, int(launches.p[0])))
 
@@ -41,6 +41,8 @@ def test_fp32_runs_without_tensor_cores() -> None:
     unknown = replace(a100, device=replace(a100.device, fp32_flops=0.0))
     assert AnalyticModel(job, unknown).setup.peak_flops == pytest.approx(312e12 / 16)
     assert AnalyticModel(JOB, a100).setup.peak_flops == 312e12
+    # NVIDIA's containers allow TF32, which has half the rate of bf16.
+    assert AnalyticModel(job, a100, program=Program(tf32=True)).setup.peak_flops == 156e12
     # A CPU's stated peak is that of fp32.
     cpu = load_cluster("cpu-2")
     assert AnalyticModel(job, cpu).setup.peak_flops == cpu.device.peak_flops
@@ -61,20 +63,49 @@ def test_fused_attention_skips_half_of_the_scores() -> None:
     facts = facts_of(JOB)
     launches = read_layout([Configuration.of(data_parallel=8)], JOB.global_batch).launches
     fused, stored = (
-        Passes(AnalyticModel(JOB, CLUSTER, fused_attention=f).setup, launches).block()
+        Passes(
+            AnalyticModel(JOB, CLUSTER, program=Program(fused_attention=f)).setup, launches
+        ).block()
         for f in (True, False)
     )
     tokens = JOB.sequence_length * launches.b
     scores = 4.0 * JOB.sequence_length * facts.heads * facts.head_dim * tokens
-    rate = AnalyticModel(JOB, CLUSTER).setup.flops_per_s
-    assert stored.arithmetic_s - fused.arithmetic_s == pytest.approx(0.5 * scores / rate)
+    setup = AnalyticModel(JOB, CLUSTER).setup
+    assert stored.arithmetic_s - fused.arithmetic_s == pytest.approx(scores / setup.flops_per_s)
+    rate = setup.constants.attention_efficiency * setup.peak_flops
+    assert fused.attention_s == pytest.approx(0.5 * scores / rate)
+    assert not stored.attention_s.any()
+
+
+def test_fused_attention_computes_its_scores_again_for_the_backward_pass() -> None:
+    """Two products forward, five backward; recomputation of the block adds two."""
+    launches = read_layout([Configuration.of(data_parallel=8)], JOB.global_batch).launches
+    slow = replace(constants_of(CLUSTER.device), attention_efficiency=0.1)
+    fast = replace(slow, attention_efficiency=0.2)
+    for checkpointing, forward_passes in (("none", 3.5), ("full", 4.5)):
+        seconds = [
+            step_parts(
+                AnalyticModel(JOB, CLUSTER, constants=constants).setup,
+                read_layout(
+                    [Configuration.of(data_parallel=8, activation_checkpointing=checkpointing)],
+                    JOB.global_batch,
+                ).launches,
+                cut(facts_of(JOB).layers, 1),
+            ).arithmetic
+            for constants in (slow, fast)
+        ]
+        one = Passes(AnalyticModel(JOB, CLUSTER, constants=fast).setup, launches).block()
+        expected = forward_passes * facts_of(JOB).layers * one.attention_s[0]
+        assert seconds[0] - seconds[1] == pytest.approx(expected)
 
 
 def test_an_encoder_of_frames_has_no_causal_mask() -> None:
     job = load_job("lmm-7b")
     launches = read_layout([Configuration.of(data_parallel=8)], job.global_batch).launches
     fused, stored = (
-        Passes(AnalyticModel(job, CLUSTER, fused_attention=f).setup, launches).encoder()
+        Passes(
+            AnalyticModel(job, CLUSTER, program=Program(fused_attention=f)).setup, launches
+        ).encoder()
         for f in (True, False)
     )
     assert fused.arithmetic_s[0] > 0

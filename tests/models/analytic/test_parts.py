@@ -13,7 +13,7 @@ import pytest
 from tuner.models.analytic.collectives import Link, all_gather_s, all_reduce_s, link_of, transfer_s
 from tuner.models.analytic.constants import constants_of, load_constants
 from tuner.models.analytic.layout import read_layout
-from tuner.models.analytic.model import AnalyticModel
+from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.models.analytic.power import Busy, PowerModel, capped_clock
 from tuner.models.analytic.stages import cut
 from tuner.search_spaces.cluster import cluster_names, device_names, load_cluster, load_device
@@ -52,7 +52,7 @@ def test_an_all_reduce_is_a_reduce_scatter_and_a_gather() -> None:
 def test_a_group_that_leaves_the_node_takes_the_network_and_all_its_rails() -> None:
     constants = constants_of(CLUSTER.device)
     spans = np.array([4.0, 8.0])
-    inside, between = link_of(CLUSTER, constants, spans).Bps
+    inside, between = link_of(CLUSTER, constants, spans, members=4.0).Bps
     assert inside == pytest.approx(constants.link_efficiency * CLUSTER.link_Bps)
     assert between == pytest.approx(constants.network_efficiency * CLUSTER.network_Bps)
     four = link_of(CLUSTER, constants, spans, rails=np.array([4.0, 4.0])).Bps[1]
@@ -98,7 +98,7 @@ def test_a_user_adds_a_gpu_by_adding_a_file(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="matrix_eficiency"):
         load_constants(tmp_path / "wrong.toml")
     (tmp_path / "little.toml").write_text("matrix_efficiency = 0.5\n")
-    with pytest.raises(InputError, match="lack product_s"):
+    with pytest.raises(InputError, match="lack attention_efficiency"):
         load_constants(tmp_path / "little.toml")
     (tmp_path / "bad.toml").write_text('like = "cuda"\nlink_W = -1.0\n')
     with pytest.raises(InvalidValue, match="link_W"):
@@ -210,9 +210,44 @@ def test_spreading_experts_saves_memory_and_dispatch() -> None:
     assert 0 < facts.expert_parameters < facts.block_parameters < facts.parameters
 
 
+def test_without_a_switch_a_group_uses_the_links_between_its_members() -> None:
+    constants = constants_of(CLUSTER.device)
+    mesh = replace(CLUSTER, devices_per_node=4, link_Bps=450e9, link_mesh=True)
+    span = np.array([2.0, 3.0, 4.0])
+    inside = constants.link_efficiency * np.array([150e9, 300e9, 450e9])
+    assert link_of(mesh, constants, span, members=span).Bps == pytest.approx(inside)
+    switched = replace(mesh, link_mesh=False)
+    assert link_of(switched, constants, span, members=span).Bps == pytest.approx([inside[2]] * 3)
+
+
+def test_a_program_without_dropout_or_logits_keeps_less() -> None:
+    job = load_job("opt-350m")
+    # On one stage in fp32: 4 bytes of 16 scores and query, key, value, input, norms' and MLP's
+    # values (24 h bytes with ReLU on one rank of four: see Sailor's counts in published_runs.md).
+    job = replace(job, precision="fp32")
+    said = {
+        dropout: model(
+            job, program=Program(fused_attention=False, dropout=dropout, logits=False)
+        ).memory_bytes([Configuration.of(data_parallel=2, tensor_parallel=4)])[0]
+        for dropout in ("none", "hidden", "all")
+    }
+    facts, s = facts_of(job), job.sequence_length
+    # A block's masks, and its scores once more with a mask; half of a block is in use beside.
+    blocks = 1.05 * (facts.layers + 0.5)
+    assert said["hidden"] - said["none"] == pytest.approx(blocks * s * 2 * facts.hidden)
+    scores = s * s * facts.heads / 4
+    assert said["all"] - said["hidden"] == pytest.approx(blocks * scores * 5)
+    with_logits = model(job, program=Program(fused_attention=False)).memory_bytes(
+        [Configuration.of(data_parallel=2, tensor_parallel=4)]
+    )[0]
+    assert with_logits > said["all"]
+
+
 def test_stored_attention_scores_cost_memory_and_time() -> None:
     configuration = [Configuration.of(data_parallel=4, micro_batch=4)]
-    fused, stored = (model(fused_attention=f).predict(configuration) for f in (True, False))
+    fused, stored = (
+        model(program=Program(fused_attention=f)).predict(configuration) for f in (True, False)
+    )
     assert one(stored.memory_bytes) > one(fused.memory_bytes)
     assert one(stored.step_time_s) > one(fused.step_time_s)
 

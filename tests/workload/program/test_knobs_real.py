@@ -39,7 +39,7 @@ def compare(trainer: Trainer, job: TrainingJob, knobs: dict[str, Any]) -> None:
     # Sums in another order: about 1e-6 in five steps. (Weight decay, 0.01 of the learning rate a
     # step, is 3e-5: DeepSpeed's CPU Adam forgets it unless told.)
     assert told.losses == pytest.approx(expected.losses, abs=5e-6)
-    if knobs.get("zero_stage", 0) > 0 or "sharding" in knobs:
+    if told.norms:  # DeepSpeed keeps none in fp32 at ZeRO 0
         assert told.norms == pytest.approx(expected.norms, rel=1e-5)
 
 
@@ -110,6 +110,8 @@ def test_experts_on_two_ranks_train_the_same(trainer: Trainer) -> None:
         {"data_parallel": 2, "pipeline_parallel": 2, "zero_stage": 1},
         {"data_parallel": 2, "pipeline_parallel": 2},
         {"pipeline_parallel": 4},
+        {"pipeline_parallel": 2, "pipeline_schedule": "interleaved", "virtual_stages": 2},
+        {"data_parallel": 2, "pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
         {"data_parallel": 2, "sharding": "fsdp2_no_reshard", "activation_checkpointing": "full"},
         {
             "data_parallel": 2,

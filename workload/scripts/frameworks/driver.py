@@ -57,7 +57,7 @@ class Recognised:
         scripts: patterns of the script's path, such as "*/torchtitan/train.py".
         launchers: kinds of launcher (`tuner.workload.scripts.launchers.Launcher.kind`).
         imports: modules that the script itself imports.
-        mentions: words of which the script must hold each, beside the above.
+        mentions: words of which the script must hold each, or one of "A|B", beside the above.
         options: options of which the command must have one, beside the above.
     """
 

@@ -70,7 +70,9 @@ def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:
 def _has_the_rest(driver: Driver, words: Sequence[str], text: str) -> bool:
     signs, given = driver.recognised, {word.partition("=")[0] for word in words}
     named = not signs.options or any(option in given for option in signs.options)
-    return named and all(word in text for word in signs.mentions)
+    return named and all(
+        any(word in text for word in either.split("|")) for either in signs.mentions
+    )
 
 
 def _by_program(driver: Driver, words: Sequence[str], launcher: str, text: str, cwd: Path) -> bool:
@@ -95,9 +97,15 @@ def _by_imports(driver: Driver, words: Sequence[str], launcher: str, text: str, 
 
 
 def _source(words: Sequence[str], cwd: Path) -> str:
+    paths = [cwd / words[0]]
     if words[0] == "-m":
-        return ""
-    try:
-        return (cwd / words[0]).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+        module = Path(*words[1].split("."))
+        paths = [folder / module.with_suffix(".py") for folder in search_path(cwd, words)]
+        paths += [folder / module / "__main__.py" for folder in search_path(cwd, words)]
+    for path in paths:
+        if path.is_file():
+            try:
+                return path.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                return ""
+    return ""
