@@ -228,9 +228,19 @@ def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, 
         f"the script {job.name!r} trains by {by}; in play: {', '.join(turned) or 'no launch knob'}"
         ", and live settings where the machine lets them be set",
         *([f"not in this search space: {', '.join(left)}"] if left else []),
+        *_further(job),
         *(f"not in play: {', '.join(names)}: {why}" for why, names in reasons.items()),
         *job.assumed,
     )
+
+
+def _further(job: ScriptJob) -> tuple[str, ...]:
+    """Return a sentence on the knobs of the script's framework that are not searched, if any."""
+    if job.driver is None:
+        return ()
+    names = [name for name in job.driver.driver.declared if name not in {k.name for k in job.knobs}]
+    title = job.driver.driver.name
+    return (f"{title} also has {', '.join(names)} (--knobs framework)",) if names else ()
 
 
 def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:

@@ -16,6 +16,7 @@ import yaml
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.frameworks.driver import (
     Driver,
     check_version,
@@ -24,6 +25,7 @@ from tuner.workload.scripts.frameworks.driver import (
 )
 from tuner.workload.scripts.frameworks.keys import check_keys
 from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.launchers import reading
 from tuner.workload.scripts.script_job import Script, ScriptJob
 
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=4)
@@ -47,6 +49,11 @@ data_parallel_shard_degree = -1
 [activation_checkpoint]
 mode = "none"
 """
+
+
+@pytest.fixture(autouse=True)
+def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_answer", answer_here)
 
 
 def looked_at(script: Script, **seen: Any) -> ScriptJob:

@@ -1,0 +1,45 @@
+"""The benchmark of the frameworks: its samples here, and one release from the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.frameworks import SAMPLES, Sample, contract, driver_of, figures, measure
+from tuner.testing.launchers import answer_here
+from tuner.workload.scripts.frameworks import shipped_drivers
+from tuner.workload.scripts.launchers import reading
+
+
+@pytest.fixture(autouse=True)
+def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_answer", answer_here)
+
+
+def test_every_driver_has_a_sample() -> None:
+    named = [driver_of(sample) for sample in SAMPLES]
+    assert sorted(map(id, named)) == sorted(map(id, shipped_drivers()))
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.name}{sample.versions}")
+def test_a_sample_is_recognised_and_its_baseline_changes_nothing(
+    sample: Sample, tmp_path: Path
+) -> None:
+    empty = tmp_path / "none"
+    row = contract(sample, {sample.name: empty}, tmp_path, tmp_path)
+    assert row.recognised
+    assert "changes the command" not in row.why
+    assert row.by == ""  # nothing was verified
+
+
+@pytest.mark.slow  # downloads a wheel
+def test_a_release_has_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = measure({}, ["torchtitan"], run=False)
+    if any("cannot be downloaded" in row.why for row in rows):
+        pytest.skip("no package registry")
+    found = {figure.name: figure.value for figure in figures(rows)}
+    assert found["frameworks_by_contract"] == 2
+    assert found["keys_gone"] == 0
+    assert found["keys_verified"] >= 30
+    assert "20 keys in 0.2.2, 0 gone; contract" in capsys.readouterr().out
