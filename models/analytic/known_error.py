@@ -34,6 +34,7 @@ class Check:
         median, worst: median and largest absolute error, as shares of the measured figure.
         held_out: True if no constant was fitted to these measurements.
         against: source of the measurements.
+        case: which of the measurements, by a knob or a size; empty for all.
     """
 
     devices: tuple[str, ...]
@@ -42,13 +43,15 @@ class Check:
     worst: float
     held_out: bool
     against: str
+    case: str = ""
 
     @property
     def sentence(self) -> str:
         """Description of the errors for the user."""
         fitted = "" if self.held_out else ", partly calibrated on it"
+        what = f"{self.what}, {self.case}" if self.case else self.what
         return (
-            f"{self.what}: median {100 * self.median:.1f} %, worst {100 * self.worst:.0f} % "
+            f"{what}: median {100 * self.median:.1f} %, worst {100 * self.worst:.0f} % "
             f"({self.against}{fitted})"
         )
 
