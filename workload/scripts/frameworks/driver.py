@@ -106,6 +106,7 @@ _TOP = (
 
 
 _WITH = ("imports", "mentions", "options")
+_RULE = ("why", "require", "divide", "of", "default")
 
 
 def read_driver(data: Any, where: str) -> Driver:
