@@ -278,7 +278,7 @@ class Driven:
                 broken = not holds(rule.require, values)
                 what = f"{rule.require} does not hold"
             else:
-                whole = values.get(rule.of) or self.settings.get(rule.of)
+                whole = values.get(rule.of) or self.settings.get(rule.of) or rule.default
                 degree = math.prod(int(values[name]) for name in rule.divide)
                 broken = type(whole) is int and whole % degree != 0
                 what = f"{' x '.join(rule.divide)} = {degree} does not divide {rule.of} = {whole}"

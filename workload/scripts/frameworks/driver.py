@@ -106,6 +106,7 @@ _TOP = (
 
 
 _WITH = ("imports", "mentions", "options")
+_RULE = ("why", "require", "divide", "of", "default")
 
 
 def read_driver(data: Any, where: str) -> Driver:
@@ -154,7 +155,10 @@ def read_driver(data: Any, where: str) -> Driver:
         defaults=_defaults(table.part("declared")),
         divide=world,
         facts={key: facts.text(key) for key in facts.data},
-        rules=tuple(_rule(item) for item in table.parts("rules", "why", "require", "divide", "of")),
+        rules=tuple(
+            _rule(item)
+            for item in table.parts("rules", "why", "require", "divide", "of", "default")
+        ),
         quiet=probe.values("set"),
         quiet_env={key: str(value) for key, value in probe.values("env").items()},
         step=_step(table.part("step", "count", "call", "line")),
@@ -230,7 +234,11 @@ def _defaults(declared: Table) -> dict[str, Any]:
 
 def _rule(table: Table) -> Rule:
     rule = Rule(
-        table.text("why"), table.text("require", ""), table.texts("divide"), table.text("of", "")
+        table.text("why"),
+        table.text("require", ""),
+        table.texts("divide"),
+        table.text("of", ""),
+        table.value("default"),
     )
     if bool(rule.require) == bool(rule.divide) or bool(rule.divide) != bool(rule.of):
         raise InputError(f"{table.where} must have either require, or divide and of")

@@ -91,12 +91,14 @@ class Rule:
         divide: degrees whose product must divide `of`.
         of: a launch knob, "world_size", "sequence_length" or a key of the framework; the rule is
             left out where that is not given.
+        default: value of `of` where it is not given.
     """
 
     why: str
     require: str = ""
     divide: tuple[str, ...] = ()
     of: str = ""
+    default: Any = None
 
 
 @dataclass(frozen=True)
