@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from tuner.cli.options import OK, Commands, answer, columns
+from tuner.cli.options import OK, Commands, answer
 from tuner.search_spaces.errors import InputError
 
 
@@ -18,10 +19,11 @@ def _frameworks(args: argparse.Namespace) -> int:
     from tuner.workload.scripts.frameworks import shipped_drivers
 
     drivers = shipped_drivers()
-    rows = [
-        (f"{d.name} {d.versions}".strip(), ", ".join([*d.knobs, *d.declared]), d.what)
-        for d in drivers
-    ]
+    lines = []
+    for driver in drivers:
+        named = ", ".join([*driver.knobs, *driver.declared])
+        lines += [f"{driver.name} {driver.versions}".strip(), f"  {driver.what}"]
+        lines += textwrap.wrap(named, 96, initial_indent="  knobs: ", subsequent_indent="    ")
     data = [
         {
             **{"framework": d.name, "versions": d.versions, "what": d.what},
@@ -29,7 +31,7 @@ def _frameworks(args: argparse.Namespace) -> int:
         }
         for d in drivers
     ]
-    answer(args, data, columns(rows))
+    answer(args, data, lines)
     return OK
 
 
