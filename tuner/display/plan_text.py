@@ -21,9 +21,10 @@ def plan_lines(result: Result) -> list[str]:
 def _counted(plan: PlanFacts, front: int) -> str:
     left = plan.configurations - plan.fitting
     out = f", {left:,} of which do not fit in memory" if left else ""
+    took = duration(plan.seconds) if plan.seconds >= 1 else "less than 1 s"
     return (
-        f"Predicted, not measured: {plan.configurations:,} configurations in "
-        f"{duration(plan.seconds)}{out}; {front} are on the front of the models."
+        f"Predicted, not measured: {plan.configurations:,} configurations in {took}{out}; "
+        f"{front} are on the front of the models."
     )
 
 
