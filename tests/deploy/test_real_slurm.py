@@ -29,6 +29,7 @@ from tuner.workload.scripts.script_job import Framework, Script
 DAEMONS = ("munged", "slurmctld", "slurmd")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.root,
     pytest.mark.skipif(
         any(shutil.which(name) is None for name in (*DAEMONS, "sbatch")),
         reason="needs Slurm and munge (apt-get install slurm-wlm munge)",
@@ -135,7 +136,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         return told.stdout.split() == ["idle"] * 2
 
     try:
-        wait_for(idle, "Slurm does not start", log=folder / "log")
+        try:
+            wait_for(idle, "Slurm does not start", log=folder / "log")
+        except AssertionError as error:  # a container without its own host name, say
+            pytest.skip(f"Slurm does not start here: {str(error)[-300:]}")
         yield environment
     finally:
         for process in reversed(started):
@@ -175,6 +179,8 @@ def fakes(tmp_path: Path) -> dict[str, str]:
     for name, body in FAKES.items():
         if name in ("scontrol", "srun"):
             continue
+        if name == "python":  # Ray's nodes, as many as were started
+            body = 'grep -c "^ray start" "$CALLS"'
         fake = folder / name
         fake.write_text(f'#!/bin/bash\necho "{name} $*" | head -1 >> "$CALLS"\n{body}\n')
         fake.chmod(0o755)
@@ -183,7 +189,7 @@ def fakes(tmp_path: Path) -> dict[str, str]:
         "CALLS": str(tmp_path / "calls"),
         "HOME": str(tmp_path),
         "NO_TOKEN": "",
-        "RAY_WAIT_S": "0.01",
+        "RAY_WAIT_S": "0.3",
         "TUNER_CODE": "0",
         "TUNER_WAITS": "",
     }
