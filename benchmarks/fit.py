@@ -3,8 +3,9 @@
 `python -m benchmarks.fit` prints, for each job, micro-batch and checkpointing, the bytes that
 torch counts (`benchmarks.validation.torch_memory`) beside the predicted ones without context and
 communication, with the model's states sharded over eight ranks by ZeRO-3; the same under FSDP2,
-where what is gathered is counted too (`benchmarks.validation.torch_fsdp`); and for each published
-run the predicted peak, the verdict and, where the source states one, the measured peak.
+where what is gathered is counted too (`benchmarks.validation.torch_fsdp`); the same of jobs with
+LoRA (`fit_lora_error_median`, which the median of all leaves out); and for each published run the
+predicted peak, the verdict and, where the source states one, the measured peak.
 
 `fit_bytes_error_median` is over torch's counts and the measured peaks together, and given for each
 apart. `fit_false_yes` counts runs that ran out and are said to fit (a probability of at least a
@@ -28,7 +29,8 @@ from tuner.planning.fit import LIKELY
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.model_facts import facts_of, model_state_bytes
+from tuner.search_spaces.lora import LoRA
+from tuner.search_spaces.model_facts import job_state_bytes
 
 __all__ = ["CASES", "errors_of_runs", "predicted_apart", "torch_bytes"]
 
@@ -49,6 +51,16 @@ FSDP_CASES = (
     ("olmoe-1b-7b", 1, "none", "fsdp2", 1),
     ("tiny-gpt", 8, "none", "fsdp2", 1),
 )
+#: (job, micro-batch, checkpointing, LoRA) of torch's counts with frozen weights.
+LORA_CASES = (
+    ("qwen2.5-7b", 1, "none", LoRA(16)),
+    ("qwen2.5-7b", 1, "selective", LoRA(16)),
+    ("qwen2.5-7b", 4, "full", LoRA(64, "all-linear")),
+    ("qwen2.5-7b", 4, "none", LoRA(16, "all-linear")),
+    ("opt-350m", 8, "none", LoRA(16)),
+    ("olmoe-1b-7b", 1, "none", LoRA(16)),
+    ("tiny-gpt", 8, "none", LoRA(8, "all-linear")),
+)
 #: Ranks over which the states are sharded beside torch's counts.
 RANKS = 8
 
@@ -58,8 +70,7 @@ def torch_bytes(job: TrainingJob, counted: Counted) -> float:
 
     Sharded states by their definition, and what else was alive at the peak.
     """
-    states = model_state_bytes(facts_of(job).parameters, 3, RANKS, job.precision)
-    return states + counted.peak
+    return job_state_bytes(job, 3, RANKS) + counted.peak
 
 
 def predicted_apart(
@@ -132,6 +143,8 @@ def main() -> None:
         case = f"{name} mb{micro_batch} ckpt-{checkpointing} {sharding} hsdp{groups}"
         rows.append(_row(case, truth, said))
     print("\n".join(table(("dp8 fsdp2", *heads), rows)), "\n", flush=True)
+    lines, lora_errors = _with_lora()
+    print("\n".join(lines), "\n", flush=True)
     lines, errors, false_yes, false_no = errors_of_runs(read_runs())
     print("\n".join(lines), flush=True)
     both = [abs(error) for error in (*counted_errors, *fsdp_errors, *errors)]
@@ -141,12 +154,31 @@ def main() -> None:
             Figure("fit_bytes_error_worst", 100 * max(both), "%"),
             Figure("fit_torch_error_median", 100 * _median(counted_errors), "%"),
             Figure("fit_fsdp_error_median", 100 * _median(fsdp_errors), "%"),
+            Figure("fit_lora_error_median", 100 * _median(lora_errors), "%"),
             Figure("fit_published_error_median", 100 * _median(errors), "%"),
             Figure("fit_false_yes", false_yes, "count"),
             Figure("fit_false_no", false_no, "count"),
         ],
         args.json,
     )
+
+
+def _with_lora() -> tuple[list[str], list[float]]:
+    """Return (lines, errors) of jobs with frozen weights, under ZeRO-3 and once under FSDP2."""
+    rows, errors = [], []
+    for name, micro_batch, checkpointing, lora in LORA_CASES:
+        job = replace(load_job(name), lora=lora)
+        truth = torch_bytes(job, count(job, micro_batch, checkpointing))
+        said = predicted_apart(job, micro_batch, checkpointing)
+        errors.append(said / truth - 1)
+        case = f"{name} {lora.targets} rank {lora.rank} mb{micro_batch} ckpt-{checkpointing}"
+        rows.append(_row(case, truth, said))
+    job = replace(load_job("qwen2.5-7b"), lora=LoRA(16, "all-linear"))
+    truth = fsdp_bytes(job, 1, "full", ranks=RANKS)
+    said = predicted_apart(job, 1, "full", sharding="fsdp2", hsdp_replicas=1)
+    errors.append(said / truth - 1)
+    rows.append(_row("qwen2.5-7b all-linear rank 16 mb1 ckpt-full fsdp2", truth, said))
+    return table(("dp8 LoRA", "torch GB", "predicted", "off"), rows), errors
 
 
 def _row(case: str, truth: float, said: float) -> tuple[str, ...]:

@@ -47,7 +47,8 @@ class Count:
         deepspeed: the profiler's FLOPs of a forward pass, everything that it knows.
         products: the profiler's multiply-accumulates twice: matrix products and convolutions alone.
         torch: `torch.utils.flop_counter`, which counts matrix products at the dispatcher.
-        torch_step: the same of a forward and a backward pass, of which ours is `ModelFacts.flops`.
+        torch_step: the same of a forward and a backward pass.
+        ours_step: `ModelFacts.flops`.
         as_it_comes: the profiler's of the model as transformers runs it, experts grouped.
         executed: share of ours that a fused attention kernel executes under the causal mask.
     """
@@ -58,12 +59,13 @@ class Count:
     products: float
     torch: float
     torch_step: float
+    ours_step: float
     as_it_comes: float
     executed: float
 
     def off(self, name: str) -> float:
         """Our distance from another count, as a share of it."""
-        mine = 3 * self.ours if name == "torch_step" else self.ours
+        mine = self.ours_step if name == "torch_step" else self.ours
         return float(mine / getattr(self, name) - 1)
 
 
@@ -140,6 +142,7 @@ def counted(job: TrainingJob, model: Any, inputs: dict[str, Any]) -> Count:
         products,
         float(forward.get_total_flops()),
         float(forward.get_total_flops() + backward.get_total_flops()),
+        facts_of(job).flops(SAMPLES, job.sequence_length, job.frames),
         as_it_comes,
         executed_share(job),
     )
@@ -153,8 +156,10 @@ def executed_share(job: TrainingJob) -> float:
 
 
 def parameters_off(job: TrainingJob, model: Any) -> int:
-    """Our count of parameters less the model's own."""
-    return facts_of(job).parameters - sum(p.numel() for p in model.parameters())
+    """Our count of parameters, adapters included, less the model's own."""
+    facts = facts_of(job)
+    ours = facts.parameters + (facts.lora.parameters if facts.lora else 0)
+    return ours - sum(p.numel() for p in model.parameters())
 
 
 def main() -> None:

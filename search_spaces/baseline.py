@@ -6,7 +6,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.model_facts import facts_of, model_state_bytes
+from tuner.search_spaces.model_facts import facts_of, job_state_bytes
 from tuner.search_spaces.rules import broken_rules
 
 __all__ = ["default_configuration", "degrees"]
@@ -29,7 +29,7 @@ def default_configuration(job: TrainingJob, cluster: Cluster) -> Configuration:
     """Return the baseline, which a user would run today without tuning.
 
     Data parallelism over as many devices as the global batch allows, the lowest ZeRO stage whose
-    model states fit a device (`model_state_bytes`), the largest micro-batch of at most 8,192 tokens
+    model states fit a device (`job_state_bytes`), the largest micro-batch of at most 8,192 tokens
     whose activations fit beside them, and the clock left to the device. It offloads the optimizer
     only if no stage fits, and checkpoints activations only if no micro-batch fits.
 
@@ -47,11 +47,9 @@ def default_configuration(job: TrainingJob, cluster: Cluster) -> Configuration:
 
 
 def _baseline_at(data_parallel: int, job: TrainingJob, cluster: Cluster) -> Configuration:
-    facts, memory = facts_of(job), cluster.device.memory_bytes
+    memory = cluster.device.memory_bytes
     stages = range(4) if data_parallel > 1 else range(1)
-    states = [
-        model_state_bytes(facts.parameters, stage, data_parallel, job.precision) for stage in stages
-    ]
+    states = [job_state_bytes(job, stage, data_parallel) for stage in stages]
     fitting = [stage for stage in stages if states[stage] <= _STATES_SHARE * memory]
     offload = "none" if fitting else "cpu"
     zero_stage = fitting[0] if fitting else (3 if data_parallel > 1 else 1)

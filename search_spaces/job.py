@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.typed import names_a_file
 
 __all__ = ["TrainingJob", "job_names", "load_job", "token_file"]
@@ -40,6 +41,7 @@ _FIELDS = {
     "noise_scale",
     "min_steps",
     "knobs",
+    "lora",
 }
 _OPTIONAL = ("precision", "learning_rate", "seed", "frames")
 
@@ -68,6 +70,7 @@ class TrainingJob:
         min_steps: least number of steps, in the limit of a large global batch.
         data: file of tokens that the built-in training program reads; random tokens if empty.
         knobs: knobs that the user declares, in the order of `check_knobs`.
+        lora: the adapters that alone are trained; None if all parameters are.
     """
 
     name: str
@@ -84,6 +87,7 @@ class TrainingJob:
     min_steps: int = 0
     data: str = ""
     knobs: tuple[Knob, ...] = ()
+    lora: LoRA | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -116,6 +120,8 @@ class TrainingJob:
             raise InvalidValue(f"learning_rate {where}", rate, "a number above 0")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
+        if self.lora is not None:
+            self.lora.check(self.model, f"job {self.name!r}")
 
     def _check_batches(self) -> None:
         """Convert the table's sizes, which JSON and TOML hold as text, and check them."""
@@ -192,7 +198,8 @@ class TrainingJob:
         data["model"] = dict(self.model)
         data["steps_at"] = {str(size): steps for size, steps in self.steps_at.items()}
         data["knobs"] = {knob.name: knob.to_table() for knob in self.knobs}
-        for name in ("steps_at", "noise_scale", "min_steps", "data", "knobs"):
+        data["lora"] = self.lora.to_table() if self.lora else None
+        for name in ("steps_at", "noise_scale", "min_steps", "data", "knobs", "lora"):
             if not data[name]:
                 del data[name]
         return data
@@ -208,6 +215,8 @@ class TrainingJob:
             given = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
             if given.get("knobs"):
                 given["knobs"] = read_knobs(given["knobs"], "the job")
+            if given.get("lora"):
+                given["lora"] = LoRA.from_table(given["lora"], "the job")
             return cls(**given)
         except TypeError as error:
             raise InputError(f"this is not a job: {error}") from error
@@ -276,6 +285,8 @@ class TrainingJob:
         optional = {k: data[k] for k in _OPTIONAL if k in data}
         if "knobs" in data:
             optional["knobs"] = _program_knobs(data["knobs"], path.name)
+        if "lora" in data:
+            optional["lora"] = LoRA.from_table(data["lora"], path.name)
         if "data" in data:
             optional["data"] = token_file(path.parent / str(data["data"]))
         return cls(

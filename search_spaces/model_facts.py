@@ -16,6 +16,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import Precision, TrainingJob
+from tuner.search_spaces.lora import LoRAFacts
 from tuner.search_spaces.parameter_count import Sizes, count_parameters, read_flag
 from tuner.search_spaces.vision_facts import VisionFacts
 
@@ -24,6 +25,7 @@ __all__ = [
     "ModelFacts",
     "facts_of",
     "flops_per_step",
+    "job_state_bytes",
     "model_state_bytes",
     "model_state_parts",
 ]
@@ -62,6 +64,7 @@ class ModelFacts:
         largest_layer: parameters of the largest block or table (what ZeRO-3 gathers at once).
         exact: True if the family is listed, so that the count equals that of transformers' model.
         vision: the encoder of frames and its projector; None if there is none.
+        lora: adapters beside those parameters, which are then frozen; None if all are trained.
     """
 
     model_type: str
@@ -87,6 +90,7 @@ class ModelFacts:
     largest_layer: int
     exact: bool
     vision: VisionFacts | None = None
+    lora: LoRAFacts | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelFacts:
@@ -118,8 +122,14 @@ class ModelFacts:
             tied=sizes.tied,
             exact=sizes.exact,
             vision=None,
+            lora=None,
             **count_parameters(config, sizes),
         )
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters that have a gradient: the adapters' or, without LoRA, all."""
+        return self.lora.parameters if self.lora else self.parameters
 
     def flops(self, sequences: int, sequence_length: int, frames: int = 0) -> float:
         """Return the FLOPs of forward and backward passes, without recomputation.
@@ -134,19 +144,27 @@ class ModelFacts:
         Full recomputation adds one forward pass of the blocks: see `forward_flops`. The arithmetic
         between the products (norms, activations, softmax) is left out, as it is there.
 
+        With LoRA frozen weights take 4 a parameter and token, because their gradients are not
+        computed, and adapters 6; the gradient of the first block's input is not computed either.
+
         Args:
             sequences: number of sequences.
             sequence_length: tokens of each, including those of its video.
             frames: number of video frames of each.
         """
-        return 3.0 * self.forward_flops(sequences, sequence_length, frames)
+        every = 3.0 * self.forward_flops(sequences, sequence_length, frames)
+        if self.lora is None:
+            return every
+        left_out = self.matmul_parameters + self.lora.first
+        return every - 2.0 * sequences * sequence_length * left_out
 
     def forward_flops(self, sequences: int, sequence_length: int, frames: int = 0) -> float:
         """Return the FLOPs of the forward pass alone, including the output projection."""
         tokens = float(sequences) * sequence_length
         encoder = self.vision.forward_flops(sequences * frames) if self.vision else 0.0
         attention = self.attention_flops(sequences, sequence_length)
-        return encoder + tokens * 2.0 * self.matmul_parameters + attention
+        adapters = self.lora.parameters if self.lora else 0
+        return encoder + tokens * 2.0 * (self.matmul_parameters + adapters) + attention
 
     def attention_flops(self, sequences: int, sequence_length: int) -> float:
         """Return the FLOPs of the language model's scores and values in a forward pass."""
@@ -176,6 +194,7 @@ def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:
 _UNKNOWN_SIZES: Any = {item.name: 0 for item in fields(ModelFacts)} | {
     **{"model_type": "unknown", "layers": sys.maxsize, "positions": None},
     **{"learned_positions": False, "gated": False, "tied": False, "exact": False, "vision": None},
+    "lora": None,
 }
 UNKNOWN_MODEL = ModelFacts(**_UNKNOWN_SIZES)
 
@@ -191,7 +210,8 @@ def facts_of(job: TrainingJob) -> ModelFacts:
     """
     if not job.model:
         return UNKNOWN_MODEL
-    return ModelFacts.from_config(job.model)
+    facts = ModelFacts.from_config(job.model)
+    return replace(facts, lora=LoRAFacts.of(job.lora, job.model)) if job.lora else facts
 
 
 def flops_per_step(job: TrainingJob) -> float:
@@ -233,3 +253,22 @@ def model_state_bytes(
 ) -> float:
     """Return the sum of `model_state_parts`."""
     return sum(model_state_parts(parameters, zero_stage, replicas, precision))
+
+
+def job_state_bytes(job: TrainingJob, zero_stage: int, replicas: int) -> float:
+    """Return the bytes of a job's parameters, gradients and optimizer states on one rank.
+
+    They are those of `model_state_parts` for what is trained. Frozen weights are stored in the
+    job's precision alone, and ZeRO-3 shards them.
+
+    Args:
+        job: the job, all of whose model is on each replica.
+        zero_stage: 0 to 3.
+        replicas: number of ranks that ZeRO shards over.
+    """
+    facts = facts_of(job)
+    trained = model_state_bytes(facts.trainable_parameters, zero_stage, replicas, job.precision)
+    if facts.lora is None:
+        return trained
+    weight = 4.0 if job.precision == "fp32" else 2.0
+    return trained + weight * facts.parameters / (replicas if zero_stage == 3 else 1)

@@ -16,6 +16,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.live_rules import LIVE_RULES
+from tuner.search_spaces.lora_rules import LORA_RULES
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.pipeline_rules import PIPELINE_RULES
 from tuner.search_spaces.program_rules import unrunnable
@@ -401,7 +402,7 @@ def _selective_offload(c: Configuration, job: TrainingJob, cluster: Cluster) -> 
 
 
 #: All rules, in the order in which they are written.
-RULES: tuple[Rule, ...] = (*_RULES, *SHARDING_RULES, *PIPELINE_RULES, *LIVE_RULES)
+RULES: tuple[Rule, ...] = (*_RULES, *SHARDING_RULES, *PIPELINE_RULES, *LORA_RULES, *LIVE_RULES)
 
 
 def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluster) -> list[str]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.flops import program
-from benchmarks.validation.torch_memory import counter_of
+from benchmarks.validation.torch_memory import adapt, counter_of
 from tuner.search_spaces.job import TrainingJob
 
 __all__ = ["fsdp_bytes"]
@@ -56,13 +56,17 @@ def fsdp_bytes(
         mesh = fsdp2.mesh_of("cpu", groups)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            adapt(model, job, causal_lm)
             causal_lm.checkpoint_blocks(model, checkpointing)
             model.train()
             policy = fsdp2.policy_of(job.precision)
             fsdp2.shard(model, lambda *modules: None, mesh, policy, reshard=reshard)
-            for parameter in model.parameters():
+            parameters = list(model.parameters())
+            for parameter in (p for p in parameters if p.requires_grad):
                 counter.add(parameter.to_local())
             moments = 2 * counter.live
+            for parameter in (p for p in parameters if not p.requires_grad):
+                counter.add(parameter.to_local())
             model.set_requires_all_reduce(False)
             tokens = torch.zeros((micro_batch, job.sequence_length), dtype=torch.long)
             for _ in range(2):

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.flops import program
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["Counted", "count", "counter_of"]
+__all__ = ["Counted", "adapt", "count", "counter_of"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Counted:
     """Bytes of one micro-batch on one rank.
 
     Attributes:
-        parameters, gradients: of the model.
+        parameters, gradients: of the model; gradients are those of what is trained.
         kept: values kept at the end of the forward pass.
         peak: largest sum of all but parameters and gradients.
     """
@@ -91,6 +91,14 @@ def counter_of() -> Any:
     return Counter()
 
 
+def adapt(model: Any, job: TrainingJob, causal_lm: Any) -> None:
+    """Add the adapters of a job with LoRA to its model, as the training program does."""
+    if job.lora is not None:
+        import lora  # type: ignore[import-not-found]
+
+        lora.adapt(model, causal_lm.blocks_of(model), job.lora.to_table())
+
+
 def count(job: TrainingJob, micro_batch: int, checkpointing: str) -> Counted:
     """Count one micro-batch of a job of text.
 
@@ -110,6 +118,7 @@ def count(job: TrainingJob, micro_batch: int, checkpointing: str) -> Counted:
     kind = torch.float32 if job.precision == "fp32" else torch.bfloat16
     with program() as causal_lm, FakeTensorMode():
         model = AutoModelForCausalLM.from_config(config, dtype=kind)
+        adapt(model, job, causal_lm)
         causal_lm.checkpoint_blocks(model, checkpointing)
         model.train()
         counter = counter_of()
@@ -117,8 +126,9 @@ def count(job: TrainingJob, micro_batch: int, checkpointing: str) -> Counted:
             counter.add(tensor)
         parameters = counter.live
         for parameter in model.parameters():
-            parameter.grad = torch.empty_like(parameter)
-            counter.add(parameter.grad)
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+                counter.add(parameter.grad)
         states = counter.live
         tokens = torch.zeros((micro_batch, job.sequence_length), dtype=torch.long)
         counter.peak = counter.live

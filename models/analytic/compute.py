@@ -3,7 +3,8 @@
 A block is its matrix products (a roofline: the slower of arithmetic and memory), the traffic
 through memory between them (norms, activations, and the scores of attention that is not fused), and
 the operators that the host dispatches. Figures are of the forward pass; the backward pass is twice
-that, recomputation one more. Arrays have one entry per launch.
+that (once for the products of frozen weights), recomputation one more. Arrays have one entry per
+launch.
 """
 
 from __future__ import annotations
@@ -89,7 +90,24 @@ def activation_bytes_per_token(setup: Setup, t: np.ndarray, *, kept: bool = True
     values = 4 if facts.gated else 1 if kept and facts.model_type in RELU else 2
     between = facts.intermediate * k * values
     copies = element * k * h if facts.experts else 0.0
-    return np.asarray(whole + copies + element * (2 * q + 2 * kv + between) / t)
+    every = whole + copies + element * (2 * q + 2 * kv + between) / t
+    return np.asarray(every - _not_kept(setup) if kept and facts.lora else every)
+
+
+def _not_kept(setup: Setup) -> float:
+    """Return the bytes of one token that a block with LoRA does not keep.
+
+    A frozen product needs its weights alone for the gradient of its input. An adapter keeps the
+    input of the layer that it adapts, and what is between its two products.
+    """
+    facts, lora = setup.facts, setup.facts.lora
+    assert lora is not None
+    values = -float(lora.rank * lora.adapters)
+    if not lora.mlp:
+        values += facts.hidden * (max(facts.experts_per_token, 1) if facts.experts else 1)
+        if facts.model_type not in RELU:  # ReLU keeps its output, the last product's input
+            values += facts.intermediate * max(facts.experts_per_token, 1)
+    return setup.element * values
 
 
 def stored_score_bytes(setup: Setup) -> float:
@@ -152,6 +170,24 @@ class Passes:
             flops, scores = flops + scores / CAUSAL_SHARE, np.zeros_like(scores)
             streamed = streamed + SCORE_BYTES * element / 2 * tokens * s * facts.heads / t
         return self._pass(flops, scores, products, operands, streamed)
+
+    def adapters(self) -> Pass | None:
+        """Return the pass of one block's LoRA adapters; None if it has none.
+
+        Each is two products, and the sum of its output with that of the layer that it adapts.
+        """
+        lora, launches, element = self.setup.facts.lora, self.launches, self.setup.element
+        if lora is None:
+            return None
+        tokens = launches.b * self.setup.job.sequence_length / launches.u
+        widths = lora.inputs + 2 * lora.adapters * lora.rank + lora.outputs
+        return self._pass(
+            tokens * 2 * lora.block_parameters,
+            np.zeros(len(launches)),
+            2.0 * lora.adapters * np.ones(len(launches)),
+            element * (lora.block_parameters + tokens * widths),
+            3 * element * tokens * lora.outputs,
+        )
 
     def encoder(self) -> Pass:
         """Return the pass that encodes and projects video frames; zero for a model without one.

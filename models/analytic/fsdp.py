@@ -42,6 +42,8 @@ def _units(
     """
     facts = setup.facts
     block = facts.block_parameters / facts.layers / column.t
+    if facts.lora is not None:
+        block = block + facts.lora.block_parameters
     if facts.tied:
         return block, parameters - stages.blocks * block
     return block, stages.heads * facts.head_parameters / column.t + np.zeros_like(parameters)
@@ -60,19 +62,27 @@ def communication_bytes(
     element = setup.element
     block, kept = _units(setup, column, stages, parameters)
     with_next = element * (kept + (block if setup.facts.tied else 0.0))
-    gradients = (element + REDUCED) * block
+    own = block if setup.facts.lora is None else setup.facts.lora.block_parameters
+    gradients = (element + REDUCED) * own
     between = 2 * element * block + (element * kept if setup.facts.tied else 0.0)
     at_loss = np.where(column.reshard, with_next, element * parameters)
     in_block = np.where(column.reshard, between, element * parameters) + gradients
     return at_loss, in_block
 
 
-def sync_s(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray) -> np.ndarray:
+def sync_s(
+    setup: Setup,
+    column: Launches,
+    stages: Stages,
+    parameters: np.ndarray,
+    trained: np.ndarray,
+) -> np.ndarray:
     """Return the seconds of a step's collectives.
 
     In every micro-batch parameters are gathered for the forward pass, those that were freed again
     for the backward pass (recomputation shares that), and gradients are reduce-scattered, all
-    within a group of HSDP. The groups sum their shards of the gradients once a step.
+    within a group of HSDP. The groups sum their shards of the gradients once a step. Gradients are
+    those of `trained`, the parameters that are not frozen.
     """
     cluster, constants = setup.cluster, setup.constants
     inside = constants.reduce_efficiency
@@ -84,7 +94,7 @@ def sync_s(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarra
     _, kept = _units(setup, column, stages, parameters)
     gathered = parameters + np.where(column.reshard, parameters - kept, 0.0)
     once = all_gather_s(setup.element * gathered, shards, link)
-    once = once + all_gather_s(REDUCED * parameters, shards, link)
+    once = once + all_gather_s(REDUCED * trained, shards, link)
     # Rounds are each block's own.
     rounds = (2.0 + column.reshard) * np.maximum(0.0, stages.blocks - 1)
     each = once + rounds * (shards - 1) * link.latency_s
@@ -92,5 +102,5 @@ def sync_s(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarra
     rails = np.clip(cluster.devices_per_node / apart, 1.0, column.groups)
     span = column.groups * apart
     across = link_of(cluster, constants, span, rails=rails, members=rails, efficiency=usual)
-    summed = all_reduce_s(REDUCED * parameters / shards, column.groups, across)
+    summed = all_reduce_s(REDUCED * trained / shards, column.groups, across)
     return np.asarray(column.m * each + np.where(column.groups > 1, summed, 0.0))

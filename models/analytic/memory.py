@@ -23,7 +23,14 @@ from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
 from tuner.search_spaces.model_facts import ModelFacts, model_state_parts
 
-__all__ = ["DEVICE_PARTS", "LIVE_PARAMETERS", "MemoryParts", "memory_parts", "stage_parameters"]
+__all__ = [
+    "DEVICE_PARTS",
+    "LIVE_PARAMETERS",
+    "MemoryParts",
+    "memory_parts",
+    "stage_parameters",
+    "trained",
+]
 
 #: Names of the parts of the device's memory.
 DEVICE_PARTS = (
@@ -87,12 +94,27 @@ def stage_parameters(
     return plain / t, experts / t / e
 
 
+def trained(facts: ModelFacts, launches: Launches, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
+    """Return what of a stage's parameters has a gradient, as `stage_parameters` does.
+
+    With LoRA they are adapters beside those parameters, which every rank has whole.
+    """
+    plain, experts = stage_parameters(facts, launches, stages)
+    if facts.lora is None:
+        return plain, experts
+    adapters = stages.blocks * facts.lora.block_parameters
+    return adapters + np.zeros_like(plain), np.zeros_like(experts)
+
+
 def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryParts:
     """Return the peak bytes of each part."""
     column = launches[:, None]
     facts, element, constants = setup.facts, setup.element, setup.constants
     plain, experts = stage_parameters(facts, launches, stages)
-    (weights, gradients, optimizer), offloaded = _states(setup, column, plain, experts)
+    updated = trained(facts, launches, stages)
+    (weights, gradients, optimizer), offloaded = _states(setup, column, *updated)
+    if facts.lora is not None:
+        weights = weights + _frozen_bytes(setup, column, plain, experts)
     # Offload to the host leaves nothing of the states that it moves on the device.
     fetched = np.where(column.parameters_offloaded & (column.z == 3), weights, 0.0)
     activations, temporary, on_host = _activations(setup, column, stages)
@@ -100,8 +122,10 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     logits = stages.heads * LOGIT_BYTES * tokens * facts.vocab / column.t
     logits = logits * setup.program.logits
 
-    parameters = plain + experts
-    bucket = np.minimum(constants.buffer_elements, parameters) * element
+    parameters, reduced = plain + experts, updated[0] + updated[1]
+    if facts.lora is not None:
+        parameters = parameters + reduced
+    bucket = np.minimum(constants.buffer_elements, reduced) * element
     live = np.maximum(2.0 * facts.largest_layer, LIVE_PARAMETERS)
     sharded = np.minimum(live, parameters) * element
     gathered = np.where(column.z == 3, sharded, 0.0)
@@ -170,15 +194,27 @@ def _states(
     return parts, offloaded
 
 
+def _frozen_bytes(
+    setup: Setup, column: Launches, plain: np.ndarray, experts: np.ndarray
+) -> np.ndarray:
+    """Return the bytes of a rank's frozen weights, of which there is one copy, as computed with."""
+    whole = setup.element * (plain + experts)
+    shards = np.where(column.z == 3, column.replicas, np.where(column.fsdp, column.shards, 1.0))
+    return np.asarray(whole / shards)
+
+
 def _norm_bytes(facts: ModelFacts, element: float) -> float:
     """Return the bytes per token that the two norms of a block keep beside their input.
 
     The RMS norm of transformers (families with a gated MLP) converts its input to fp32 and keeps
     that and the normalized values, which the gain multiplies; a fused layer norm keeps its input
-    alone. In fp32 nothing is converted.
+    alone. In fp32 nothing is converted. The normalized values are for the gradient of the gain:
+    a frozen one does not keep them.
     """
     if not facts.gated:
         return 0.0
+    if facts.lora is not None:
+        return 0.0 if element == 4.0 else 2.0 * facts.hidden * 4.0
     return 2.0 * facts.hidden * (element if element == 4.0 else 4.0 + element)
 
 
@@ -193,6 +229,8 @@ def _products_bytes(setup: Setup, t: np.ndarray) -> np.ndarray:
     between = facts.intermediate * k * (2 if facts.gated else 1)
     scores = 0 if setup.program.fused_attention else setup.job.sequence_length * facts.heads
     whole = facts.hidden * (2 + k)
+    if facts.lora is not None:  # adapters' products
+        whole += facts.lora.outputs + facts.lora.rank * facts.lora.adapters
     return np.asarray(element * (whole + (2 * q + 2 * kv + between + scores) / t))
 
 

@@ -22,10 +22,10 @@ from tuner.models.analytic.collectives import (
     link_of,
     transfer_s,
 )
-from tuner.models.analytic.compute import ATTENTION_BACKWARD, Passes
+from tuner.models.analytic.compute import ATTENTION_BACKWARD, OPERATORS_PER_PRODUCT, Passes
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.layout import Launches
-from tuner.models.analytic.memory import LIVE_PARAMETERS, stage_parameters
+from tuner.models.analytic.memory import LIVE_PARAMETERS, stage_parameters, trained
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
 from tuner.search_spaces.model_facts import ModelFacts
@@ -163,8 +163,11 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     """Return everything of a step but the clock."""
     forward = Passes(setup, launches)
     block, head, encoder = forward.block(), forward.head(), forward.encoder()
+    adapters = forward.adapters()
     column = launches[:, None]
     passes = 3.0 + column.recomputed  # forward 1, backward 2, recomputation 1
+    # The backward pass of a frozen product is of its input alone: one pass less.
+    frozen = float(setup.facts.lora is not None)
     streams = passes + column.selective  # which is of all but the matrix products, if by operator
     shape = np.zeros((len(launches), len(stages.blocks)))
     activation = (
@@ -175,21 +178,24 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     moved = np.where(column.activations, 2 * kept * stages.blocks / setup.host_link_Bps, 0.0)
     offload, behind, host_update, update = _optimizer(setup, launches, stages)
 
-    def over_passes(name: str, passes: np.ndarray) -> np.ndarray:
-        """Return one figure of a stage's micro-batch over all passes."""
+    def over_passes(name: str, passes: np.ndarray, fewer: float = 0.0) -> np.ndarray:
+        """Return one figure of a stage's micro-batch over all passes, `fewer` of what is frozen."""
         # The head is never recomputed. Frames are encoded on the stage that embeds tokens, by
         # blocks that are recomputed as the others.
-        here = getattr(block, name)[:, None] * stages.blocks * passes
+        here = getattr(block, name)[:, None] * stages.blocks * (passes - fewer)
         here = here + getattr(encoder, name)[:, None] * stages.embeds * passes
-        return np.asarray(here + 3.0 * getattr(head, name)[:, None] * stages.heads)
+        if adapters is not None:
+            here = here + getattr(adapters, name)[:, None] * stages.blocks * passes
+        return np.asarray(here + (3.0 - fewer) * getattr(head, name)[:, None] * stages.heads)
 
     backward = passes - 2.0 + ATTENTION_BACKWARD
     attention = block.attention_s[:, None] * stages.blocks * backward
     return StepParts(
-        arithmetic=over_passes("arithmetic_s", passes) + attention,
-        operands=over_passes("operand_s", passes),
+        arithmetic=over_passes("arithmetic_s", passes, frozen) + attention,
+        operands=over_passes("operand_s", passes, frozen),
         stream=over_passes("stream_s", streams),
-        dispatch=over_passes("operators", streams) * setup.constants.operator_s,
+        dispatch=over_passes("operators", streams, frozen / OPERATORS_PER_PRODUCT)
+        * setup.constants.operator_s,
         tensor=tensor + shape,
         sequence=sequence + shape,
         experts=experts + shape,
@@ -290,13 +296,16 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
     column = launches[:, None]
     facts, host_link = setup.facts, setup.host_link_Bps
     plain, experts = stage_parameters(facts, launches, stages)
+    reduced = trained(facts, launches, stages)
+    if facts.lora is not None:
+        plain = plain + reduced[0]
     inside = constants.reduce_efficiency
     usual = (inside, inside * constants.reduce_over_network)
     gathers = _gathers(facts, column, stages, plain + experts)
     seconds = np.zeros_like(plain)
-    for parameters, ranks, apart in (
-        (plain, column.replicas, column.t),
-        (experts, np.maximum(1.0, column.replicas / column.e), column.t * column.e),
+    for parameters, updated, ranks, apart in (
+        (plain, reduced[0], column.replicas, column.t),
+        (experts, reduced[1], np.maximum(1.0, column.replicas / column.e), column.t * column.e),
     ):
         rails = np.clip(cluster.devices_per_node / apart, 1.0, ranks)
         link = link_of(
@@ -311,7 +320,12 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
         # ZeRO-3 gathers block by block: its rounds are each block's.
         blocks = np.where(column.z == 3, np.maximum(stages.blocks, 1.0) - 1, 0.0)
         waiting = rounds * blocks * (ranks - 1) * link.latency_s
-        seconds = seconds + np.where(ranks > 1, rounds * once + waiting, 0.0)
+        moved = rounds * once
+        if facts.lora is not None:  # frozen weights are gathered by ZeRO-3, and never reduced
+            shared = all_gather_s(updated * element, ranks, link)
+            third = column.m * (gathers * once + shared)
+            moved = np.where(column.z == 3, third, rounds * shared)
+        seconds = seconds + np.where(ranks > 1, moved + waiting, 0.0)
         # All ranks of a node share its drive; the link to the host is each rank's own.
         on_node = np.minimum(column.ranks, cluster.devices_per_node)
         drive = np.minimum(constants.nvme_Bps / on_node, host_link)
@@ -319,7 +333,7 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
         fetched = gathers * column.m * parameters / ranks * element / source
         seconds = seconds + np.where(column.parameters_offloaded & (column.z == 3), fetched, 0.0)
     if column.fsdp.any():
-        by_torch = fsdp.sync_s(setup, column, stages, plain + experts)
+        by_torch = fsdp.sync_s(setup, column, stages, plain + experts, reduced[0] + reduced[1])
         seconds = np.where(column.fsdp, by_torch, seconds)
     return seconds
 
@@ -360,7 +374,7 @@ def _optimizer(
     """Return the seconds of a step: (exposed offload, hideable offload, host update, update)."""
     cluster, constants = setup.cluster, setup.constants
     column = launches[:, None]
-    plain, experts = stage_parameters(setup.facts, launches, stages)
+    plain, experts = trained(setup.facts, launches, stages)
     shards = np.where(column.z >= 1, column.replicas, np.where(column.fsdp, column.shards, 1.0))
     share = plain / shards + experts / np.maximum(1.0, shards / column.e)
     update = ADAM_BYTES * share / setup.bandwidth_Bps

@@ -27,6 +27,18 @@ def test_torch_counts_parameters_gradients_and_what_is_kept() -> None:
     assert torch_bytes(JOB, plain) > plain.peak
 
 
+def test_torch_counts_gradients_of_adapters_alone() -> None:
+    job = load_job("tiny-qwen2.5-lora")
+    counted = count(job, 1, "none")
+    assert counted.gradients == 4 * facts_of(job).trainable_parameters
+    # The models take LoRA's activations from what torch keeps of them.
+    for micro_batch in (1, 8):
+        truth = torch_bytes(job, count(job, micro_batch, "none"))
+        assert predicted_apart(job, micro_batch, "none") == pytest.approx(truth, rel=0.05)
+    everything = replace(job, lora=None)
+    assert counted.kept < count(everything, 1, "none").kept
+
+
 def test_torch_counts_what_fsdp2_holds() -> None:
     parameters = facts_of(JOB).parameters
     sizes = {

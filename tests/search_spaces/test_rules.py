@@ -9,6 +9,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.rules import RULES, broken_rules, unrunnable
 
 H100 = load_cluster("h100-32")
@@ -25,6 +26,11 @@ def machine(cores: int) -> Cluster:
 
 # (rule, what breaks it, what does not); each a job, a cluster and knobs.
 CASES = [
+    (
+        "lora_degrees",
+        (replace(TINY, lora=LoRA(4)), machine(4), {"tensor_parallel": 2}),
+        (replace(TINY, lora=LoRA(4)), machine(4), {"sequence_parallel": 2, "zero_stage": 1}),
+    ),
     (
         "sequence_chunks",
         (

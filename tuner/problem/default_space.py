@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.model_facts import facts_of, model_state_bytes
+from tuner.search_spaces.model_facts import facts_of, job_state_bytes
 from tuner.workload.scripts.script_job import ScriptJob
 
 __all__ = ["default_space", "searched_space", "space_of_run"]
@@ -51,7 +51,7 @@ def _why_large(job: TrainingJob, cluster: Cluster) -> str:
     if cluster.nodes > 1:
         return f"{cluster.nodes} nodes"
     parameters, memory = facts_of(job).parameters, cluster.device.memory_bytes
-    states = model_state_bytes(parameters, 0, 1, job.precision)
+    states = job_state_bytes(job, 0, 1)
     if cluster.devices == 1 or cluster.device.type == "cpu" or not memory or states <= memory:
         return ""
     return f"{parameters / 1e9:.2g} billion parameters on {memory / 1e9:.0f} GB devices"

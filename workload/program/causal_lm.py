@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import lora
 import torch
 from token_file import open_tokens, sequences
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -35,6 +36,8 @@ def planned_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
     kind = AutoModelForImageTextToText if reads_video(job) else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config, dtype=torch.float32)
+    if "lora" in job:
+        lora.adapt(model, blocks_of(model), job["lora"])
     checkpoint_blocks(model, activation_checkpointing)
     model.train()
     return model
@@ -102,6 +105,8 @@ class Filler:
             name, owner = self._known[module]
             torch.manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
             owner._init_weights(module)
+            if isinstance(module, lora.Zero):
+                module.start()
         return filled
 
 

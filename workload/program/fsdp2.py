@@ -7,11 +7,12 @@ hybrid (HSDP) the ranks are several groups, each with a whole copy of the state,
 also summed across the groups, once a step.
 
 States are kept in fp32; a job in bf16 computes and gathers in bf16 and reduces in fp32, as
-torchtitan's default policy does.
+torchtitan's default policy does. Weights that are frozen (LoRA) are stored as they are computed.
 """
 
 from typing import Any
 
+import lora
 import torch
 from causal_lm import Filler, blocks_of, encoder_blocks_of
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -53,8 +54,10 @@ def shard(
     given: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     for block in (*blocks_of(model), *encoder_blocks_of(model)):
         fill(block)
+        lora.cast_frozen(block, policy.param_dtype)
         fully_shard(block, reshard_after_forward=reshard, **given)
     fill(model)
+    lora.cast_frozen(model, policy.param_dtype)
     model.tie_weights()
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if table.weight is not head.weight:

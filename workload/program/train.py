@@ -43,6 +43,7 @@ from causal_lm import (
     reads_video,
 )
 from host_activations import activations_on_host
+from lora import trained
 
 #: The first steps are all logged: they show that two configurations train the same job.
 FIRST_STEPS = 5
@@ -131,7 +132,7 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
         import stages
 
         model = stages.cut(model, arguments.pipeline_parallel, job, fill)
-    parameters: Any = model.parameters()
+    parameters: Any = trained(model) if "lora" in job else model.parameters()
     if arguments.expert_parallel > 1:
         parameters = experts.parameter_groups(model)
     engine, _, _, _ = deepspeed.initialize(

@@ -243,6 +243,25 @@ def test_fewer_key_value_heads_than_sequence_ranks(trainer: Trainer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"data_parallel": 2},
+        {"data_parallel": 2, "zero_stage": 3, "activation_checkpointing": "full"},
+        {"data_parallel": 2, "sharding": "fsdp2"},
+    ],
+    ids=names,
+)
+def test_adapters_train_the_same(trainer: Trainer, knobs: dict[str, Any]) -> None:
+    job, asked = load_job("tiny-qwen2.5-lora"), Configuration.of({"micro_batch": 2, **knobs})
+    assert broken_rules(asked, job, CLUSTER) == []
+    expected, told = trainer.reference(job), trainer.train(job, asked)
+    assert told.losses == pytest.approx(expected.losses, abs=5e-6)
+    # The norm, 0.07, is logged to 1e-6.
+    assert told.norms == pytest.approx(expected.norms if told.norms else [], rel=3e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [1, 3])
 def test_activations_kept_on_the_host_train_the_same(
     trainer: Trainer, zero_stage: int, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,143 @@
+"""LoRA: low-rank adapters on frozen weights (Hu et al. 2021, arXiv 2106.09685).
+
+A linear layer y = W x of `n` inputs and `m` outputs becomes y = W x + B A x, where A is (rank, n)
+and B is (m, rank). Only A and B are trained: rank x (n + m) parameters. What is adapted is a fact
+of the job: it decides what the model learns, so no search changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.parameter_count import Sizes
+
+__all__ = ["LoRA", "LoRAFacts"]
+
+TARGETS = ("attention", "all-linear")
+#: Upper limit of the rank, as of every dimension of a model, so that products fit a float.
+LARGEST = 10**12
+#: Families whose query, key and value projections are one linear layer.
+_FUSED = ("gpt2", "gpt_neox")
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Table `[lora]` of a job.
+
+    Attributes:
+        rank: rank of every adapter. The product B A is added as it is: alpha equals the rank.
+        targets: "attention" adapts the linear layers of attention, "all-linear" those of the MLP
+            too. Embedding and output projection stay frozen.
+    """
+
+    rank: int
+    targets: str = "attention"
+
+    def __post_init__(self) -> None:
+        rank = self.rank
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= LARGEST:
+            raise InvalidValue("rank of [lora]", rank, "an integer of at least 1")
+        if self.targets not in TARGETS:
+            raise InvalidValue("targets of [lora]", self.targets, "one of " + ", ".join(TARGETS))
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the table, which the built-in training program reads too."""
+        return asdict(self)
+
+    @classmethod
+    def from_table(cls, table: Any, where: str) -> LoRA:
+        """Read the table `[lora]` of a job.
+
+        Raises:
+            InputError: it is no table, lacks the rank, has an unknown key or an illegal value.
+        """
+        if not isinstance(table, Mapping):
+            raise InvalidValue(f"lora in {where}", table, "a table with a rank")
+        for key in table:
+            if key not in cls.__dataclass_fields__:
+                raise UnknownName(f"key in [lora] of {where}", key, cls.__dataclass_fields__)
+        if "rank" not in table:
+            raise InputError(f"[lora] of {where} lacks its rank, such as rank = 16")
+        return cls(**table)
+
+    def check(self, model: Mapping[str, Any], where: str) -> None:
+        """Check that a model can be adapted.
+
+        Raises:
+            InputError: it cannot; the sentence says why.
+        """
+        if "vision_config" in model:
+            raise InputError(f"[lora] of {where} adapts models of text, not of video and text")
+        if self.targets == "all-linear" and _sizes_of(model).experts:
+            raise InputError(
+                f'[lora] of {where} adapts no experts: give targets = "attention" for this model'
+            )
+
+
+@dataclass(frozen=True)
+class LoRAFacts:
+    """Sizes of a model's adapters.
+
+    Attributes:
+        rank: rank of each.
+        adapters: number of adapters in a block.
+        inputs, outputs: sums of the widths that a block's adapters read and write.
+        layers: number of blocks.
+        mlp: True if the MLP's linear layers are adapted beside attention's.
+        first: parameters of the products of the first block's input. Nothing before it is trained,
+            so the backward pass does not compute its gradient.
+    """
+
+    rank: int
+    adapters: int
+    inputs: int
+    outputs: int
+    layers: int
+    mlp: bool
+    first: int
+
+    @property
+    def block_parameters(self) -> int:
+        """Trainable parameters of one block."""
+        return self.rank * (self.inputs + self.outputs)
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters of the model: the adapters', which are all that is trained."""
+        return self.layers * self.block_parameters
+
+    @classmethod
+    def of(cls, lora: LoRA, model: Mapping[str, Any]) -> LoRAFacts:
+        """Return the sizes of the adapters of a model, given by its Hugging Face configuration.
+
+        Raises:
+            InputError: a size is missing or is not legal.
+        """
+        sizes = _sizes_of(model)
+        hidden, q = sizes.hidden, sizes.heads * sizes.head_dim
+        kv = sizes.kv_heads * sizes.head_dim
+        if sizes.model_type in _FUSED:
+            layers = [(hidden, q + 2 * kv), (q, hidden)]
+        else:
+            layers = [(hidden, q), (hidden, kv), (hidden, kv), (q, hidden)]
+        attention = len(layers)
+        mlp = lora.targets == "all-linear"
+        if mlp:
+            up = 2 if sizes.family.gated else 1
+            layers += [(hidden, sizes.dense)] * up + [(sizes.dense, hidden)]
+        return cls(
+            rank=lora.rank,
+            adapters=len(layers),
+            inputs=sum(n for n, _ in layers),
+            outputs=sum(m for _, m in layers),
+            layers=sizes.layers,
+            mlp=mlp,
+            first=hidden * (q + 2 * kv) + lora.rank * hidden * (attention - 1),
+        )
+
+
+def _sizes_of(model: Mapping[str, Any]) -> Sizes:
+    return Sizes.from_config(model, str(model["model_type"]))

@@ -1,0 +1,75 @@
+"""The table `[lora]` of a job: what it adds to the model, and what it refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.lora import LoRA
+from tuner.search_spaces.model_facts import facts_of, flops_per_step, job_state_bytes
+
+QWEN = load_job("qwen2.5-7b")
+HEAD = 'sequence_length = 8\nglobal_batch = 2\nsteps = 3\n[model]\nconfig = "tiny-qwen2.5"\n'
+
+
+def read(tmp_path: Path, table: str, head: str = HEAD) -> TrainingJob:
+    (tmp_path / "job.toml").write_text(head + table)
+    return TrainingJob.from_toml(tmp_path / "job.toml")
+
+
+def test_adapters_of_qwen_by_hand() -> None:
+    # q and o are 3584 x 3584, k and v 3584 x 512, the MLP 3584 x 18944 three times; 28 blocks.
+    attention = 16 * (2 * (3584 + 3584) + 2 * (3584 + 512))
+    mlp = 16 * 3 * (3584 + 18944)
+    for targets, block in (("attention", attention), ("all-linear", attention + mlp)):
+        facts = facts_of(replace(QWEN, lora=LoRA(16, targets)))
+        assert facts.trainable_parameters == 28 * block
+        assert facts.parameters == facts_of(QWEN).parameters == facts_of(QWEN).trainable_parameters
+
+
+def test_states_are_those_of_the_adapters_and_one_copy_of_the_rest() -> None:
+    job = replace(QWEN, lora=LoRA(16))
+    base, adapters = facts_of(job).parameters, facts_of(job).trainable_parameters
+    assert job_state_bytes(job, 0, 8) == 2 * base + 16 * adapters
+    assert job_state_bytes(job, 1, 8) == 2 * base + 4 * adapters + 12 * adapters / 8
+    assert job_state_bytes(job, 3, 8) == pytest.approx((2 * base + 16 * adapters) / 8)
+    assert job_state_bytes(QWEN, 0, 8) == 16 * base
+    # Two thirds of the arithmetic of training all, and less than the adapters' own beside it.
+    assert 2 / 3 < flops_per_step(job) / flops_per_step(QWEN) < 0.72
+
+
+def test_a_job_is_read_and_written_with_its_table_and_without(tmp_path: Path) -> None:
+    job = read(tmp_path, '[lora]\nrank = 4\ntargets = "all-linear"\n')
+    assert job.lora == LoRA(4, "all-linear")
+    assert job.to_json()["lora"] == {"rank": 4, "targets": "all-linear"}
+    assert TrainingJob.from_json(job.to_json()) == job
+    plain = read(tmp_path, "")
+    assert plain.lora is None
+    assert "lora" not in plain.to_json()  # as in studies from before there was one
+    assert TrainingJob.from_json(plain.to_json()) == plain
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("[lora]\n", "lacks its rank"),
+        ("[lora]\nrank = 0\n", "rank of"),
+        ("[lora]\nrank = true\n", "rank of"),
+        ('[lora]\nrank = 4\ntargets = "mlp"\n', "one of attention, all-linear"),
+        ("[lora]\nrank = 4\nalpha = 8\n", "alpha"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused(tmp_path: Path, table: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read(tmp_path, table)
+
+
+def test_what_cannot_be_adapted_is_refused_by_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a table with a rank"):
+        read(tmp_path, "", "lora = 4\n" + HEAD)
+    with pytest.raises(InputError, match="adapts no experts"):
+        replace(load_job("tiny-olmoe"), lora=LoRA(4, "all-linear"))
+    with pytest.raises(InputError, match="video"):
+        replace(load_job("tiny-lmm"), lora=LoRA(4))
