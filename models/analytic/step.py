@@ -24,6 +24,7 @@ from tuner.models.analytic.collectives import (
 )
 from tuner.models.analytic.compute import ATTENTION_BACKWARD, Passes
 from tuner.models.analytic.constants import Constants
+from tuner.models.analytic.fp8 import cast_s
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.memory import LIVE_PARAMETERS, stage_parameters
 from tuner.models.analytic.setup import Setup
@@ -166,6 +167,8 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     column = launches[:, None]
     passes = 3.0 + column.recomputed  # forward 1, backward 2, recomputation 1
     streams = passes + column.selective  # which is of all but the matrix products, if by operator
+    # Fused code drops the casts for products whose outputs are kept.
+    casts = passes + (column.selective & ~column.compiled)
     shape = np.zeros((len(launches), len(stages.blocks)))
     activation = (
         column.b * setup.job.sequence_length / column.u * setup.facts.hidden * setup.element
@@ -188,7 +191,8 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     return StepParts(
         arithmetic=over_passes("arithmetic_s", passes) + attention,
         operands=over_passes("operand_s", passes),
-        stream=over_passes("stream_s", streams),
+        stream=over_passes("stream_s", streams)
+        + cast_s(setup, launches)[:, None] * stages.blocks * casts,
         dispatch=over_passes("operators", streams) * setup.constants.operator_s,
         tensor=tensor + shape,
         sequence=sequence + shape,

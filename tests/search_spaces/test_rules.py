@@ -39,6 +39,31 @@ CASES = [
         ),
     ),
     (
+        "fp8_device",
+        (QWEN, load_cluster("a100-8"), {"fp8": "rowwise"}),
+        (QWEN, H100, {"fp8": "rowwise"}),
+    ),
+    (
+        "fp8_device",  # a Hopper has no scales for blocks
+        (QWEN, H100, {"fp8": "mx"}),
+        (QWEN, load_cluster("b200-8"), {"fp8": "mx"}),
+    ),
+    (
+        "fp8_device",
+        (replace(TINY, precision="bf16"), machine(2), {"fp8": "tensorwise"}),
+        (TINY, machine(2), {}),
+    ),
+    (
+        "fp8_precision",
+        (replace(QWEN, precision="fp16"), H100, {"fp8": "tensorwise"}),
+        (QWEN, H100, {"fp8": "tensorwise"}),
+    ),
+    (
+        "fp8_sides",
+        (replace(QWEN, sequence_length=24), H100, {"fp8": "tensorwise"}),
+        (replace(QWEN, sequence_length=24), H100, {"fp8": "tensorwise", "micro_batch": 2}),
+    ),
+    (
         "schedule_pipeline",
         (TINY, machine(4), {"pipeline_schedule": "zero_bubble"}),
         (TINY, machine(4), {"pipeline_schedule": "zero_bubble", "pipeline_parallel": 2}),
