@@ -19,6 +19,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # tests of the search take five times as long with two.
 ONE_THREAD := OMP_NUM_THREADS=1
 
+# Tests that only compute share the cores; those that start trainings, Ray, a browser or a server, or
+# become another user, run one after the other.
+ALONE := real or ray or browser or postgres or twin or root
+PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q
+SHARED = -n 2 --dist worksteal
+
 .PHONY: run demo test check slow docs install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
@@ -79,10 +85,12 @@ check: install
 	$(BIN)/mypy
 
 test: check
-	PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) $(SHARED) -m "not slow and not ($(ALONE))"
+	$(PYTEST) -m "not slow and ($(ALONE))"
 
 slow: install
-	PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs -m slow
+	$(PYTEST) -rs $(SHARED) -m "slow and not ($(ALONE))"
+	$(PYTEST) -rs -m "slow and ($(ALONE))"
 
 docs: install
 	$(BIN)/python -m tuner.cli.reference > docs/cli.md
