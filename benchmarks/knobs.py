@@ -57,6 +57,8 @@ _TESTED: dict[tuple[str, Value], str] = {
     ("parameter_offload", "nvme"): "its settings are read by DeepSpeed's own schema",
     ("activation_offload", "sync"): "it trains the same on a CPU with the rule set aside",
     ("activation_offload", "async"): "a fake plays the streams and events",
+    ("fp8", "tensorwise"): "its products run on a CPU",
+    ("fp8", "rowwise"): "its products run on a CPU",
 }
 
 
@@ -177,6 +179,8 @@ def main() -> None:
             job = small_sparse_job() if sparse else small_dense_job()
             if value == "every_8":
                 job = replace(job, name="deep", model={**job.model, "num_hidden_layers": 8})
+            if name == "fp8":
+                job = replace(job, name="bf16", precision="bf16")
             asked = configuration_with(name, value)
             refused = [*broken_rules(asked, job, cluster), *unrunnable(asked, job)]
             offered = not broken_rules(asked, job, cuda) and not unrunnable(asked, job)

@@ -50,6 +50,8 @@ class Device:
         memory_bytes: memory of one device.
         peak_flops: dense bf16 peak, FLOP/s.
         fp32_flops: fp32 peak without tensor cores, FLOP/s; 0 if unknown.
+        fp8_flops: dense FP8 peak with a scale of each matrix or row, FLOP/s; 0 if it has none.
+        mxfp8_flops: dense FP8 peak with a scale of each 32 values (MX), FLOP/s; likewise.
         memory_bandwidth_Bps: HBM (or DRAM share) bytes per second.
         idle_W: power without a running program.
         max_W: the default power limit (or, for a core, its share of the stated envelope).
@@ -76,13 +78,15 @@ class Device:
     fp32_flops: float = 0.0
     sources: tuple[str, ...] = ()
     devices_per_limit: int = 1
+    fp8_flops: float = 0.0
+    mxfp8_flops: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"of device {self.name!r}"
         if self.type not in ("cuda", "cpu"):
             raise InvalidValue(f"type {where}", self.type, "cuda or cpu")
         amounts = ("memory_bytes", "peak_flops", "memory_bandwidth_Bps", "idle_W", "max_W")
-        for name in (*amounts, "fp32_flops"):
+        for name in (*amounts, "fp32_flops", "fp8_flops", "mxfp8_flops"):
             _check_amount(f"{name} {where}", getattr(self, name))
         for name in ("min_limit_W", "default_clock_MHz", "memory_clock_MHz"):
             if getattr(self, name) is not None:
@@ -95,6 +99,10 @@ class Device:
         legal = isinstance(clocks, tuple) and all(type(c) is int and c > 0 for c in clocks)
         if not legal or list(clocks) != sorted(set(clocks)):
             raise InvalidValue(f"clocks_MHz {where}", clocks, "ascending integers above 0")
+
+    def flops_in_fp8(self, scaling: str) -> float:
+        """Return the dense FP8 peak with a kind of scaling (knob `fp8`), FLOP/s; 0 if none."""
+        return self.mxfp8_flops if scaling == "mx" else self.fp8_flops
 
     @property
     def max_limit_W(self) -> float:

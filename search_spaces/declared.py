@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal
 
+from tuner.search_spaces.changed_training import CHANGED, marked
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knob_values import (
@@ -32,11 +33,8 @@ from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition, holds, names_in
 
 __all__ = [
-    "CHANGED",
     "FILE_KINDS",
-    "MARK",
     "Knob",
-    "changed_training",
     "check_knobs",
     "declared_words",
     "expanded",
@@ -50,8 +48,6 @@ __all__ = [
 #: Suffixes of configuration files in which a key can be set.
 FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
 
-#: Setting that marks a launch which learns something else than the baseline, wherever it is shown.
-CHANGED, MARK = "training", "changed"
 #: Names that a command's placeholders and the mark already have.
 _RANK = ("world_size", "rank", "local_rank", "node_rank")
 _TAKEN = ("gradient_accumulation", "deepspeed_config", *_RANK, CHANGED)
@@ -384,7 +380,7 @@ def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
             yield from choices(more, rest)
 
     for chosen in choices(dict(launch), knobs):
-        yield Settings(_marked(chosen, knobs))
+        yield Settings(marked(chosen, knobs))
 
 
 def live_choices(launch: Settings, knobs: Sequence[Knob]) -> tuple[Settings, ...]:
@@ -413,7 +409,7 @@ def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Config
             half[knob.name] = knob.check(half[knob.name])
         elif knob.baseline is not None and _applies(knob, chosen, knobs):
             half[knob.name] = knob.baseline
-    return Configuration(Settings(_marked(chosen, knobs)), Settings(live))
+    return Configuration(Settings(marked(chosen, knobs)), Settings(live))
 
 
 def declared_words(
@@ -434,17 +430,3 @@ def declared_words(
         else:
             rest.append(word)
     return values, rest
-
-
-def changed_training(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> tuple[str, ...]:
-    """Return the values by which a launch learns something else than the baseline."""
-    values = {knob: launch.get(knob.name) for knob in knobs if knob.changes_training}
-    return tuple(
-        f"{knob.name}={value}"
-        for knob, value in values.items()
-        if value not in (None, knob.baseline)
-    )
-
-
-def _marked(launch: dict[str, Value], knobs: Sequence[Knob]) -> dict[str, Value]:
-    return {**launch, CHANGED: MARK} if changed_training(launch, knobs) else launch

@@ -36,6 +36,7 @@ class StandardKnob:
             left to the device, and for the global batch, which is the job's.
         choices: the legal values of a category; empty for numbers.
         minimum: the least legal number; None for a category.
+        changes_training: a value other than the default changes what is learnt.
         what: description for the user.
     """
 
@@ -46,6 +47,7 @@ class StandardKnob:
     what: str
     choices: tuple[Value, ...] = ()
     minimum: int | None = None
+    changes_training: bool = False
 
     def check(self, value: object) -> Value:
         """Return `value` if it is legal.
@@ -185,6 +187,16 @@ KNOBS: Mapping[str, StandardKnob] = {
             "none",
             "what torch.compile compiles: nothing, each block, or the whole model",
             choices=("none", "regional", "full"),
+        ),
+        StandardKnob(
+            "fp8",
+            "launch",
+            "category",
+            "none",
+            "matrix products of the blocks in FP8, with a scale of each tensor, of each row, or of "
+            "each 32 values (MX)",
+            choices=("none", "tensorwise", "rowwise", "mx"),
+            changes_training=True,
         ),
         StandardKnob(
             "clock_MHz", "live", "linear", None, "SM clock, one for all or one a stage", minimum=1

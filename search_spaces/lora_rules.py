@@ -30,4 +30,13 @@ def _lora_degrees(c: Configuration, job: TrainingJob, cluster: Cluster) -> str |
     return None
 
 
+@_rule(
+    "The adapters' narrow products stay in the job's precision, and so do those beside them.", "fp8"
+)
+def _lora_precision(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if job.lora is not None and c.get("fp8") != "none":
+        return f"fp8 {c.get('fp8')} does not train a job with LoRA"
+    return None
+
+
 LORA_RULES: tuple[Rule, ...] = tuple(_RULES)

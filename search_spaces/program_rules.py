@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
@@ -53,6 +53,8 @@ _COMPILED = frozenset({"llama", "opt", "qwen2"})
 _GATHERED = frozenset({"llama", "opt", "qwen2"})
 #: And those in which interleaved and zero-bubble schedules were.
 _SCHEDULED = frozenset({"llama", "opt", "qwen2"})
+#: And those whose blocks were multiplied in FP8 by the program, on a CPU.
+_IN_FP8 = frozenset({"llama", "opt", "qwen2"})
 
 
 def _degree(configuration: Configuration, name: str) -> int:
@@ -66,7 +68,7 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
 
     The list is empty if it can. Without a job, limits that depend on the model are not checked.
     """
-    declared = {*(knob.name for knob in job.knobs), CHANGED} if job is not None else set()
+    declared = {CHANGED, *(knob.name for knob in (job.knobs if job is not None else ()))}
     phrases = [
         f"{name} is not a knob of the built-in training program"
         for name in (*configuration.launch, *configuration.live)
@@ -112,7 +114,34 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
         *_not_gathered(configuration, job),
         *_not_compiled(configuration, job),
         *_not_scheduled(configuration, job),
+        *_not_in_fp8(configuration, job),
     ]
+
+
+def _not_in_fp8(configuration: Configuration, job: TrainingJob | None) -> list[str]:
+    """Return phrases on why the program does not multiply in FP8 in a configuration."""
+    scaling = configuration.get("fp8")
+    if scaling in (None, "none"):
+        return []
+    run = f"fp8 {scaling} is run by the built-in training program"
+    if scaling == "mx":
+        return [
+            "fp8 mx is not run by the built-in training program yet: torch takes its scales only "
+            "in the layout of the tensor cores, which no device here could check"
+        ]
+    phrases = [
+        f"{run} without {name} only: the layers that it splits are DeepSpeed's"
+        for name in ("tensor_parallel", "expert_parallel")
+        if _degree(configuration, name) > 1
+    ]
+    if configuration.get("pipeline_schedule") not in (None, "1f1b"):
+        phrases.append(f"{run} with pipeline_schedule 1f1b only")
+    if job is not None and job.model["model_type"] not in _IN_FP8:
+        phrases.append(
+            f"{run} for models of type {', '.join(sorted(_IN_FP8))} only, "
+            f"not {job.model['model_type']}"
+        )
+    return phrases
 
 
 def _not_gathered(configuration: Configuration, job: TrainingJob | None) -> list[str]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.fp8_rules import FP8_RULES
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.live_rules import LIVE_RULES
 from tuner.search_spaces.lora_rules import LORA_RULES
@@ -402,7 +403,14 @@ def _selective_offload(c: Configuration, job: TrainingJob, cluster: Cluster) -> 
 
 
 #: All rules, in the order in which they are written.
-RULES: tuple[Rule, ...] = (*_RULES, *SHARDING_RULES, *PIPELINE_RULES, *LORA_RULES, *LIVE_RULES)
+RULES: tuple[Rule, ...] = (
+    *_RULES,
+    *SHARDING_RULES,
+    *PIPELINE_RULES,
+    *FP8_RULES,
+    *LORA_RULES,
+    *LIVE_RULES,
+)
 
 
 def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluster) -> list[str]:

@@ -49,6 +49,7 @@ _AFFIXES: Mapping[str, tuple[str, str]] = {
     "activation_checkpointing": ("ckpt-", ""),
     "activation_offload": ("act-", ""),
     "compilation": ("compile-", ""),
+    "fp8": ("fp8-", ""),
     "clock_MHz": ("", "MHz"),
     "memory_clock_MHz": ("mem", "MHz"),
     "power_limit_W": ("", "W"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 from tuner.search_spaces.baseline import default_configuration, degrees
 from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.declared import CHANGED, check_knobs, expanded, live_choices
+from tuner.search_spaces.declared import check_knobs, expanded, live_choices
 from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
@@ -98,6 +99,16 @@ class SearchSpace:
             tidy[name] = tuple(dict.fromkeys(knob.check(value) for value in choice))
         # In the order of KNOBS, degrees first.
         object.__setattr__(self, "choices", {n: tidy[n] for n in KNOBS if n in tidy})
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """Names of its knobs that change what is learnt."""
+        return tuple(name for name in self.choices if KNOBS[name].changes_training)
+
+    def same_training(self) -> SearchSpace:
+        """Return this space with the knobs that change what is learnt left at their defaults."""
+        kept = {n: choice for n, choice in self.choices.items() if n not in self.changing}
+        return replace(self, choices=kept)
 
     def values(self, job: TrainingJob, cluster: Cluster) -> dict[str, tuple[Value, ...]]:
         """Return the values of each knob for this job on this cluster, before any rule.

@@ -120,7 +120,7 @@ def optimize(
         clocks: search clocks and power limits, too, where they can be set.
         knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
             packs such as "nccl", or files of them (docs/knobs.md).
-        allow_changed_training: search also those that are declared to change what is learnt.
+        allow_changed_training: search also knobs that change what is learnt.
         sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
             Optuna sampler.
         surrogate: the model that learns step time and power: "gaussian-process" (the default),
@@ -264,6 +264,7 @@ def plan(
     max_slowdown: float | None = None,
     constraints: Constraints | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
+    allow_changed_training: bool = False,
     name: str | None = None,
     runs_dir: str | Path = "runs",
     report: bool = True,
@@ -302,6 +303,7 @@ def plan(
         gpus=gpus,
         constraints=constraints,
         baseline=baseline,
+        allow_changed_training=allow_changed_training,
         name=name,
         runs_dir=runs_dir,
         show=lambda run: _callbacks(run, report),

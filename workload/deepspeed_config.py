@@ -31,6 +31,7 @@ _ARGUMENTS = (
     "activation_checkpointing",
     "activation_offload",
     "compilation",
+    "fp8",
 )
 
 

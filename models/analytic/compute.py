@@ -9,10 +9,11 @@ launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tuner.models.analytic.fp8 import fp8_of
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.setup import Setup
 
@@ -27,6 +28,8 @@ __all__ = [
 #: Matrix products of a block beside the MLP's: query-key-value (one fused or three small), scores,
 #: values, output.
 ATTENTION_PRODUCTS = 4
+#: Those of them that are linear layers: query-key-value and output.
+LINEAR_ATTENTION_PRODUCTS = 2
 #: Operators that accompany a matrix product: bias, norm, activation, residual, reshape, cast.
 OPERATORS_PER_PRODUCT = 3
 #: Bytes per score that attention without a fused kernel moves in the forward pass: written by the
@@ -160,16 +163,21 @@ class Passes:
         products = ATTENTION_PRODUCTS + mlp * local_experts
         # Weights once a pass (every local expert's), inputs and outputs of each product.
         plain = facts.block_parameters - facts.expert_parameters
-        weights = element * (plain + facts.expert_parameters / e) / facts.layers / t
-        operands = weights + 2 * tokens * element * (
-            facts.hidden + (2 * width + facts.intermediate * max(facts.experts_per_token, 1)) / t
-        )
+        weights = (plain + facts.expert_parameters / e) / facts.layers / t
+        visits = max(facts.experts_per_token, 1)
+        values = 2 * tokens * (facts.hidden + (2 * width + facts.intermediate * visits) / t)
+        fp8 = fp8_of(self.setup, launches)
+        operands = element * (weights * fp8.weight_share + values * fp8.value_share)
         streamed = 2 * tokens * activation_bytes_per_token(self.setup, t, kept=False)
+        # FLOPs at the rate of the job's precision, at which `_pass` counts them.
+        flops = flops * (self.setup.flops_per_s / fp8.flops_per_s)
         if not self.setup.program.fused_attention:
             # Every score is computed, by products that store it.
             flops, scores = flops + scores / CAUSAL_SHARE, np.zeros_like(scores)
             streamed = streamed + SCORE_BYTES * element / 2 * tokens * s * facts.heads / t
-        return self._pass(flops, scores, products, operands, streamed)
+        made = self._pass(flops, scores, products, operands, streamed)
+        linear = products - ATTENTION_PRODUCTS + LINEAR_ATTENTION_PRODUCTS
+        return replace(made, operators=made.operators + linear * fp8.cast_operators)
 
     def adapters(self) -> Pass | None:
         """Return the pass of one block's LoRA adapters; None if it has none.

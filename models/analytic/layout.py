@@ -17,12 +17,15 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knobs import KNOBS
 
-__all__ = ["UNMODELLED", "Launches", "Layout", "layout_of_groups", "read_layout"]
+__all__ = ["FP8", "UNMODELLED", "Launches", "Layout", "layout_of_groups", "read_layout"]
 
 #: Knobs whose effect the analytic models do not predict, each with the reason.
 UNMODELLED = {
     "compilation": "what fused operators save is published for single models only",
 }
+
+#: Kinds of scaling in FP8, whose numbers `Launches.fp8` holds.
+FP8 = ("none", "tensorwise", "rowwise", "mx")
 
 _DEGREES = {
     "d": "data_parallel",
@@ -59,6 +62,8 @@ class Launches:
         fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after
             the forward pass.
         groups: groups of HSDP that each hold a whole copy of the states; 1 without.
+        compiled: True if blocks are compiled, so that the casts of FP8 are fused.
+        fp8: kind of scaling of the blocks' products in FP8, a number of `FP8`; 0 without.
         activations, activations_async: True if kept activations go to the host, at all and
             asynchronously.
     """
@@ -84,6 +89,8 @@ class Launches:
     fsdp: np.ndarray
     reshard: np.ndarray
     groups: np.ndarray
+    compiled: np.ndarray
+    fp8: np.ndarray
     activations: np.ndarray
     activations_async: np.ndarray
 
@@ -169,6 +176,8 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
         parameters_nvme=holds("parameter_offload", "nvme"),
         fsdp=holds("sharding", "fsdp2", "fsdp2_no_reshard"),
         reshard=holds("sharding", "fsdp2"),
+        compiled=holds("compilation", "regional", "full"),
+        fp8=np.array([FP8.index(str(_value(launch, "fp8"))) for launch in launches], dtype=int),
         activations=holds("activation_offload", "sync", "async"),
         activations_async=holds("activation_offload", "async"),
     )

@@ -24,6 +24,7 @@ from tuner.models.analytic.collectives import (
 )
 from tuner.models.analytic.compute import ATTENTION_BACKWARD, OPERATORS_PER_PRODUCT, Passes
 from tuner.models.analytic.constants import Constants
+from tuner.models.analytic.fp8 import cast_s
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.memory import LIVE_PARAMETERS, stage_parameters, trained
 from tuner.models.analytic.setup import Setup
@@ -169,6 +170,8 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     # The backward pass of a frozen product is of its input alone: one pass less.
     frozen = float(setup.facts.lora is not None)
     streams = passes + column.selective  # which is of all but the matrix products, if by operator
+    # Fused code drops the casts for products whose outputs are kept.
+    casts = passes + (column.selective & ~column.compiled)
     shape = np.zeros((len(launches), len(stages.blocks)))
     activation = (
         column.b * setup.job.sequence_length / column.u * setup.facts.hidden * setup.element
@@ -193,7 +196,8 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     return StepParts(
         arithmetic=over_passes("arithmetic_s", passes, frozen) + attention,
         operands=over_passes("operand_s", passes, frozen),
-        stream=over_passes("stream_s", streams),
+        stream=over_passes("stream_s", streams)
+        + cast_s(setup, launches)[:, None] * stages.blocks * casts,
         dispatch=over_passes("operators", streams, frozen / OPERATORS_PER_PRODUCT)
         * setup.constants.operator_s,
         tensor=tensor + shape,

@@ -32,6 +32,11 @@ CASES = [
         (replace(TINY, lora=LoRA(4)), machine(4), {"sequence_parallel": 2, "zero_stage": 1}),
     ),
     (
+        "lora_precision",
+        (replace(QWEN, lora=LoRA(16)), H100, {"fp8": "tensorwise"}),
+        (QWEN, H100, {"fp8": "tensorwise"}),
+    ),
+    (
         "sequence_chunks",
         (
             replace(TINY, sequence_length=62),
@@ -43,6 +48,31 @@ CASES = [
             machine(16),
             {"sequence_parallel": 16, "sequence_method": "all_gather"},
         ),
+    ),
+    (
+        "fp8_device",
+        (QWEN, load_cluster("a100-8"), {"fp8": "rowwise"}),
+        (QWEN, H100, {"fp8": "rowwise"}),
+    ),
+    (
+        "fp8_device",  # a Hopper has no scales for blocks
+        (QWEN, H100, {"fp8": "mx"}),
+        (QWEN, load_cluster("b200-8"), {"fp8": "mx"}),
+    ),
+    (
+        "fp8_device",
+        (replace(TINY, precision="bf16"), machine(2), {"fp8": "tensorwise"}),
+        (TINY, machine(2), {}),
+    ),
+    (
+        "fp8_precision",
+        (replace(QWEN, precision="fp16"), H100, {"fp8": "tensorwise"}),
+        (QWEN, H100, {"fp8": "tensorwise"}),
+    ),
+    (
+        "fp8_sides",
+        (replace(QWEN, sequence_length=24), H100, {"fp8": "tensorwise"}),
+        (replace(QWEN, sequence_length=24), H100, {"fp8": "tensorwise", "micro_batch": 2}),
     ),
     (
         "schedule_pipeline",

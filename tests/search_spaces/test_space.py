@@ -35,7 +35,7 @@ def machine(cores: int) -> Cluster:
 
 
 #: Knobs with a space of their own, which would multiply the number of configurations of `full`.
-OF_THEIR_OWN = {"compilation", "pipeline_schedule", "virtual_stages", "sequence_method"}
+OF_THEIR_OWN = {"compilation", "fp8", "pipeline_schedule", "virtual_stages", "sequence_method"}
 
 
 @pytest.mark.parametrize("job", ["qwen2.5-7b", "opt-350m"])

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -20,10 +21,11 @@ from optuna.trial import TrialState
 import tuner
 from tuner.cli.main import main
 from tuner.executors.local import SimulatedExecutor
-from tuner.problem.run_folder import RunFolder
-from tuner.search_spaces.cluster import Cluster, Device
+from tuner.problem.run_folder import RunFolder, plain
+from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
+from tuner.study.session import _check_question
 from tuner.testing.studies import ModelRunner, TalliedRunner, run_optimize
 from tuner.workload.probe import WindowPolicy
 from tuner.workload.trace import read_trace
@@ -156,3 +158,15 @@ def test_its_trace_is_replayed(recorded: Recorded, run: RunFolder, tmp_path: Pat
     assert again.spent.probes == 3
     kept = {r.request.launch.key for r in read_trace(run.trace).records}
     assert {p.configuration.launch.key for p in again.points} <= kept
+
+
+def test_a_rate_that_a_release_did_not_know_makes_no_other_question() -> None:
+    now = plain(asdict(load_cluster("h100-32")))
+    device = {n: v for n, v in now["device"].items() if n not in ("fp8_flops", "mxfp8_flops")}
+    problem, run = SimpleNamespace(identity={"cluster": now}), SimpleNamespace(name="run")
+    before = {"cluster": {**now, "device": {**device, "sources": ["an older sheet"]}}}
+    _check_question(run, problem, before)  # type: ignore[arg-type]
+    for name, value in (("max_W", 1.0), ("fp8_flops", 1.0)):
+        other = {"cluster": {**now, "device": {**now["device"], name: value}}}
+        with pytest.raises(InputError, match=f"another question.*{name} was 1.0"):
+            _check_question(run, problem, other)  # type: ignore[arg-type]

@@ -199,7 +199,7 @@ def add(commands: Commands) -> None:
     add(
         "--allow-changed-training",
         action="store_true",
-        help="also search knobs that are declared to change what is learnt",
+        help="also search knobs that change what is learnt: FP8, and those declared to",
     )
     add(
         "--no-clocks",

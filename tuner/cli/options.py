@@ -136,8 +136,9 @@ def job_of_words(
     args: argparse.Namespace, what: str, size: Callable[[Any, int], Any] | None = None
 ) -> tuple[Any, Any, Any]:
     """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
+    from tuner.search_spaces.changed_training import marked
     from tuner.search_spaces.cluster import load_cluster
-    from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.configuration import Configuration, Settings
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.short_names import split_words, values_of
     from tuner.search_spaces.space import default_configuration
@@ -151,7 +152,10 @@ def job_of_words(
     cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
     if size is not None and args.target_gpus is not None:
         cluster = size(cluster, args.target_gpus)
-    return job, cluster, Configuration.of(values) if values else default_configuration(job, cluster)
+    if not values:
+        return job, cluster, default_configuration(job, cluster)
+    chosen = Configuration.of(values)
+    return job, cluster, Configuration(Settings(marked(chosen.launch, ())), chosen.live)
 
 
 def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:

@@ -32,6 +32,7 @@ def _plan(args: argparse.Namespace) -> int:
             gpus=_numbers(args.gpus),
             constraints=made_of_options(args, Constraints),
             baseline=args.baseline,
+            allow_changed_training=args.allow_changed_training,
             name=args.name,
             runs_dir=args.runs_dir,
             on_progress=on_progress,
@@ -77,6 +78,11 @@ def add(commands: Commands) -> None:
         nargs="+",
         metavar="FILE|KNOB=VALUE",
         help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
+    )
+    add(
+        "--allow-changed-training",
+        action="store_true",
+        help="also predict what changes what is learnt, such as FP8",
     )
     add_options(parser.add_argument_group("limits and objective of the training job"), Constraints)
     group = parser.add_argument_group("the run")

@@ -282,7 +282,8 @@ class _Asked:
 
 
 def _launches_alone(space: SearchSpace) -> SearchSpace:
-    """Return a space without its live knobs, which take no memory."""
+    """Return a space without its live knobs, which take no memory, for the same training."""
+    space = space.same_training()
     kept = {name: c for name, c in space.choices.items() if KNOBS[name].kind == "launch"}
     return replace(space, choices={n: c for n, c in kept.items() if n not in _KEPT})
 

@@ -57,6 +57,7 @@ def plan_table(
     baseline: Configuration,
     *,
     gpus: Sequence[int] = (),
+    allow_changed_training: bool = False,
     seed: int = 0,
     on_block: OnBlock | None = None,
 ) -> PlanTable:
@@ -68,6 +69,7 @@ def plan_table(
         space: the search space's name or path.
         baseline: what the user runs today.
         gpus: numbers of GPUs; none for every number up to the cluster's.
+        allow_changed_training: predict also what changes what is learnt.
         seed: of the draws and of the sample.
         on_block: called with the number of configurations predicted so far.
 
@@ -81,14 +83,16 @@ def plan_table(
         )
     if len(gpus) > MOST_SIZES:
         raise InputError(f"{len(gpus)} numbers of GPUs are given; a plan takes up to {MOST_SIZES}")
-    sizes = tuple(sorted(set(gpus)))
+    sizes, searched = tuple(sorted(set(gpus))), load_space(space)
+    if not allow_changed_training:
+        searched = searched.same_training()
     parts, done = [], 0
     for size in sizes or (None,):
         before = done
         part = evaluate(
             job,
             cluster if size is None else enlarged(cluster, size),
-            load_space(space),
+            searched,
             gpus=size,
             slack=_slack(),
             seed=seed,

@@ -21,7 +21,12 @@ from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules, unrunnable
-from tuner.search_spaces.space import Candidates, default_configuration, load_space
+from tuner.search_spaces.space import (
+    Candidates,
+    SearchSpace,
+    default_configuration,
+    load_space,
+)
 from tuner.workload.node.ops import cannot_build, cannot_compile
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -52,7 +57,7 @@ def problem_of_job(
         target_gpus: number of GPUs of the same kind for which to predict the front as well.
         clocks: search clocks and power limits, too, if they can be set.
         max_gpus: leave out what needs more GPUs, since it could not be chosen.
-        allow_changed_training: search declared knobs that change what is learnt, too.
+        allow_changed_training: search knobs that change what is learnt, too.
 
     Raises:
         InputError: an argument is not what it should be, or nothing can run.
@@ -67,16 +72,17 @@ def problem_of_job(
     script = job if isinstance(job, ScriptJob) else None
     space, chosen = searched_space(space, job, cluster)
     today = baseline_of(baseline, job, cluster)
-    candidates, notes = _runnable(job, cluster, space, plan)
+    searched = load_space(space)
+    allowed_space = searched if allow_changed_training else searched.same_training()
+    candidates, notes = _runnable(job, cluster, allowed_space, plan)
     if target_gpus is not None:  # refused before anything is measured, not after
-        target_candidates(job, cluster, space, target_gpus, plan=plan)
+        target_candidates(job, cluster, allowed_space, target_gpus, plan=plan)
     candidates, left_out = _fitting(candidates, job, cluster, str(space), plan)
     notes += [*declared_notes, *left_out, *today.notes]
     notes += [chosen] if chosen else []
     if here:
         candidates, left_out = _usable_here(candidates, cluster, clocks)
         notes += left_out
-    searched = load_space(space)
     allowed, left_out = _allowed(candidates, max_gpus, space, today.configuration)
     notes += left_out
     if not script:
@@ -159,28 +165,27 @@ def baseline_of(
 
 
 def _runnable(
-    job: TrainingJob, cluster: Cluster, space: str, plan: bool
+    job: TrainingJob, cluster: Cluster, space: SearchSpace, plan: bool
 ) -> tuple[Candidates, list[str]]:
     """Return the candidates that the program or script can run, and notes on the others."""
     if isinstance(job, ScriptJob):
         from tuner.problem.user_script import script_candidates
 
-        notes = list(job.sentences(load_space(space).choices))
-        return script_candidates(job, cluster, space), notes
-    valid = load_space(space).candidates(job, cluster)
+        return script_candidates(job, cluster, space), list(job.sentences(space.choices))
+    valid = space.candidates(job, cluster)
     if plan:
         return valid, []
     able = [c for c in valid if not unrunnable(c, job)]
     if not able:
         raise InputError(
-            f"of space {space!r} nothing can be run yet: "
+            f"of space {space.name!r} nothing can be run yet: "
             + "; ".join(unrunnable(valid.configurations[0], job))
         )
     if len(able) == len(valid):
         return valid, []
     return Candidates.from_configurations(able), [
-        f"{len(valid) - len(able)} of {len(valid)} configurations of space {space!r} are left "
-        "out: the built-in training program cannot run them yet"
+        f"{len(valid) - len(able)} of {len(valid)} configurations of space {space.name!r} are "
+        "left out: the built-in training program cannot run them yet"
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def _candidates(
         return seen
     key = study.get("baseline", {}).get("configuration")
     baseline = next((each for each in visited if each.key == key), None)
-    for plan in (False, True):
+    # study.toml does not say whether changed training was allowed; the digest does.
+    for plan, changed in product((False, True), (True, False)):
         try:
             if "path" in recorded:
                 found = table_problem(Path(recorded["path"]), recorded.get("group"), None)[0]
@@ -53,7 +55,7 @@ def _candidates(
                     baseline=baseline,
                     plan=plan,
                     max_gpus=study.get("constraints", {}).get("max_gpus"),
-                    allow_changed_training=True,  # study.toml has the knobs that were searched
+                    allow_changed_training=changed,
                 )
             else:
                 return seen

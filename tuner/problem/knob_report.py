@@ -18,11 +18,13 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import ALIASES, SearchSpace, load_space, space_names
 
-__all__ = ["knobs_in_play", "not_predicted", "not_searched"]
+__all__ = ["CHANGES", "knobs_in_play", "not_predicted", "not_searched"]
 
 #: Knobs outside of a space that its sentence names: the parallel degrees, which most jobs would
 #: try first; `tuner spaces` lists every one.
 NAMED_ABSENT = 4
+#: Why a knob that changes what is learnt is not searched.
+CHANGES = "it changes what is learnt (--allow-changed-training searches it)"
 
 
 def knobs_in_play(
@@ -44,7 +46,7 @@ def knobs_in_play(
         elif knob.kind == "launch" and name == "global_batch" and len(job.global_batches) == 1:
             reasons["the job says its steps at one size only"] = [name]
         elif knob.kind == "launch" and name not in space.choices:
-            absent.append(name)
+            absent += [] if knob.changes_training else [name]  # no space has it unasked
         elif knob.kind == "launch":
             why = _why_not(name, space, candidates, job, cluster)
             reasons.setdefault(why, []).append(name)
@@ -72,7 +74,7 @@ def not_predicted(knobs: Iterable[str]) -> tuple[str, ...]:
 
 def not_searched(space: SearchSpace) -> str:
     """Return a sentence on the launch knobs that a space leaves out; "" if it has all."""
-    launch = (name for name, knob in KNOBS.items() if knob.kind == "launch")
+    launch = (n for n, k in KNOBS.items() if k.kind == "launch" and not k.changes_training)
     absent = [n for n in launch if n not in space.choices and n != "global_batch"]
     return _absent(space, absent) if absent else ""
 
@@ -105,7 +107,7 @@ def _why_not(
     name: str, space: SearchSpace, candidates: Candidates, job: TrainingJob, cluster: Cluster
 ) -> str:
     """Return why a launch knob has a single value, as a phrase."""
-    knob, today = KNOBS[name], Configuration(candidates.launches[0])
+    knob, today, first = KNOBS[name], Configuration(candidates.launches[0]), ""
     for value in space.values(job, cluster)[name]:
         if value == today.get(name):
             continue
@@ -113,6 +115,8 @@ def _why_not(
         if knob.choices == () and name.endswith("parallel") and name != "data_parallel":
             values["data_parallel"] = 1
         changed = Configuration.of(values)
-        if phrases := broken_rules(changed, job, cluster) or unrunnable(changed, job):
-            return phrases[0]
-    return "it has one value here"
+        phrases = broken_rules(changed, job, cluster) or unrunnable(changed, job)
+        if not phrases and knob.changes_training:
+            return CHANGES
+        first = first or next(iter(phrases), "")
+    return first or "it has one value here"

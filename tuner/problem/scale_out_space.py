@@ -7,13 +7,13 @@ from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import unrunnable
-from tuner.search_spaces.space import load_space
+from tuner.search_spaces.space import SearchSpace
 
 __all__ = ["target_candidates"]
 
 
 def target_candidates(
-    job: TrainingJob, cluster: Cluster, space: str, gpus: int, *, plan: bool = False
+    job: TrainingJob, cluster: Cluster, space: SearchSpace, gpus: int, *, plan: bool = False
 ) -> Candidates:
     """Return the configurations of a space that use this number of GPUs of a larger cluster.
 
@@ -29,7 +29,7 @@ def target_candidates(
             f"{job.name!r}"
         )
     big = enlarged(cluster, gpus)
-    valid = load_space(space).candidates(job, big)
+    valid = space.candidates(job, big)
     kept = [
         each
         for each in valid.configurations
@@ -38,7 +38,8 @@ def target_candidates(
     if not kept:
         largest = max(each.world_size for each in valid.configurations)
         raise InputError(
-            f"space {space!r} has no configuration of job {job.name!r} on {gpus} GPUs (the most "
-            f"that one uses is {largest}); a larger global batch than {job.global_batch} feeds more"
+            f"space {space.name!r} has no configuration of job {job.name!r} on {gpus} GPUs (the "
+            f"most that one uses is {largest}); a larger global batch than {job.global_batch} "
+            "feeds more"
         )
     return Candidates.from_configurations(kept)

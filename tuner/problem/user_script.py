@@ -15,7 +15,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.problem.study_file import parse_job
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.space import Candidates, load_space
+from tuner.search_spaces.space import Candidates, SearchSpace
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.script_job import Script, ScriptJob
 
@@ -94,14 +94,16 @@ def _ways(job: ScriptJob) -> set[tuple[str, str]]:
     return {(knob.name, knob.how) for knob in job.knobs}
 
 
-def script_candidates(job: ScriptJob, cluster: Cluster, space: str) -> Candidates:
+def script_candidates(job: ScriptJob, cluster: Cluster, space: SearchSpace) -> Candidates:
     """Return every configuration of a space that is valid for this script.
 
     Raises:
-        InputError: there is no such space, or none of it is valid for this script.
+        InputError: none of it is valid for this script.
     """
-    valid = job.narrowed(load_space(space)).candidates(job, cluster)
+    valid = job.narrowed(space).candidates(job, cluster)
     able = [configuration for configuration in valid if not job.refused(configuration)]
     if not able:
-        raise InputError(f"of space {space!r} nothing can be turned on the script {job.name!r}")
+        raise InputError(
+            f"of space {space.name!r} nothing can be turned on the script {job.name!r}"
+        )
     return Candidates.from_configurations(able)

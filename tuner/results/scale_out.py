@@ -21,10 +21,11 @@ from tuner.problem.scale_out_space import target_candidates
 from tuner.results.choice import decide
 from tuner.results.predict import charged, corrected_models
 from tuner.results.result import Choice, Interval, Point
+from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.space import Candidates, default_configuration
+from tuner.search_spaces.space import Candidates, default_configuration, load_space
 from tuner.workload.probe import MeterInfo, ProbeRecord
 
 if TYPE_CHECKING:
@@ -199,7 +200,9 @@ def predict_target(
         return None
     job, gpus, meter = problem.job, problem.target_gpus, measured[0].meter
     simulated = meter.name == "simulated"
-    space = str(problem.identity["space"]["name"])
+    space = load_space(str(problem.identity["space"]["name"]))
+    if not any(CHANGED in launch for launch in problem.candidates.launches):
+        space = space.same_training()
     every = target_candidates(job, problem.cluster, space, gpus, plan=simulated)
     small, big = problem.cluster, enlarged(problem.cluster, gpus)
     fits = _fitting(job, small, big, every, records)

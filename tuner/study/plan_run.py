@@ -15,7 +15,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.declared_knobs import searched_knobs
 from tuner.problem.default_space import searched_space
 from tuner.problem.from_job import baseline_of, cluster_of, identity_of
-from tuner.problem.knob_report import not_predicted, not_searched
+from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
 from tuner.problem.problem import REAL_COST, Problem
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
@@ -45,6 +45,7 @@ def run_plan(
     gpus: Sequence[int],
     constraints: Constraints,
     baseline: Configuration | str | Path | Sequence[str | Path] | None,
+    allow_changed_training: bool,
     name: str | None,
     runs_dir: str | Path,
     show: Callable[[RunFolder], Sequence[Callback]],
@@ -72,11 +73,24 @@ def run_plan(
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
     space, chosen = searched_space(space, job, cluster)
-    said = (chosen, not_searched(load_space(space)), *not_predicted(load_space(space).choices))
+    searched = load_space(space)
+    changing = () if allow_changed_training else searched.changing
+    said = (
+        chosen,
+        not_searched(searched),
+        *not_predicted(searched.choices),
+        *(f"not in play: {name}: {CHANGES}" for name in changing),
+    )
     for sentence in filter(None, said):
         (notify or (lambda event: None))(Progress("note", None, sentence))
     table = plan_table(
-        job, cluster, space, today.configuration, gpus=gpus, on_block=_saying(notify)
+        job,
+        cluster,
+        space,
+        today.configuration,
+        gpus=gpus,
+        allow_changed_training=allow_changed_training,
+        on_block=_saying(notify),
     )
     space_section = {"name": space, "configurations": table.configurations}
     identity = {

@@ -308,7 +308,12 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
         raise InputError(f"the run {run.name!r} is a plan; give the study another name")
     then = parse_cluster(before)
     if then is not None:  # with the defaults of fields that its release did not have
-        before = {**before, "cluster": plain(asdict(then))}
+        filled = dict(plain(asdict(then)))
+        told, today = before["cluster"]["device"], problem.identity.get("cluster", {})
+        # Where figures come from, and rates that a release did not know, make no other device.
+        learnt = {n for n in ("fp8_flops", "mxfp8_flops") if n not in told} | {"sources"}
+        known = {n: v for n, v in today.get("device", {}).items() if n in learnt}
+        before = {**before, "cluster": {**filled, "device": {**filled["device"], **known}}}
     names = ("job", "cluster", "recorded", "space")
     found = _differences(
         {name: problem.identity[name] for name in names if name in problem.identity},

@@ -124,7 +124,7 @@ def encoder_blocks_of(model: Any) -> Any:
 
 #: Operators whose outputs selective checkpointing keeps: matrix products and fused attention.
 KEPT_OPERATORS = (
-    *("mm", "addmm", "bmm", "baddbmm", "_grouped_mm"),
+    *("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"),
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
     *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
 )

@@ -275,6 +275,22 @@ def test_activations_kept_on_the_host_train_the_same(
 
 
 @pytest.mark.slow
+def test_products_in_fp8_train_nearly_the_same(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused on a CPU, too, where torch has the products; ZeRO 3 gathers their weights."""
+    job = replace(DENSE, name="bf16", precision="bf16")
+    knobs = {"data_parallel": 2, "micro_batch": 2, "zero_stage": 3, "fp8": "rowwise"}
+    (phrase,) = broken_rules(Configuration.of(knobs), job, CLUSTER)
+    assert "needs a CUDA device" in phrase
+    monkeypatch.setattr(tuner.workload.node.runner, "broken_rules", lambda *_: [])
+    told, expected = trainer.train(job, Configuration.of(knobs)), trainer.reference(job)
+    assert told.losses == pytest.approx(expected.losses, rel=1e-3)
+    assert told.norms == pytest.approx(expected.norms, rel=0.05)
+    assert told.losses != pytest.approx(expected.losses, rel=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "knobs", "words"),
     [
