@@ -112,6 +112,16 @@ def test_finding_10_intervals_cover_the_whole_step() -> None:
     assert 0.85 <= np.mean(hits) <= 0.98
 
 
+def test_windows_of_a_busy_machine_never_make_a_step_of_no_time() -> None:
+    """Steps that got shorter by further micro-batches: proportional, and hardly known."""
+    took = zip((1, 2, 4), (0.30, 0.25, 0.12), strict=True)
+    points = [AccumulationPoint(k, 3, time_s, 0.02, 50.0, 0.01) for k, time_s in took]
+    estimate = fit_accumulation(points, 64)
+    assert 64 * 0.12 / 4 < estimate.step_time_s < 64 * 0.30
+    assert estimate.step_time_se_s > 0.3 * estimate.step_time_s
+    assert estimate.power_W == pytest.approx(50.0)
+
+
 def test_a_line_needs_two_accumulations() -> None:
     with pytest.raises(ValueError, match="two accumulations"):
         fit_accumulation([AccumulationPoint(2, 3, 1.0, 0.01, 100.0)] * 2, 16)

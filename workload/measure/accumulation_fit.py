@@ -1,11 +1,11 @@
 """Extrapolation from steps of few micro-batches to the step of the job's own accumulation.
 
 Time and energy of a step are lines in the number of micro-batches, fitted by weighted least squares
-over the windows of one launch; what that launch adds to all of them alike (its random effect) is
-common to the windows and therefore to the result, and is accounted for between launches as for
-whole steps. Errors include the extrapolation: they are those of the fitted line at the job's own
-accumulation (Draper and Smith 1998, Applied Regression Analysis, section 1.4), widened by the
-residuals and, for few steps, by Student's t.
+over the windows of one launch, or proportional to that number where the fitted line would fall.
+What the launch adds to all windows alike (its random effect) is common to them and therefore to the
+result, and is accounted for between launches as for whole steps. Errors include the extrapolation:
+they are those of the fitted line at the job's own accumulation (Draper and Smith 1998, Applied
+Regression Analysis, section 1.4), widened by the residuals and, for few steps, by Student's t.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class StepEstimate:
         fit: the lines and what they were fitted to.
         step_time_s, step_time_se_s: time of a step, and its standard error.
         power_W, power_se_W: mean power of a step, and its standard error.
-        weights: share of each window in the estimate; they sum to 1 and may be negative.
+        weights: what the estimate takes of each window; those of a line sum to 1, and some may be
+            negative.
     """
 
     fit: AccumulationFit
@@ -90,8 +91,11 @@ def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstim
     time_se = _time_errors(points, n, time)
     power_se = power * _power_errors(points)
     design = np.column_stack([np.ones_like(k), k])
-    weighted = design / time_se[:, None] ** 2
-    solve = np.linalg.solve(weighted.T @ design, weighted.T)  # (2, windows): a and b of the windows
+    solve = _line(design, time_se)
+    if min((solve @ time)[1], (solve @ joules)[1]) <= 0:
+        # No step gets shorter by a further micro-batch: on a busy machine the windows say nothing
+        # of what a step costs once. Their residuals then widen the error.
+        solve = np.vstack([np.zeros_like(k), _line(k[:, None], time_se)])
     once_s, each_s = solve @ time
     once_J, each_J = solve @ joules
     weights = np.array([1.0, own]) @ solve
@@ -125,6 +129,12 @@ def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstim
         power_se_W=few * power_wider * float(np.linalg.norm([by_power, by_time])) / step_s,
         weights=tuple(map(float, weights)),
     )
+
+
+def _line(design: np.ndarray, se: np.ndarray) -> np.ndarray:
+    """Return the matrix (terms, windows) that takes the windows' values to the fitted terms."""
+    weighted = design / se[:, None] ** 2
+    return np.asarray(np.linalg.solve(weighted.T @ design, weighted.T))
 
 
 def _time_errors(
