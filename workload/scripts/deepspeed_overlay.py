@@ -93,7 +93,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def is_deepspeed(path: Path) -> bool:
     """Return True if a JSON file looks like a DeepSpeed configuration."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        data = read_json(path)
+    except InputError:
         return False
-    return isinstance(data, dict) and any(key in data for key in _DEEPSPEED_KEYS)
+    return any(key in data for key in _DEEPSPEED_KEYS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +21,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.when import holds
 from tuner.workload.scripts.frameworks.driver import Driver
-from tuner.workload.scripts.frameworks.parts import UNSET, Route
+from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.frameworks.wrapper import wrapped
 
@@ -311,14 +310,11 @@ class Driven:
         return words, {**env, **more}
 
 
-_TEMPLATE = re.compile(r"\{(\w+)\}")
-
-
 def _rendered(value: Any, values: Mapping[str, Any]) -> Any:
     """Return a setting with the names in braces filled in; a single name gives its number."""
     if not isinstance(value, str):
         return value
-    whole = _TEMPLATE.fullmatch(value)
+    whole = TEMPLATE.fullmatch(value)
     if whole:
         return values[whole[1]]
-    return _TEMPLATE.sub(lambda found: str(values[found[1]]), value)
+    return TEMPLATE.sub(lambda found: str(values[found[1]]), value)

@@ -22,6 +22,7 @@ from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.when import check_condition
 from tuner.workload.scripts.frameworks.parts import (
+    TEMPLATE,
     Command,
     Recognised,
     Route,
@@ -38,7 +39,6 @@ __all__ = ["Driver", "check_version", "load_driver", "read_driver", "shipped_dri
 ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gradient_accumulation")
 #: What a number may be multiplied with, and what a text in braces stands for.
 NAMES = (*ROUTED, "sequence_length", "world_size")
-_TEMPLATE = re.compile(r"\{(\w+)\}")
 _VERSION = re.compile(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)")
 _CALL = re.compile(r"[\w.]+:[\w.]+")
 
@@ -103,8 +103,6 @@ _TOP = (
     *("framework", "what", "package", "versions", "recognise", "command", "knobs", "declared"),
     *("world", "facts", "rules", "probe", "step", "keys", "wrapper"),
 )
-
-
 _WITH = ("imports", "mentions", "options")
 _RULE = ("why", "require", "divide", "of", "default")
 
@@ -155,10 +153,7 @@ def read_driver(data: Any, where: str) -> Driver:
         defaults=_defaults(table.part("declared")),
         divide=world,
         facts={key: facts.text(key) for key in facts.data},
-        rules=tuple(
-            _rule(item)
-            for item in table.parts("rules", "why", "require", "divide", "of", "default")
-        ),
+        rules=tuple(_rule(item) for item in table.parts("rules", *_RULE)),
         quiet=probe.values("set"),
         quiet_env={key: str(value) for key, value in probe.values("env").items()},
         step=_step(table.part("step", "count", "call", "line")),
@@ -203,7 +198,7 @@ def _alternatives(value: Any, where: str) -> tuple[Any, ...]:
     if not parts or not all(isinstance(part, bool | int | float | str) for part in parts):
         raise InputError(f"{where} must be a number, a text, a truth value or a list of them")
     for part in parts:
-        for other in _TEMPLATE.findall(part) if isinstance(part, str) else ():
+        for other in TEMPLATE.findall(part) if isinstance(part, str) else ():
             if other not in NAMES:
                 raise UnknownName("knob", other, NAMES, where=f" in {where}")
     return parts

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.search_spaces.knobs import Value
 
-__all__ = ["UNSET", "Command", "Recognised", "Route", "Rule", "Source", "Step", "Wrapper"]
+__all__ = [
+    "TEMPLATE",
+    "UNSET",
+    "Command",
+    "Recognised",
+    "Route",
+    "Rule",
+    "Source",
+    "Step",
+    "Wrapper",
+]
 
+#: In a level's text: a knob whose value stands there.
+TEMPLATE = re.compile(r"\{(\w+)\}")
 #: In a level: the key must not be given at all.
 UNSET = "<unset>"
 
