@@ -183,9 +183,7 @@ class RankServer:
                 stdout=self._error_log,
                 stderr=self._error_log,
                 start_new_session=True,
-                user=self.account.uid if self.account else None,
-                group=self.account.gid if self.account else None,
-                extra_groups=self.account.groups if self.account else None,
+                **(self.account.options if self.account else {}),
             )
         except OSError as error:
             raise ServerError(f"cannot start {self._python}: {error}") from error

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue
 
@@ -48,6 +49,11 @@ class RunAs:
     name: str
     home: str
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of `subprocess.Popen` by which a process starts as the account."""
+        return {"user": self.uid, "group": self.gid, "extra_groups": self.groups}
+
     def environment(self, of_root: Mapping[str, str]) -> dict[str, str]:
         """Return root's environment as the account's: its names, and none of root's secrets."""
         kept = {name: value for name, value in of_root.items() if name not in _SECRETS}
@@ -63,9 +69,7 @@ class RunAs:
         try:
             done = subprocess.run(
                 [python, "-I", "-S", "-c", code, *map(str, paths)],
-                user=self.uid,
-                group=self.gid,
-                extra_groups=self.groups,
+                **self.options,
                 cwd="/",
                 check=False,
                 capture_output=True,

@@ -7,6 +7,7 @@ it. The command names the module instead of the user's.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
+from tuner.workload.node.rights import run_as
 from tuner.workload.scripts.frameworks.parts import UNSET, Wrapper
 
 __all__ = ["MODULE", "read_function", "wrapped"]
@@ -94,6 +96,8 @@ def read_function(
 ) -> dict[str, Any]:
     """Return the values that the user's function gives some keys, by an interpreter of its own.
 
+    That interpreter runs the user's code, so it has the rights of the ranks (`run_as`).
+
     Raises:
         InputError: the command does not name the function, or it cannot be called.
     """
@@ -105,6 +109,7 @@ def read_function(
         "keys": list(keys),
         "path": [str(folder) for folder in path],
     }
+    account = run_as()
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _READ],
@@ -115,7 +120,11 @@ def read_function(
             cwd=cwd,
             timeout=_LIMIT_S,
             check=False,
+            env=account.environment(os.environ) if account else None,
+            **(account.options if account else {}),
         )
+    except OSError as error:
+        raise InputError(f"{function} of {module} cannot be read: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise InputError(f"{function} did not return within {_LIMIT_S:.0f} s") from error
     for line in done.stdout.splitlines():
