@@ -71,6 +71,8 @@ def _schedule_rounds(c: Configuration, job: TrainingJob, cluster: Cluster) -> st
     count, left = divmod(whole, c.micro_batch * c.data_parallel)
     if c.get("pipeline_schedule") == "1f1b" or left:  # what is left is refused by another rule
         return None
+    if not job.on_deepspeed:  # another framework may split a micro-batch for its pipeline
+        return None
     rounds = max(1, count // c.pipeline_parallel)
     if count % rounds:
         return (

@@ -53,7 +53,8 @@ def _hsdp_groups(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
         return None
     if ranks % groups:
         return f"hsdp_replicas {groups} does not divide data_parallel {ranks}"
-    if ranks // groups * c.sequence_parallel == 1:
+    # Other frameworks shard over one rank by default.
+    if job.on_deepspeed and ranks // groups * c.sequence_parallel == 1:
         return (
             f"sharding {c.get('sharding')} has one rank to shard over: data_parallel {ranks} in "
             f"{groups} group{'s' if groups != 1 else ''}"
@@ -61,16 +62,20 @@ def _hsdp_groups(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
     return None
 
 
-@_rule("Under FSDP2 experts are not spread over ranks.", "sharding", "expert_parallel")
+@_rule(
+    "The built-in training program does not spread experts over ranks under FSDP2.",
+    "sharding",
+    "expert_parallel",
+)
 def _sharding_experts(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if _by_torch(c) and c.expert_parallel > 1:
+    if job.on_deepspeed and _by_torch(c) and c.expert_parallel > 1:
         return f"sharding {c.get('sharding')} takes expert_parallel 1, not {c.expert_parallel}"
     return None
 
 
 @_rule("fp16 needs a scaled loss, which only DeepSpeed's engine has here.", "sharding")
 def _sharding_precision(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if _by_torch(c) and job.precision == "fp16":
+    if job.on_deepspeed and _by_torch(c) and job.precision == "fp16":
         return f"sharding {c.get('sharding')} takes precision bf16 or fp32, not fp16"
     return None
 

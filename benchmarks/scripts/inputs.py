@@ -11,7 +11,7 @@ import json
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +156,17 @@ def _pairs(folder: Path) -> None:
                 for n, t in enumerate(texts)
             ),
         )
-    files = "".join(
-        f"  - split: {split}\n    path: mrpc/{split}.jsonl\n"
-        for split in ("train", "validation", "test")
-    )
-    card = f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n"
-    (folder / "glue" / "README.md").write_text(card)
+    _card(folder / "glue", "mrpc", "mrpc/", ("train", "validation", "test"))
     metric = folder / "metrics" / "glue.py"
     metric.parent.mkdir()
     metric.write_text(_METRIC)
+
+
+def _card(folder: Path, name: str, below: str, splits: Sequence[str]) -> None:
+    """Write the card of a data set with one named configuration, of JSON lines by split."""
+    files = "".join(f"  - split: {split}\n    path: {below}{split}.jsonl\n" for split in splits)
+    card = f"---\nconfigs:\n- config_name: {name}\n  data_files:\n{files}---\n"
+    (folder / "README.md").write_text(card)
 
 
 _METRIC = '''"""Accuracy under the name of GLUE's metric."""
@@ -197,6 +199,7 @@ def _texts(folder: Path) -> None:
     (text / "names.txt").write_text("\n".join(_words()))
     _lines(folder / "wikitext" / "train.jsonl", ({"text": line} for line in sentences(2000)))
     _lines(folder / "wikitext" / "validation.jsonl", ({"text": line} for line in sentences(64)))
+    _card(folder / "wikitext", "wikitext-2-v1", "", ("train", "validation"))
     tokens = np.random.default_rng(_SEED).integers(0, 65, 200_000, dtype=np.uint16)
     (folder / "tokens").mkdir()
     tokens.tofile(folder / "tokens" / "train.bin")

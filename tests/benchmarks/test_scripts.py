@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.scripts import __main__ as scripts
 from benchmarks.scripts.environment import Unavailable, checkout
-from benchmarks.scripts.inputs import sentences
+from benchmarks.scripts.inputs import _texts, sentences
 
 
 def _repository(where: Path) -> str:
@@ -104,3 +106,14 @@ def test_texts_are_the_same_in_every_run() -> None:
     first = list(sentences(3))
     assert first == list(sentences(3))
     assert all(len(text.split()) == 40 for text in first)
+
+
+def test_wikitext_has_the_configuration_that_scripts_name(tmp_path: Path) -> None:
+    _texts(tmp_path)
+    _, card, _ = (tmp_path / "wikitext" / "README.md").read_text().split("---\n")
+    (named,) = yaml.safe_load(card)["configs"]
+    assert named["config_name"] == "wikitext-2-v1"
+    assert [part["split"] for part in named["data_files"]] == ["train", "validation"]
+    for part in named["data_files"]:
+        lines = (tmp_path / "wikitext" / part["path"]).read_text().splitlines()
+        assert json.loads(lines[0])["text"]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -16,10 +17,13 @@ from optuna.trial import TrialState
 from tuner.executors import ray_agent
 from tuner.executors.base import run_safely
 from tuner.executors.local import InlineExecutor
+from tuner.executors.ray_cluster import LOOK_S
 from tuner.executors.ray_executor import (
+    _LEASE_S,
     _NO_NODE_S,
     _SHORT_MOST,
     _SHORT_S,
+    Flight,
     Queued,
     RayExecutor,
 )
@@ -221,6 +225,7 @@ class Nodes(RayExecutor):
         )
         self.pool.slots = [Slot(name, name, name, None, 8.0) for name in names]
         self.pool.meter = METER
+        self._say = lambda sentence: None
         self._flights, self._queue, self._done = [], deque(), deque()
         self.leased: list[tuple[str, list[str]]] = []
 
@@ -288,6 +293,83 @@ def test_its_wait_begins_when_the_node_is_lost_and_ends_when_it_is_back() -> Non
     failure = executor._done[0].failure
     assert failure is not None
     assert failure.message == "2 nodes were not free together within 600 s"
+
+
+class Agent:
+    """An agent that answers at once, never, or by Ray's error that it died."""
+
+    pid = property(lambda self: self)
+
+    def __init__(self, answers: bool = True, dies: bool = False) -> None:
+        self.answers, self.dies = answers, dies
+
+    def remote(self) -> Agent:
+        return self
+
+
+class Ray:
+    """Ray whose leases are never granted, and which counts every node."""
+
+    class exceptions:
+        RayActorError = RuntimeError
+
+    def __init__(self) -> None:
+        self.killed: list[Agent] = []
+        self.util = SimpleNamespace(remove_placement_group=lambda lease: None)
+        self.kill = self.killed.append
+
+    def wait(
+        self, answers: list[Agent], num_returns: int, timeout: float
+    ) -> tuple[list[Agent], list[Agent]]:
+        assert timeout <= 10
+        return [a for a in answers if a.answers], [a for a in answers if not a.answers]
+
+    def get(self, answer: Agent) -> int:
+        if answer.dies:
+            raise RuntimeError("the actor died")
+        return 1
+
+
+@pytest.mark.parametrize("lost", [Agent(answers=False), Agent(dies=True)], ids=["silent", "dead"])
+def test_a_lost_node_that_ray_still_counts_is_not_waited_for(lost: Agent) -> None:
+    executor, ray = Nodes("a", "b"), Ray()
+    executor._ray = executor.pool._ray = ray
+    first, second = executor.pool.slots
+    first.agent, second.agent = Agent(), lost
+    request = ProbeRequest("wide", Settings(data_parallel=16))
+    lease = SimpleNamespace(wait=lambda timeout_seconds: False)
+    flight = Flight(request, [first, second], lease, time.monotonic() - _LEASE_S - 1)
+    executor._flights.append(flight)
+    executor._await_lease(flight)
+    assert (ray.killed, executor.nodes) == ([lost], ("a",))
+    first.aside_s = 0.0  # the one that answers is asked again after a while
+    executor._dispatch()
+    (waits,) = executor._queue
+    assert waits.short_s > 0
+    waits.short_s -= _SHORT_S + 1
+    executor._dispatch()
+    assert executor._done[0].failure is not None
+    assert "no more than 1 is left" in executor._done[0].failure.message
+
+
+def test_nodes_whose_agents_answer_are_busy_with_others() -> None:
+    executor, ray = Nodes("a", "b"), Ray()
+    executor._ray = executor.pool._ray = ray
+    for slot in executor.pool.slots:
+        slot.agent = Agent()
+    assert not executor.pool.drop_unreachable(executor.pool.slots)
+    assert (ray.killed, executor.nodes) == ([], ("a", "b"))
+
+
+def test_an_agent_that_does_not_enter_is_not_counted_for_ever() -> None:
+    executor = Nodes("a")
+    new = Slot("b", "b", "b", None, 8.0, asked_s=time.monotonic())
+    executor.pool._entering["answer"] = new
+    waits = executor.wants("wide", 16)
+    assert waits.short_s == 0.0
+    new.asked_s -= LOOK_S + 1
+    executor._dispatch()
+    assert waits.short_s > 0
 
 
 def test_no_more_than_a_few_are_passed_by() -> None:

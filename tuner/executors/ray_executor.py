@@ -337,8 +337,9 @@ class RayExecutor:
             self._launch(flight)
         elif time.monotonic() - flight.since_s > _LEASE_S:
             self._release(flight, aside=True)
-            names = ", ".join(slot.name for slot in flight.slots)
-            self._say(f"{names} did not come free within {_LEASE_S:.0f} s; others use it")
+            if not self.pool.drop_unreachable(flight.slots):
+                names = ", ".join(slot.name for slot in flight.slots)
+                self._say(f"{names} did not come free within {_LEASE_S:.0f} s; others use it")
             self._queue.appendleft(Queued(flight.request, flight.since_s))
 
     def _release(self, flight: Flight, *, aside: bool = False) -> None:

@@ -25,6 +25,9 @@ __all__ = ["NodePool", "Slot"]
 _NODES_S = 5.0
 #: A node that other processes keep busy is asked again after this time.
 _ASK_BUSY_S = 60.0
+#: An idle agent answers at once. One that does not within the first time is gone, whatever Ray
+#: says of its node, which is asked again after the second.
+_ANSWER_S, _ASK_GONE_S = 5.0, 120.0
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Slot:
         devices: UUIDs of the agent's GPUs; empty for all of the node.
         taken: True while a probe has it.
         aside_s: time until which it is not used, on the monotonic clock.
+        asked_s: time at which its agent was asked to enter.
     """
 
     node: str
@@ -49,6 +53,7 @@ class Slot:
     devices: tuple[str, ...] = ()
     taken: bool = False
     aside_s: float = 0.0
+    asked_s: float = 0.0
 
     def free(self, now_s: float) -> bool:
         """Return True if a probe may be given this slot now."""
@@ -109,8 +114,10 @@ class NodePool:
 
     @property
     def node_ids(self) -> set[str]:
-        """Ids of the nodes that are in use or being inspected."""
-        return {slot.node for slot in (*self.slots, *self._entering.values())}
+        """Ids of the nodes that are in use, or are inspected and may be soon."""
+        since_s = time.monotonic() - LOOK_S
+        entering = [slot for slot in self._entering.values() if slot.asked_s >= since_s]
+        return {slot.node for slot in (*self.slots, *entering)}
 
     @property
     def is_stale(self) -> bool:
@@ -215,6 +222,23 @@ class NodePool:
         """Stop using the slots of an agent that died."""
         self.slots = [slot for slot in self.slots if slot.agent is not agent]
 
+    def drop_unreachable(self, slots: Sequence[Slot]) -> bool:
+        """Stop using those of some slots whose agent gives no answer; return True if there are."""
+        answers = {slot.agent.pid.remote(): slot for slot in slots}
+        ready, _ = self._ray.wait(list(answers), num_returns=len(answers), timeout=_ANSWER_S)
+        gone = [slot for answer, slot in answers.items() if answer not in ready]
+        for answer in ready:
+            try:
+                self._ray.get(answer)
+            except self._ray.exceptions.RayActorError:
+                gone.append(answers[answer])
+        for slot in gone:
+            self.drop_agent(slot.agent)
+            self._ray.kill(slot.agent)
+            self._busy_until_s[slot.node] = time.monotonic() + _ASK_GONE_S
+            self._say(f"node {slot.name} is set aside: its agent cannot be reached")
+        return bool(gone)
+
     def replace_agent(self, lost: Slot) -> None:
         """Place a new agent where one died, unless the node left or it was replaced before."""
         node, same = self._listed.get(lost.node), (lost.node, lost.devices)
@@ -252,6 +276,7 @@ class NodePool:
         return int(self._leasable(node) // self._cluster.devices_per_node)
 
     def _ask(self, slot: Slot) -> None:
+        slot.asked_s = time.monotonic()
         answer = slot.agent.enter.remote(
             self._job, self._cluster, self._make_runner, slot.devices, self._ops, self._copy
         )

@@ -171,7 +171,10 @@ def _runnable(
     if isinstance(job, ScriptJob):
         from tuner.problem.user_script import script_candidates
 
-        return script_candidates(job, cluster, space), list(job.sentences(space.choices))
+        narrowed = job.narrowed(space).choices.items()
+        varied = (n for n, found in narrowed if isinstance(found, tuple) and len({*found}) > 1)
+        candidates = script_candidates(job, cluster, space)
+        return candidates, list(job.sentences({*space.choices, *varied}))
     valid = space.candidates(job, cluster)
     if plan:
         return valid, []

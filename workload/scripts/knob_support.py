@@ -145,7 +145,9 @@ def offers(job: ScriptJob) -> dict[str, KnobSupport]:
 def _driven(driven: Driven, name: str) -> KnobSupport:
     """Return the support of a knob that the driver of the script's framework sets."""
     route = driven.bound.driver.knobs[name]
-    return KnobSupport(True, f"{driven.bound.driver.name}'s {route.keys[0]}", tuple(route.levels))
+    return KnobSupport(
+        True, f"{driven.bound.driver.name}'s {route.keys[0]}", tuple(driven.levels(name))
+    )
 
 
 def _data_parallel(job: ScriptJob) -> KnobSupport:
@@ -256,17 +258,27 @@ def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:
             continue
         today = job.baseline.get(name)
         assert today is not None  # every launch knob has a default
+        if name == "sharding" and choice is None and _shards_otherwise(job, space):
+            choice = offer.values
         if choice is None or not offer.turned or choice == Auto(kind="baseline"):
             default = KNOBS[name].default
             if today != default and default is not None:
                 # A knob that the space does not name stands at its default, or as today.
-                choices[name] = (default, today) if choice is None and offer.turned else (today,)
+                can = choice is None and offer.turned and default in (offer.values or (default,))
+                choices[name] = (default, today) if can else (today,)
         elif isinstance(choice, tuple):
             kept = [v for v in choice if not offer.values or v in offer.values]
             choices[name] = (*kept, today)
         else:
             choices[name] = (*offer.values, today) if offer.values else choice
     return replace(space, choices=choices)
+
+
+def _shards_otherwise(job: ScriptJob, space: SearchSpace) -> bool:
+    """Return True if a space searches ZeRO's stages, and the script's framework has FSDP2."""
+    stages = space.choices.get("zero_stage")
+    searched = isinstance(stages, tuple) and len(stages) > 1
+    return searched and job.driven is not None and "sharding" in job.driven.today
 
 
 def refused(job: ScriptJob, configuration: Configuration) -> list[str]:

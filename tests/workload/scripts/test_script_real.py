@@ -382,7 +382,8 @@ def test_an_unmodified_transformers_trainer(bench: Bench, repo: Path, deepspeed:
     assert (job.frame.micro_batch, job.frame.accumulation, job.frame.measured) == (4, 2, True)
     turned = {name for name, offer in job.offers.items() if offer.turned}
     states = {"zero_stage", "optimizer_offload", "parameter_offload"} if deepspeed else set()
-    assert turned == {"data_parallel", "micro_batch", "activation_checkpointing"} | states
+    driven = {"data_parallel", "micro_batch", "activation_checkpointing", "compilation"}
+    assert turned == driven | states
     knobs = {"zero_stage": 2} if deepspeed else {"data_parallel": 1}
     # A batch of another size than was asked for would have been refused.
     record, log = bench.probe(

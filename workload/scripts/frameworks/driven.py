@@ -19,7 +19,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.search_spaces.when import holds
+from tuner.search_spaces.when import holds, names_in
 from tuner.workload.scripts.frameworks.driver import Driver
 from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
 from tuner.workload.scripts.frameworks.settings import Settings
@@ -102,9 +102,6 @@ class Driven:
         for name in [*degrees, *(n for n in routes if n not in (*degrees, *_FOLLOW))]:
             if name in self.taken or name not in routes:
                 continue
-            if gone := [key for key in routes[name].keys if key in self.bound.gone]:
-                against[name] = f"{self.bound.title} has no {gone[0]}"
-                continue
             try:
                 found = self._today(name, routes[name], today)
             except InputError as error:
@@ -123,9 +120,18 @@ class Driven:
             InputError: it is not known, or none that the driver lists.
         """
         values = self._values({"data_parallel": self.devices, **known})
+        gone = [key for key in route.keys if key in self.bound.gone]
+        if gone and not self.levels(name):
+            raise InputError(f"{self.bound.title} has no {gone[0]}")
         for key, any_of in route.needs.items():
             if not self._is(key, any_of, values):
                 raise InputError(f"{key} is not {any_of[0]} today")
+        for other in (*route.over, *(names_in(route.when) if route.when else ())):
+            if other in self.bound.driver.knobs and other not in known:
+                raise InputError(f"it depends on {other}, which is kept")
+        if route.when and not holds(route.when, values):
+            default: Value = values[name]
+            return default
         if route.key:
             given = self.settings.get(route.key)
             value = route.default if given is None else given
@@ -136,8 +142,8 @@ class Driven:
                 raise InputError(
                     f"today's {route.key} is {'not known' if value is None else value}"
                 )
-            return KNOBS[name].check(value // factor)
-        for level, wanted in route.levels.items():
+            return KNOBS[name].check(value // factor * math.prod(values[o] for o in route.over))
+        for level, wanted in self.levels(name).items():
             if all(self._is(key, any_of, values) for key, any_of in wanted.items()):
                 return level
         shown = [
@@ -145,19 +151,17 @@ class Driven:
         ]
         raise InputError(f"{', '.join(shown) or 'what it does by default'} of today is kept")
 
+    def levels(self, name: str) -> Mapping[Value, Mapping[str, tuple[Any, ...]]]:
+        """Return the levels of a knob for which the installed version has the keys."""
+        gone = {*self.bound.gone}
+        return {
+            level: wanted
+            for level, wanted in self.bound.driver.knobs[name].levels.items()
+            if all(UNSET in wanted[key] for key in gone & {*wanted})
+        }
+
     def _is(self, key: str, any_of: tuple[Any, ...], values: Mapping[str, Any]) -> bool:
-        now = self.settings.get(key)
-        for one in any_of:
-            wanted = _rendered(one, values)
-            if now is None and (wanted == UNSET or wanted is False):
-                return True
-            if (
-                now is not None
-                and wanted == now
-                and isinstance(wanted, bool) == isinstance(now, bool)
-            ):
-                return True
-        return False
+        return _holds(self.settings.get(key), any_of, values)
 
     def _values(self, launch: Mapping[str, Any]) -> dict[str, Any]:
         defaults = {name: knob.default for name, knob in KNOBS.items() if knob.kind == "launch"}
@@ -240,14 +244,19 @@ class Driven:
             follows = name in _FOLLOW and self.accumulates
             if name in self.taken or (name not in self.today and not follows):
                 continue
+            if route.when and not holds(route.when, values):
+                continue
             if route.key:
                 new = values[name] * math.prod(values[other] for other in route.times)
+                new //= math.prod(values[other] for other in route.over)
                 now = self.settings.get(route.key)
                 if now != new and not (now is None and new == route.default):
                     changed[route.key] = new
             else:
                 for key, any_of in route.levels.get(values[name], {}).items():
-                    if not self._is(key, any_of, values):
+                    # A knob before this one in the file may have set the key already.
+                    now = changed.get(key, self.settings.get(key))
+                    if not _holds(None if now == UNSET else now, any_of, values):
                         changed[key] = _rendered(any_of[0], values)
         return changed
 
@@ -269,9 +278,12 @@ class Driven:
         phrases = []
         replicas = int(values["data_parallel"]) * int(values["sequence_parallel"])
         kept = all(values[name] == "none" for name in ("optimizer_offload", "parameter_offload"))
-        stage = self.today.get("zero_stage", values["zero_stage"])
-        if replicas == 1 and kept and values["zero_stage"] != stage:
-            phrases.append(f"zero_stage over one replica repeats today's {stage}")
+        for name in ("zero_stage", "sharding") if replicas == 1 and kept else ():
+            if values[name] != (now := self.today.get(name, values[name])):
+                phrases.append(f"{name} over one replica repeats today's {now}")
+        groups = int(values["hsdp_replicas"])
+        if groups > 1 and replicas <= groups:
+            phrases.append(f"hsdp_replicas {groups} leaves one rank of each group to shard over")
         for rule in self.bound.driver.rules:
             if rule.require:
                 broken = not holds(rule.require, values)
@@ -308,6 +320,14 @@ class Driven:
             if rest:
                 words, more = wrapped(driver.wrapper, rest, words, folder)
         return words, {**env, **more}
+
+
+def _holds(now: Any, any_of: tuple[Any, ...], values: Mapping[str, Any]) -> bool:
+    """Return True if a setting, None where it is not given, is one of those of a level."""
+    if now is None:
+        return UNSET in any_of
+    wanted = [_rendered(one, values) for one in any_of]
+    return any(one == now and isinstance(one, bool) == isinstance(now, bool) for one in wanted)
 
 
 def _rendered(value: Any, values: Mapping[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.when import check_condition
 from tuner.workload.scripts.frameworks.parts import (
     TEMPLATE,
+    UNSET,
     Command,
     Recognised,
     Route,
@@ -124,7 +125,7 @@ def read_driver(data: Any, where: str) -> Driver:
     if not (recognised.modules or recognised.scripts or recognised.launchers or recognised.imports):
         raise InputError(f"[recognise] of {where} must have modules, scripts, launchers or imports")
     knobs = table.part("knobs", *ROUTED)
-    parts = ("key", "default", "times", "levels", "needs")
+    parts = ("key", "default", "times", "over", "levels", "needs", "when")
     routes = {key: _route(key, knobs.part(key, *parts)) for key in knobs.data}
     declared = {
         key: _declared(key, item, where) for key, item in table.part("declared").data.items()
@@ -173,8 +174,10 @@ def _command(table: Table) -> Command:
 
 
 def _route(name: str, table: Table) -> Route:
-    times = table.texts("times")
-    for other in times:
+    times, over, when = table.texts("times"), table.texts("over"), table.text("when", "")
+    if when:
+        check_condition(when, ROUTED, table.where)
+    for other in (*times, *over):
         if other not in NAMES:
             raise UnknownName("knob", other, NAMES, where=f" in {table.where}")
     key, levels = table.text("key", ""), table.part("levels")
@@ -188,9 +191,20 @@ def _route(name: str, table: Table) -> Route:
             setting: _alternatives(value, f"{setting} in {levels.where}")
             for setting, value in levels.part(text).data.items()
         }
+    named = {key for level in made.values() for key, parts in level.items() if UNSET in parts}
+    made = {
+        level: {key: parts if key in named else _or_unset(parts) for key, parts in wanted.items()}
+        for level, wanted in made.items()
+    }
     needs = table.part("needs")
-    held = {key: _alternatives(value, needs.where) for key, value in needs.data.items()}
-    return Route(key, table.value("default"), times, made, held)
+    held = {k: _or_unset(_alternatives(value, needs.where)) for k, value in needs.data.items()}
+    return Route(key, table.value("default"), times, made, held, over, when)
+
+
+def _or_unset(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the alternatives, and `UNSET` if false is one: a key that is not given reads as false
+    unless another level says what it means."""
+    return (*parts, UNSET) if any(part is False for part in parts) else parts
 
 
 def _alternatives(value: Any, where: str) -> tuple[Any, ...]:
@@ -265,7 +279,7 @@ def _step(table: Table) -> Step:
 def _source(table: Table) -> Source:
     return Source(
         table.text("file", "" if table.data.get("kind") == "own" else None),
-        table.choice("kind", ("fields", "options", "texts", "own")),
+        table.choice("kind", ("fields", "options", "parameters", "texts", "own")),
         table.text("class", ""),
         table.text("below", ""),
     )

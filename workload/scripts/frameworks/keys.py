@@ -1,7 +1,8 @@
 """Keys that an installed framework has, read from its sources.
 
 Nothing is imported: the files are parsed as text. Fields of dataclasses and pydantic models,
-options of argparse and texts are collected; what is made while the program runs is not seen.
+options of argparse, parameters of functions and texts are collected; what is made while the program
+runs is not seen.
 """
 
 from __future__ import annotations
@@ -120,6 +121,10 @@ def _declared(path: Path, source: Source) -> set[str]:
         rest = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_0-9]+", text)]
         texts |= {first + last for first in ahead for last in rest}
         return {f"{source.below}.{text}" if source.below else text for text in texts}
+    if source.kind == "parameters":
+        made = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        chosen = [node.args for node in made if source.name in ("", node.name)]
+        return {arg.arg for args in chosen for arg in (*args.args, *args.kwonlyargs)}
     every = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     classes = {node.name: node for node in every}
     if source.kind == "options":

@@ -75,10 +75,13 @@ class Route:
         key: the key; "env:NAME" for a variable.
         default: its value where it is not given; None where that is not known.
         times: the number is multiplied with these (a batch counted in tokens: sequence_length).
+        over: the number is divided by these (ranks of one of several groups: hsdp_replicas).
         levels: by value, the settings: key to number, text or truth value. A text may have {NAME}
             of a launch knob; `UNSET` takes the key away; of a list the first is written, and each
             is recognised.
         needs: settings that must hold today for the knob to be in play.
+        when: condition over launch knobs; where it does not hold, the key means something else: it
+            is neither read, so that the knob is at its default, nor set.
     """
 
     key: str = ""
@@ -86,6 +89,8 @@ class Route:
     times: tuple[str, ...] = ()
     levels: Mapping[Value, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    over: tuple[str, ...] = ()
+    when: str = ""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -137,9 +142,10 @@ class Source:
     Attributes:
         file: path below the folder that its package is imported from.
         kind: "fields" (a dataclass or pydantic model and what it is made of), "options"
-            (argparse, and dataclasses from which it is made), "texts" (any text in the file) or
-            "own" (the keys below a table are the user's, so they are not verified).
-        name: the class of "fields"; empty for every class in the file.
+            (argparse, and dataclasses from which it is made), "parameters" (of a function), "texts"
+            (any text in the file) or "own" (the keys below a table are the user's, so they are not
+            verified).
+        name: the class of "fields" or function of "parameters"; empty for every one in the file.
         below: the table of its keys, "parallelism" for a class that declares that table alone.
     """
 

@@ -4,6 +4,7 @@ torchrun, deepspeed, accelerate and trl are read by their own parsers
 (`tuner.workload.scripts.launchers.vendor`), in the folder and environment that they would be
 started in. srun has a table (`tuner.workload.scripts.launchers.slurm`). LLaMA-Factory and Axolotl
 start torchrun or accelerate with a module of theirs, which is written out here after their sources.
+Any other command that a package installs is its module (`console_scripts`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.launchers import vendor
+from tuner.workload.scripts.launchers.console_scripts import as_module
 from tuner.workload.scripts.launchers.launcher import Launcher
 from tuner.workload.scripts.launchers.slurm import read_srun, task_environment
 from tuner.workload.yaml_keys import check_plain, read_text
@@ -107,7 +109,8 @@ def _read(
         return _read_axolotl(words, cwd, environment)
     if name in vendor.READERS:
         return _ask(name, words, skip, cwd, environment)
-    return _without_python(words), None
+    bare = _without_python(words)
+    return (as_module(bare, cwd) if len(bare) == len(words) else bare), None
 
 
 def _launcher_of(words: Sequence[str]) -> tuple[str, int]:
@@ -208,7 +211,10 @@ def _read_srun(
         raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
     script, launcher = _read(rest, cwd, {**environment, **srun.env, **inner})
     if launcher is None:
-        if Path(rest[0]).suffix != ".py" and not _PYTHON.fullmatch(Path(rest[0]).name):
+        installed = script[0] == "-m" and rest[0] != "-m" and tuple(rest[1:]) == script[2:]
+        if installed:
+            words = [*words[: len(words) - len(rest)], "python", *script]
+        elif Path(rest[0]).suffix != ".py" and not _PYTHON.fullmatch(Path(rest[0]).name):
             raise InputError(
                 f"srun starts {rest[0]!r}, whose ranks are not seen from here; paste the command "
                 "of Python that is in it"

@@ -195,12 +195,12 @@ def test_rules_of_the_framework_refuse_with_their_reason(tmp_path: Path) -> None
 
 
 def test_a_setting_that_is_no_level_is_kept(tmp_path: Path) -> None:
-    command = f"pretrain_gpt.py {FLAGS} --recompute-granularity selective"
+    command = f"pretrain_gpt.py {FLAGS} --recompute-granularity full --recompute-method block"
     job = looked_at(Script(command, cwd=MEGATRON))
     offer = job.offers["activation_checkpointing"]
     assert not offer.turned
-    assert "recompute-granularity=selective of today is kept" in offer.why
-    assert "selective" in started(job, tmp_path, micro_batch=4)
+    assert "recompute-granularity=full, recompute-method=block of today is kept" in offer.why
+    assert "block" in started(job, tmp_path, micro_batch=4)
 
 
 def test_a_placeholder_goes_before_the_driver(tmp_path: Path) -> None:
@@ -234,10 +234,10 @@ def test_a_toml_file_is_read_and_written_with_its_comments(tmp_path: Path) -> No
     job = titan(tmp_path)
     assert job.driver is not None
     assert (job.global_batch, job.steps, job.sequence_length) == (16, 700, 128)
-    assert job.baseline.zero_stage == 3
+    assert job.baseline.get("sharding") == "fsdp2"
     words = started(
-        job, tmp_path, data_parallel=2, tensor_parallel=2, micro_batch=2, zero_stage=2,
-        activation_checkpointing="full",
+        job, tmp_path, data_parallel=2, tensor_parallel=2, micro_batch=2,
+        sharding="fsdp2_no_reshard", activation_checkpointing="full",
     )  # fmt: skip
     text = Path(words[-1]).read_text()
     assert text.startswith("# ours\n")
@@ -265,19 +265,20 @@ def test_a_flag_over_the_file_is_changed_where_it_stands(tmp_path: Path) -> None
 def test_one_rank_that_shards_by_default_is_a_valid_baseline(tmp_path: Path) -> None:
     text = TITAN.replace("shard_degree = -1", "shard_degree = -1\ntensor_parallel_degree = 4")
     job = titan(tmp_path, text=text)
-    assert (job.baseline.data_parallel, job.baseline.zero_stage) == (1, 3)
+    assert (job.baseline.data_parallel, job.baseline.get("sharding")) == (1, "fsdp2")
     assert broken_rules(job.baseline, job, CPU) == []
     assert job.refused(job.baseline) == []
-    other = Configuration.of({**job.baseline.launch, "zero_stage": 2})
-    assert job.refused(other) == ["zero_stage over one replica repeats today's 3"]
+    other = Configuration.of({**job.baseline.launch, "sharding": "fsdp2_no_reshard"})
+    assert job.refused(other) == ["sharding over one replica repeats today's fsdp2"]
 
 
-def test_ddp_is_stage_0_at_each_number_of_replicas(tmp_path: Path) -> None:
+def test_ddp_is_kept_at_each_number_of_replicas(tmp_path: Path) -> None:
     text = TITAN.replace(
         "shard_degree = -1", "shard_degree = 1\ndata_parallel_replicate_degree = 4"
     )
     job = titan(tmp_path, text=text)
-    assert job.baseline.zero_stage == 0
+    assert job.baseline.get("sharding") == "deepspeed"
+    assert job.baseline.get("hsdp_replicas") == 1
     words = started(job, tmp_path, data_parallel=2)
     assert tomllib.loads(Path(words[-1]).read_text())["parallelism"] == {
         "data_parallel_shard_degree": 1,
