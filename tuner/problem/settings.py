@@ -144,6 +144,12 @@ class SearchSettings:
         above=0,
         alias="step-limit",
     )
+    fewer_replicas_first: bool = option(
+        False,
+        "try a launch of 8 or more data-parallel replicas on a quarter of them first where that is "
+        "expected to save energy (needs a space that also has fewer replicas, and a job that the "
+        "models predict)",
+    )
     #: Regressor that learns step time and power, as text (`tuner.models.surrogate`).
     surrogate: str = OURS
     seed: int = option(0, "random seed", least=0)

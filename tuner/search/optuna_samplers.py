@@ -224,6 +224,7 @@ def make_sampler(
     seed: int = 0,
     surrogate: Any = None,
     user_prior: UserPrior | None = None,
+    fewer_replicas_first: bool = False,
 ) -> ProbePlanner:
     """Return the planner of a study, by name, or around any Optuna sampler.
 
@@ -231,7 +232,8 @@ def make_sampler(
         sampler: one of `SAMPLERS`; None for this project's; or an Optuna sampler. A planner of
             these very candidates is returned as it is.
         candidates: the valid configurations.
-        prior, earlier, cost, memory_bytes, seed, surrogate, user_prior: as for `CandidateSampler`.
+        prior, earlier, cost, memory_bytes, seed, surrogate, user_prior, fewer_replicas_first: as
+            for `CandidateSampler`.
 
     Raises:
         UnknownName: no sampler has that name.
@@ -247,6 +249,7 @@ def make_sampler(
             seed=seed,
             surrogate=surrogate,
             user_prior=user_prior,
+            fewer_replicas_first=fewer_replicas_first,
         )
     if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
         return sampler

@@ -35,6 +35,7 @@ from tuner.search.acquisition import (
 )
 from tuner.search.answer_acquisition import AnswerAcquisition
 from tuner.search.candidate_pool import CandidatePool
+from tuner.search.fewer_replicas import FewerReplicas
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
@@ -76,6 +77,8 @@ class CandidateSampler(ProbePlanner):
         surrogate: a scikit-learn regressor that learns step time and power; None for this project's
             Gaussian process.
         user_prior: configurations to try first, and preferred knob values.
+        fewer_replicas_first: with a prior, try a launch on fewer replicas first where that is
+            expected to save joules (`tuner.search.fewer_replicas`).
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class CandidateSampler(ProbePlanner):
         design: SamplerDesign | None = None,
         surrogate: Any = None,
         user_prior: UserPrior | None = None,
+        fewer_replicas_first: bool = False,
     ) -> None:
         super().__init__(candidates, cost=cost, seed=seed)
         self._user_prior = user_prior or UserPrior()
@@ -126,6 +130,12 @@ class CandidateSampler(ProbePlanner):
         self._regret = RegretModel(self.surrogates, self._seed + 2)
         self.slack_limits = SlackLimits(self._configurations, self._members, self._launch_of)
         self.unreached_clocks = UnreachedClocks(self._configurations)
+        self._fewer_replicas: FewerReplicas | None = None
+        if fewer_replicas_first and prior is not None:
+            predicted = self.features.prior_log(self._configurations, self.features.priors - 1)
+            self._fewer_replicas = FewerReplicas(
+                self._configurations, self._members, self._launch_of, predicted
+            )
         self._pool = CandidatePool(
             self.surrogates, candidates, self._members, self._launch_of, self._rng
         )
@@ -137,6 +147,8 @@ class CandidateSampler(ProbePlanner):
 
     def _fit(self, observations: Observations) -> Surrogates:
         measured = observations.measured
+        if self._fewer_replicas:
+            measured = [*measured, *self._fewer_replicas.foretold(measured)]
         if self.surrogates.fit(
             [m.delivered for m in measured],
             [m.step_time_s for m in measured],
@@ -164,6 +176,8 @@ class CandidateSampler(ProbePlanner):
             launched, fresh = self._launches(observations, closed)
             if self._starting(observations, fresh) or not observations.measured:
                 return self._enqueue(self._start_plan(closed, launched, fresh, fits))
+            if self._fewer_replicas:
+                return self._enqueue(self._fewer_replicas_plan(observations, closed, fits))
             return self._enqueue(self._improvement_plan(observations, closed, fits))
 
     def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
@@ -345,6 +359,39 @@ class CandidateSampler(ProbePlanner):
             first_J=best.first_J,
             extendable=self._extendable(members, closed),
             regret=self._regret_of(observations, front, candidates),
+        )
+
+    def _fewer_replicas_plan(
+        self, observations: Observations, closed: np.ndarray, fits: np.ndarray
+    ) -> ProbePlan | None:
+        """Plan the probe that is worth the most, or its launch on fewer replicas before it."""
+        fewer, measured = self._fewer_replicas, observations.measured
+        assert fewer is not None
+        held = closed.copy()
+        held[fewer.held(observations.pending)] = True
+        closed = closed if held.all() else held
+        while True:
+            plan = self._improvement_plan(observations, closed, fits)
+            best = None if plan is None else self._encoding.index_of_key(plan.configurations[0].key)
+            if plan is None or best is None or not fewer.prefer_measured(best, measured):
+                break
+        if plan is None or best is None:
+            return plan
+        first = fewer.first(best, measured, observations.pending, closed)
+        if first is None:
+            return plan
+        one = (self._configurations[first],)
+        posterior = self.surrogates.predict(one)
+        joules = self.cost.launch_J(posterior.power_W)
+        joules = joules + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
+        return replace(
+            plan,
+            configurations=one,
+            reason="fewer replicas first",
+            score=math.nan,
+            cost_J=float(joules[0]),
+            first_J=float(joules[0]),
+            extendable=self._extendable([first], closed),
         )
 
     def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:

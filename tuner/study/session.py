@@ -33,6 +33,7 @@ from tuner.problem.study_file import parse_cluster, parse_surrogate
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
+from tuner.search.optuna_samplers import OURS as OURS_SAMPLER
 from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
 from tuner.search.user_prior import user_prior
 from tuner.search_spaces.configuration import Configuration
@@ -114,6 +115,7 @@ class Session:
         notify: Notify | None = None,
     ) -> None:
         check_sampler(sampler, transfer=bool(transfer), user_prior=bool(try_first or prefer))
+        _check_fewer_replicas(settings, problem, sampler)
         self._user_prior = user_prior(problem.candidates, try_first=try_first, prefer=prefer)
         check_surrogate(surrogate)
         settings = settings or SearchSettings()
@@ -197,6 +199,7 @@ class Session:
             seed=spec.settings.seed,
             surrogate=problem.surrogate,
             user_prior=self._user_prior,
+            fewer_replicas_first=spec.settings.fewer_replicas_first,
         )
         recorder = StudyRecorder(
             name=run.name,
@@ -298,6 +301,27 @@ def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str =
             same = any(len(text) > 60 for text in short)
             found.append(f"{name} differs" if same else f"{name} was {short[0]} and is {short[1]}")
     return found
+
+
+def _check_fewer_replicas(
+    settings: SearchSettings | None, problem: Problem, sampler: SamplerChoice
+) -> None:
+    """Raise InputError if launches cannot be tried on fewer replicas first, although they should.
+
+    Args:
+        settings: of the search; None for the defaults.
+        problem: what is searched.
+        sampler: as of `Session`.
+    """
+    if settings is None or not settings.fewer_replicas_first:
+        return
+    if sampler not in (None, OURS_SAMPLER):
+        raise InputError(f"--fewer-replicas-first is for the sampler {OURS_SAMPLER}")
+    if problem.prior is None:
+        raise InputError(
+            f"--fewer-replicas-first needs predictions of the models, and {problem.name} has none; "
+            "leave it out, or describe the job's model"
+        )
 
 
 def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
