@@ -21,12 +21,12 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.job import load_job
+from tuner.testing.scripts import CPU
 from tuner.testing.studies import TOML, modelled_study, request, write_table
 from tuner.workload.probe import ProbeRequest
 from tuner.workload.scripts.script_job import Framework, ScriptJob
 from tuner.workload.table import load_table
 
-CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8, nodes=2
 )
