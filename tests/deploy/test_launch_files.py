@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tuner.deploy.launch_files import SYNTHETIC_STEPS, launch_of, write_launch_files
-from tuner.results.result import Verification
+from tuner.results.parts import Verification
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue

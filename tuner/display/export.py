@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.formatting import ordered_knobs
-from tuner.results.result import Point, Result
+from tuner.results.parts import Point
+from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.safe_files import make_folder, require_own, write_bytes, write_text
 from tuner.workload.probe import FailureKind
