@@ -61,10 +61,8 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
     return math.sqrt(variance / series.size * (1 + lag1) / (1 - lag1))
 
 
-def block_edges(
-    opened_s: float, ends_s: Sequence[float], *, least_s: float = BLOCK_S
-) -> tuple[float, ...]:
-    """Return times that cut a window into blocks of whole steps, each of at least `least_s`.
+def block_edges(opened_s: float, ends_s: Sequence[float]) -> tuple[float, ...]:
+    """Return times that cut a window into blocks of whole steps, each of at least `BLOCK_S`.
 
     Args:
         opened_s: when the window opened.
@@ -75,7 +73,7 @@ def block_edges(
     """
     edges = [opened_s]
     for end_s in ends_s:
-        if end_s - edges[-1] >= least_s:
+        if end_s - edges[-1] >= BLOCK_S:
             edges.append(end_s)
     if ends_s and edges[-1] < ends_s[-1]:
         if len(edges) > 1:
