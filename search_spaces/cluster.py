@@ -220,8 +220,7 @@ def load_device(name: str) -> Device:
             raise InputError(
                 f"clocks_MHz of device {name!r} must hold integers min, max and step above 0"
             ) from error
-    device: Device = _build(Device, {"name": stem, **data}, f"device {stem!r}")
-    return device
+    return _build(Device, {"name": stem, **data}, f"device {stem!r}")
 
 
 def load_cluster(name: str) -> Cluster:
@@ -237,10 +236,7 @@ def load_cluster(name: str) -> Cluster:
     kind = data["device"]
     if isinstance(file, Path) and names_a_file(file.parent / kind):
         kind = str(file.parent / kind)
-    cluster: Cluster = _build(
-        Cluster, {"name": stem, **data, "device": load_device(kind)}, f"cluster {stem!r}"
-    )
-    return cluster
+    return _build(Cluster, {"name": stem, **data, "device": load_device(kind)}, f"cluster {stem!r}")
 
 
 def enlarged(cluster: Cluster, gpus: int) -> Cluster:

@@ -115,8 +115,7 @@ def frame(result: Result, points: Sequence[Point] | None = None) -> pandas.DataF
     Raises:
         InputError: pandas is not installed; the extra `notebook` brings it.
     """
-    made: pandas.DataFrame = _needs("pandas", "notebook").DataFrame(rows(result, points))
-    return made
+    return _needs("pandas", "notebook").DataFrame(rows(result, points))
 
 
 def _csv_cell(value: Any) -> Any:

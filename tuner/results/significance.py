@@ -196,8 +196,7 @@ def _blocks(values: Sequence[float]) -> np.ndarray:
         return series
     each = max(1, series.size // BLOCKS)
     whole = series.size // each * each
-    means: np.ndarray = series[:whole].reshape(-1, each).mean(axis=1)
-    return means
+    return series[:whole].reshape(-1, each).mean(axis=1)
 
 
 def _stated(means: Sequence[float], errors: Sequence[float], spread: float) -> _Mean:

@@ -95,8 +95,7 @@ def _energies(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np.nd
     grid = np.union1d(times[inside], edges)
     drawn = np.interp(grid, times, power)
     total = np.concatenate([[0.0], np.cumsum(np.diff(grid) * (drawn[1:] + drawn[:-1]) / 2)])
-    result: np.ndarray = np.diff(total[np.searchsorted(grid, edges)])
-    return result
+    return np.diff(total[np.searchsorted(grid, edges)])
 
 
 def integrate(samples: Sequence[PowerSample], start_s: float, end_s: float) -> float:
@@ -110,5 +109,4 @@ def block_powers(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np
     """Return the mean power between edges, watts; empty with fewer than 3 samples."""
     if len(edges_s) < 2 or math.isnan(integrate(samples, edges_s[0], edges_s[-1])):
         return np.empty(0)
-    powers: np.ndarray = _energies(samples, edges_s) / np.diff(edges_s)
-    return powers
+    return _energies(samples, edges_s) / np.diff(edges_s)
