@@ -12,7 +12,6 @@ framework takes them.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -24,6 +23,7 @@ from benchmarks.figures import ROOT, Figure, arguments, publish
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.testing.commands import finished
 from tuner.workload.scripts.command import LAUNCH, Script
 from tuner.workload.scripts.frameworks import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import Checked, check_keys
@@ -218,7 +218,7 @@ def download(packages: Sequence[str], wheels: Path, folder: Path) -> str:
             "1",
         ]
         command += ["--only-binary", ":all:", "--dest", str(wheels / package), package]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = finished(command, timeout=300)
         if done.returncode:
             return f"{package} cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}"
         for wheel in (wheels / package).glob("*.whl"):

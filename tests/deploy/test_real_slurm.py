@@ -22,6 +22,7 @@ import pytest
 
 from tests.deploy.test_slurm import FAKES, SCRIPT, calls, write_fakes
 from tuner.deploy.launch_files import write_launch_files
+from tuner.testing.commands import finished
 from tuner.testing.scripts import CPU as CORES
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_job import Framework, Script
@@ -132,7 +133,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
     def idle() -> bool:
         asked = ["sinfo", "--noheader", "--Node", "--format=%T"]
-        told = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)
+        told = finished(asked, env=environment)
         return told.stdout.split() == ["idle"] * 2
 
     try:
@@ -149,25 +150,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def submit(slurm: dict[str, str], *words: str, **more: str) -> str:
-    done = subprocess.run(
-        ["sbatch", "--parsable", *words],
-        env=slurm | more,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished(["sbatch", "--parsable", *words], env=slurm | more)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def is_over(slurm: dict[str, str], job: str) -> bool:
-    told = subprocess.run(
-        ["squeue", "--noheader", "--jobs", job, "--format=%T"],
-        env=slurm,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    told = finished(["squeue", "--noheader", "--jobs", job, "--format=%T"], env=slurm)
     return told.stdout.strip() in ("", "COMPLETED", "CANCELLED", "FAILED")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.configuration import Configuration
+from tuner.testing.commands import finished
 from tuner.testing.scripts import inspected
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.probe import ProbeRequest, WindowPolicy
@@ -91,13 +91,10 @@ def test_a_pasted_accelerate_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_launch_files((Configuration(launch), short_job, cluster), files)
     assert "num_processes: 1\n" in (files / "a.yaml").read_text()
     shutil.move(repo / "a.yaml", tmp_path / "old.yaml")  # the new file is the one in use
-    done = subprocess.run(
+    done = finished(
         ["bash", str(files / "launch.sh")],
         env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "PRECISION no 1" in done.stdout
