@@ -49,11 +49,7 @@ def find_file(
 
 
 def read_toml(file: Traversable, what: str) -> dict[str, Any]:
-    """Return the tables of a file.
-
-    Args:
-        file: the file.
-        what: the thing that it describes, with its name, for the sentence.
+    """Return the tables of a file; `what` it describes, with its name, is for the sentence.
 
     Raises:
         InputError: it cannot be read, or is no TOML.
