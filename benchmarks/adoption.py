@@ -10,7 +10,6 @@ where pip is set up to find them.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -31,6 +30,7 @@ from benchmarks.install import (
     resolves,
     seconds_to_install,
 )
+from tuner.testing.commands import finished
 
 __all__ = ["EVERYWHERE", "docs_are_strict", "interpreter_fails", "main", "untested_pages"]
 
@@ -53,9 +53,7 @@ def interpreter_fails(
     if why := core_works(python, folder / f"{interpreter.version}-work"):
         return why
     words = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
-    done = subprocess.run(
-        words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    done = finished(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     return "" if done.returncode == 0 else done.stdout[-400:]
 
 
@@ -71,12 +69,10 @@ def untested_pages() -> list[str]:
 
 def docs_are_strict(folder: Path) -> bool:
     """Build the site; return True if mkdocs warned of nothing."""
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
     )
     return done.returncode == 0 and "WARNING" not in done.stderr
 

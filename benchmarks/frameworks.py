@@ -12,7 +12,6 @@ framework takes them.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -24,6 +23,7 @@ from benchmarks.figures import ROOT, Figure, arguments, publish
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.testing.commands import finished
 from tuner.workload.scripts.command import LAUNCH, Script
 from tuner.workload.scripts.frameworks import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import Checked, check_keys
@@ -218,7 +218,7 @@ def download(packages: Sequence[str], wheels: Path, folder: Path) -> str:
             "1",
         ]
         command += ["--only-binary", ":all:", "--dest", str(wheels / package), package]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = finished(command, timeout=300)
         if done.returncode:
             return f"{package} cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}"
         for wheel in (wheels / package).glob("*.whl"):
@@ -267,32 +267,26 @@ def _verifiable(driver: Driver) -> set[str]:
 def really_runs(sample: Sample, folder: Path) -> str:
     """Look at a sample's script, probe it at its own micro-batch and at twice that where the
     framework takes it, and return why one of them failed, or ""."""
+    from tuner.testing.scripts import inspected
     from tuner.workload.node.machine import detect_cluster
-    from tuner.workload.node.runner import LocalRunner
     from tuner.workload.probe import ProbeRequest, WindowPolicy
-    from tuner.workload.scripts.inspection import inspect_script
 
     cluster = replace(detect_cluster(), devices_per_node=2)
     path, _, rest = sample.run.partition(" ")
     work = folder / "script"
     shutil.copytree((SCRIPTS / path).parent, work)
     script = Script(f"{Path(path).name} {rest}", cwd=work)
-    blank = blank_job(script, cluster)
-    runner = LocalRunner(blank, cluster, run_dir=folder)
     try:
-        job = inspect_script(script, blank, runner.run, folder=folder)
-        runner.turn_to(job)
-        today, turned = job.baseline.micro_batch, job.offers["micro_batch"].turned
-        for micro in (today, 2 * today) if turned else (today,):
-            launch = Configuration.of({**job.baseline.launch, "micro_batch": micro}).launch
-            window = WindowPolicy(min_s=0.2, min_steps=3, max_s=0.5)
-            record = runner.run(ProbeRequest(f"at-{micro}", launch, window=window))
-            if record.failure is not None:
-                return record.failure.message
+        with inspected(script, cluster, folder) as (runner, job):
+            today, turned = job.baseline.micro_batch, job.offers["micro_batch"].turned
+            for micro in (today, 2 * today) if turned else (today,):
+                launch = Configuration.of({**job.baseline.launch, "micro_batch": micro}).launch
+                window = WindowPolicy(min_s=0.2, min_steps=3, max_s=0.5)
+                record = runner.run(ProbeRequest(f"at-{micro}", launch, window=window))
+                if record.failure is not None:
+                    return record.failure.message
     except InputError as error:
         return str(error)
-    finally:
-        runner.close()
     return ""
 
 

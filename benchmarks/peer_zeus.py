@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from tuner.testing.commands import finished
 
 #: Runs inside the other environment: prints a JSON list of windows.
 SCRIPT = """
@@ -74,13 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         python = options.python or python_with_zeus(Path(folder) / "zeus")
         paths = os.environ | {"PYTHONPATH": str(ROOT)}
         paths.pop("CUDA_VISIBLE_DEVICES", None)
-        done = subprocess.run(
-            [str(python), "-c", SCRIPT, str(options.windows)],
-            env=paths,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = finished([str(python), "-c", SCRIPT, str(options.windows)], env=paths)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     if not lines:
         sys.exit(f"Zeus did not run: {done.stderr[-2000:]}")

@@ -38,6 +38,7 @@ from benchmarks.security_tools import (
     tried,
     tuner,
 )
+from tuner.testing.commands import finished
 
 __all__ = [
     "clock_script",
@@ -68,14 +69,7 @@ def process_groups(folder: Path) -> Sequence[Attempt]:
         return [not_tried(what, "only root can choose the next process id")]
     code = "from benchmarks.security_checks import _recycled; _recycled()"
     namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    done = subprocess.run(
-        [*namespace, sys.executable, "-P", "-c", code],
-        check=False,
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = finished([*namespace, sys.executable, "-P", "-c", code], cwd=folder, env=environment())
     if done.returncode:
         return [not_tried(what, f"it failed: {done.stderr.strip()[-200:]}")]
     return [tried(what, "killed" in done.stdout, f"the stranger {done.stdout.strip()}")]
@@ -502,13 +496,10 @@ def _rank_of_root(folder: Path) -> Attempt:
     )
     words = ["probe", "--script", str(script), "--steps", "9", "--global-batch", "2"]
     env = environment(SUDO_UID=str(OTHER_UID), SUDO_GID=str(OTHER_UID), SUDO_USER="nobody")
-    done = subprocess.run(
+    done = finished(
         [*_READABLE, *_TUNER, *words],
-        check=False,
         cwd=folder,
         env=env | {"HIDDEN": _hidden(), "BASE": sys.base_prefix},
-        capture_output=True,
-        text=True,
         timeout=120,
     )
     seen = {path.read_text() for path in told.iterdir()}
@@ -655,13 +646,10 @@ def _installing() -> Iterator[Attempt]:
     if not (ROOT / ".ci" / "run").exists():
         yield not_tried(what, "this is no checkout of the repository")
         return
-    done = subprocess.run(
+    done = finished(
         ["make", "--dry-run", "--always-make", "CI=true", "install"],
-        check=False,
         cwd=ROOT,
         env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
-        capture_output=True,
-        text=True,
     )
     lines = [line for line in done.stdout.splitlines() if "pip install" in line]
     checked = [line for line in lines if "--require-hashes" in line]

@@ -31,6 +31,7 @@ from benchmarks.security_tools import (
     environment,
     writable_by_others,
 )
+from tuner.testing.commands import finished
 
 __all__ = ["Seen", "unavailable", "watch"]
 
@@ -114,7 +115,7 @@ def unavailable() -> str:
     for name in ("unshare", "ip"):
         if shutil.which(name) is None:
             return f"there is no {name} command"
-    trial = subprocess.run([*_unshare(), "true"], check=False, capture_output=True, text=True)
+    trial = finished([*_unshare(), "true"])
     return "" if trial.returncode == 0 else f"no network namespace: {trial.stderr.strip()}"
 
 
@@ -125,9 +126,7 @@ def watch(folder: Path) -> Seen:
         RuntimeError: it could not be watched.
     """
     words = [sys.executable, "-P", "-m", "benchmarks.security_study", str(folder)]
-    done = subprocess.run(
-        [*_unshare(), *words], check=False, env=environment(), capture_output=True, text=True
-    )
+    done = finished([*_unshare(), *words], env=environment())
     if done.returncode:
         raise RuntimeError(f"the study was not watched: {done.stderr[-2000:]}")
     return Seen(**json.loads((folder / "seen.json").read_text()))

@@ -39,7 +39,7 @@ from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.results.build import measured_points
-from tuner.results.result import Point
+from tuner.results.parts import Point
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress

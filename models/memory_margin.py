@@ -1,9 +1,9 @@
 """Error of predicted peak memory, learned from the peaks and failures of probes.
 
 The true peak is taken as the prediction times exp(b + e): b the same for every configuration of a
-study (the framework's own share, the allocator), e its own, normal with `spread`. A measured peak
-gives b + e; a probe that ran out of memory shows only that its peak was above the capacity, and one
-that ran without a recorded peak that it was below. The posterior of b is kept on a grid.
+study (the framework's own share, the allocator), e its own. A measured peak gives b + e; a probe
+that ran out of memory shows only that its peak was above the capacity, and one that ran without a
+recorded peak that it was below. The posterior of b is kept on a grid.
 """
 
 from __future__ import annotations
@@ -58,31 +58,27 @@ class MemoryMargin:
 
     Args:
         capacity_bytes: memory of one device.
-        bias: standard deviation of the common share, before any probe.
-        spread: standard deviation of a configuration's own share.
 
     Raises:
-        ValueError: a figure is not above 0.
+        ValueError: it is not above 0.
     """
 
-    def __init__(
-        self, capacity_bytes: float, *, bias: float = MEMORY_BIAS, spread: float = MEMORY_SPREAD
-    ) -> None:
-        if min(capacity_bytes, bias, spread) <= 0:
-            raise ValueError("capacity, bias and spread must be above 0")
-        self.capacity_bytes, self.spread = float(capacity_bytes), spread
-        self._grid = np.linspace(-6 * bias, 6 * bias, 601)
-        self._log_density = -0.5 * (self._grid / bias) ** 2
+    def __init__(self, capacity_bytes: float) -> None:
+        if capacity_bytes <= 0:
+            raise ValueError("the capacity must be above 0")
+        self.capacity_bytes = float(capacity_bytes)
+        self._grid = np.linspace(-6 * MEMORY_BIAS, 6 * MEMORY_BIAS, 601)
+        self._log_density = -0.5 * (self._grid / MEMORY_BIAS) ** 2
 
     def _above(self, predicted_bytes: float) -> np.ndarray:
         """Return the distance from prediction to capacity in spreads, for each b."""
         room = np.log(self.capacity_bytes / predicted_bytes)
-        return np.asarray((room - self._grid) / self.spread)
+        return np.asarray((room - self._grid) / MEMORY_SPREAD)
 
     def measured(self, predicted_bytes: float, peak_bytes: float) -> None:
         """Update with a measured peak."""
         off = np.log(peak_bytes / predicted_bytes)
-        self._log_density -= 0.5 * ((off - self._grid) / self.spread) ** 2
+        self._log_density -= 0.5 * ((off - self._grid) / MEMORY_SPREAD) ** 2
 
     def ran_out(self, predicted_bytes: float) -> None:
         """Update with an out-of-memory failure: the peak was above the capacity."""
@@ -108,9 +104,9 @@ class MemoryMargin:
         """Return the probability that each true peak is within the capacity, shape (n,)."""
         room = np.log(self.capacity_bytes / np.asarray(predicted_bytes, dtype=float))
         # A smooth function of the room, interpolated from a grid, so that 100,000 cost little.
-        edge = float(-self._grid[0]) + 6 * self.spread
+        edge = float(-self._grid[0]) + 6 * MEMORY_SPREAD
         at = np.linspace(-edge, edge, 801)
-        chance = ndtr((at[:, None] - self._grid) / self.spread) @ self._weights()
+        chance = ndtr((at[:, None] - self._grid) / MEMORY_SPREAD) @ self._weights()
         return np.asarray(np.interp(room, at, chance))
 
 

@@ -8,14 +8,13 @@ user adds a GPU or a cluster by adding a file and naming its path. *This* machin
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.typed import check_fields, names_a_file
 
 __all__ = [
@@ -183,44 +182,18 @@ class Cluster:
         return self.device.clocks_MHz if self.clock_control else ()
 
 
-def _folder(kind: str) -> Any:
-    return resources.files("tuner.search_spaces") / "data" / kind
-
-
-def _names(kind: str) -> list[str]:
-    return sorted(
-        e.name.removesuffix(".toml") for e in _folder(kind).iterdir() if e.name.endswith(".toml")
-    )
-
-
 def device_names() -> list[str]:
     """Return the names of the devices that joulefront includes."""
-    return _names("devices")
+    return included_names("devices")
 
 
 def cluster_names() -> list[str]:
     """Return the names of the clusters that joulefront includes."""
-    return _names("clusters")
-
-
-def _read(kind: str, name: str) -> tuple[dict[str, Any], str, Path | None]:
-    shipped = _folder(kind) / f"{name}.toml"
-    path = None if names_a_file(shipped) else Path(name)
-    if path is not None and not names_a_file(path):
-        raise UnknownName(
-            kind.removesuffix("s"), name, [*_names(kind), "or the path of a toml file"]
-        )
-    try:
-        text = shipped.read_text(encoding="utf-8") if path is None else path.read_text("utf-8")
-        return tomllib.loads(text), (name if path is None else path.stem), path
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the {kind.removesuffix('s')} {name!r}: {error}") from error
+    return included_names("clusters")
 
 
 def _build(cls: type, data: Mapping[str, Any], what: str) -> Any:
-    for key in data:
-        if key not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
-            raise UnknownName(f"key in {what}", key, cls.__dataclass_fields__)  # type: ignore[attr-defined]
+    check_keys(data, cls.__dataclass_fields__, what)  # type: ignore[attr-defined]
     tidy = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     try:
         return check_fields(cls(**tidy), what)
@@ -234,7 +207,8 @@ def load_device(name: str) -> Device:
     Raises:
         InputError: no such device, or its file is not one.
     """
-    data, stem, _ = _read("devices", name)
+    file, stem = find_file("devices", name, "device")
+    data = read_toml(file, f"device {name!r}")
     clocks = data.get("clocks_MHz")
     if isinstance(clocks, dict):
         try:
@@ -246,8 +220,7 @@ def load_device(name: str) -> Device:
             raise InputError(
                 f"clocks_MHz of device {name!r} must hold integers min, max and step above 0"
             ) from error
-    device: Device = _build(Device, {"name": stem, **data}, f"device {stem!r}")
-    return device
+    return _build(Device, {"name": stem, **data}, f"device {stem!r}")
 
 
 def load_cluster(name: str) -> Cluster:
@@ -256,16 +229,14 @@ def load_cluster(name: str) -> Cluster:
     Raises:
         InputError: no such cluster, or its file is not one.
     """
-    data, stem, path = _read("clusters", name)
+    file, stem = find_file("clusters", name, "cluster")
+    data = read_toml(file, f"cluster {name!r}")
     if not isinstance(data.get("device"), str):
         raise InputError(f"cluster {stem!r} names no device; known: {', '.join(device_names())}")
     kind = data["device"]
-    if path is not None and names_a_file(path.parent / kind):
-        kind = str(path.parent / kind)
-    cluster: Cluster = _build(
-        Cluster, {"name": stem, **data, "device": load_device(kind)}, f"cluster {stem!r}"
-    )
-    return cluster
+    if isinstance(file, Path) and names_a_file(file.parent / kind):
+        kind = str(file.parent / kind)
+    return _build(Cluster, {"name": stem, **data, "device": load_device(kind)}, f"cluster {stem!r}")
 
 
 def enlarged(cluster: Cluster, gpus: int) -> Cluster:

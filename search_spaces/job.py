@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.data_files import check_keys, data_folder, find_file, included_names
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.typed import names_a_file
 
@@ -241,19 +242,15 @@ class TrainingJob:
                     f'and names the model by [model] config = "{Path(path).name}"'
                 )
             raise InputError(sentence) from error
-        for key in data:
-            if key not in _FIELDS:
-                raise UnknownName(f"key in {path.name}", key, _FIELDS)
+        check_keys(data, _FIELDS, path.name)
         name = str(data.get("name") or path.stem)
         table = data.get("model")
         if not isinstance(table, dict) or "config" not in table:
             raise InputError(
                 f'job {name!r} has no model; give [model] config = "PATH of a Hugging Face '
-                "config.json, or one of " + ", ".join(_names("models", ".json")) + '"'
+                "config.json, or one of " + ", ".join(included_names("models", ".json")) + '"'
             )
-        for key in table:
-            if key != "config":
-                raise UnknownName(f"key in [model] of {path.name}", key, ["config"])
+        check_keys(table, ("config",), f"[model] of {path.name}")
         model = _load_model(table["config"], path.parent)
         sequence_length = data.get("sequence_length")
         global_batch = data.get("global_batch")
@@ -333,30 +330,18 @@ def _steps_by_batch(given: Mapping[str, Any], global_batch: int, where: str) -> 
     return math.ceil(least * (1 + noise_scale / global_batch))
 
 
-def _data_folder(kind: str) -> Any:
-    return resources.files("tuner.search_spaces") / "data" / kind
-
-
-def _names(kind: str, suffix: str) -> list[str]:
-    return sorted(
-        entry.name.removesuffix(suffix)
-        for entry in _data_folder(kind).iterdir()
-        if entry.name.endswith(suffix)
-    )
-
-
 def _load_model(config: Any, beside: Path) -> dict[str, Any]:
     """Load a model's configuration: inline, by shipped name, or by path."""
     if isinstance(config, dict):
         return config
     if not isinstance(config, str):
         raise InvalidValue("model.config", config, "a path, a shipped model's name, or a table")
-    shipped = _data_folder("models") / f"{config}.json"
+    shipped = data_folder("models") / f"{config}.json"
     source = shipped if names_a_file(shipped) else beside / config
     if not names_a_file(source):
         raise InputError(
             f"model config {config!r} is neither a file nor one of "
-            + ", ".join(_names("models", ".json"))
+            + ", ".join(included_names("models", ".json"))
         )
     try:
         data = json.loads(source.read_text(encoding="utf-8"))
@@ -380,7 +365,7 @@ def token_file(path: str | Path) -> str:
 
 def job_names() -> list[str]:
     """Return the names of the jobs that joulefront includes."""
-    return _names("jobs", ".toml")
+    return included_names("jobs")
 
 
 def load_job(name_or_path: str | Path | None = None) -> TrainingJob:
@@ -390,9 +375,6 @@ def load_job(name_or_path: str | Path | None = None) -> TrainingJob:
         InputError: neither a shipped name nor a readable job file.
     """
     text = str(name_or_path or "tiny-gpt")
-    if text in job_names():
-        with resources.as_file(_data_folder("jobs") / f"{text}.toml") as path:
-            return TrainingJob.from_toml(path)
-    if not names_a_file(Path(text)):
-        raise UnknownName("job", text, [*job_names(), "or the path of a job.toml"])
-    return TrainingJob.from_toml(text)
+    file, _ = find_file("jobs", text, "job", other=("or the path of a job.toml",))
+    with resources.as_file(file) as path:
+        return TrainingJob.from_toml(path)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.data_files import check_keys
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.parameter_count import Sizes
 
 __all__ = ["LoRA", "LoRAFacts"]
@@ -56,9 +57,7 @@ class LoRA:
         """
         if not isinstance(table, Mapping):
             raise InvalidValue(f"lora in {where}", table, "a table with a rank")
-        for key in table:
-            if key not in cls.__dataclass_fields__:
-                raise UnknownName(f"key in [lora] of {where}", key, cls.__dataclass_fields__)
+        check_keys(table, cls.__dataclass_fields__, f"[lora] of {where}")
         if "rank" not in table:
             raise InputError(f"[lora] of {where} lacks its rank, such as rank = 16")
         return cls(**table)

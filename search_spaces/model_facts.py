@@ -24,7 +24,6 @@ __all__ = [
     "UNKNOWN_MODEL",
     "ModelFacts",
     "facts_of",
-    "flops_per_step",
     "job_state_bytes",
     "model_state_bytes",
     "model_state_parts",
@@ -212,15 +211,6 @@ def facts_of(job: TrainingJob) -> ModelFacts:
         return UNKNOWN_MODEL
     facts = ModelFacts.from_config(job.model)
     return replace(facts, lora=LoRAFacts.of(job.lora, job.model)) if job.lora else facts
-
-
-def flops_per_step(job: TrainingJob) -> float:
-    """Return the FLOPs of one optimizer step over all ranks, without recomputation.
-
-    See `ModelFacts.flops` for the formula and its source. The job alone decides it, because it
-    fixes the global batch: no configuration changes it, only recomputation adds to it.
-    """
-    return facts_of(job).flops(job.global_batch, job.sequence_length, job.frames)
 
 
 def model_state_parts(

@@ -58,27 +58,26 @@ def declared_options(kind: type) -> Iterator[tuple[Field[Any], Option]]:
             yield item, item.metadata["option"]
 
 
-def check_options(made: Any, where: str = "") -> None:
+def check_options(made: Any) -> None:
     """Check every option of a dataclass object against its declaration.
 
     Args:
         made: the object; its module postpones annotations.
-        where: where the values come from, for the sentence ("study.toml").
 
     Raises:
         InvalidValue: a value has another type or lies outside its limits.
         UnknownName: a value is not among its choices.
     """
     for item, declared in declared_options(type(made)):
-        value, name = getattr(made, item.name), f"{item.name} in {where}" if where else item.name
+        value = getattr(made, item.name)
         kinds = {kind.strip() for kind in str(item.type).split("|")}
         if value is None and "None" in kinds:
             continue
         if declared.choices and value not in declared.choices:
-            raise UnknownName(name, str(value), declared.choices)
+            raise UnknownName(item.name, str(value), declared.choices)
         legal = _legal(kinds, declared)
         if legal and not _is_legal(value, kinds, declared):
-            raise InvalidValue(name, value, legal)
+            raise InvalidValue(item.name, value, legal)
 
 
 def _legal(kinds: set[str], declared: Option) -> str:

@@ -14,12 +14,11 @@ from functools import lru_cache
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.fp8_rules import FP8_RULES
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.live_rules import LIVE_RULES
-from tuner.search_spaces.lora_rules import LORA_RULES
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.pipeline_rules import PIPELINE_RULES
+from tuner.search_spaces.product_rules import PRODUCT_RULES
 from tuner.search_spaces.program_rules import unrunnable
 from tuner.search_spaces.rule import Rule, registering
 from tuner.search_spaces.sharding_rules import SHARDING_RULES
@@ -407,8 +406,7 @@ RULES: tuple[Rule, ...] = (
     *_RULES,
     *SHARDING_RULES,
     *PIPELINE_RULES,
-    *FP8_RULES,
-    *LORA_RULES,
+    *PRODUCT_RULES,
     *LIVE_RULES,
 )
 

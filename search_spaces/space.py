@@ -10,10 +10,8 @@ live settings are checked once for all launches. A study searches the result, `C
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +21,12 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
 from tuner.search_spaces.declared import check_knobs, expanded, live_choices
 from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
 from tuner.search_spaces.rules import RULES, Rule, broken_rules
-from tuner.search_spaces.typed import names_a_file
 
 __all__ = [
     "ALIASES",
@@ -360,12 +358,7 @@ class _Walk:
 
 def space_names() -> list[str]:
     """Return the names of the spaces that joulefront includes."""
-    folder = resources.files("tuner.search_spaces") / "data" / "spaces"
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    )
+    return included_names("spaces")
 
 
 def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
@@ -379,20 +372,10 @@ def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
     """
     text = str(name_or_path or "default")
     text = ALIASES.get(text, text)
-    shipped = resources.files("tuner.search_spaces") / "data" / "spaces" / f"{text}.toml"
-    path = None if text in space_names() else Path(text)
-    if path is not None and not names_a_file(path):
-        raise UnknownName("space", text, [*space_names(), *ALIASES, "or the path of a toml file"])
-    try:
-        data = tomllib.loads(
-            shipped.read_text(encoding="utf-8") if path is None else path.read_text("utf-8")
-        )
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the space {text!r}: {error}") from error
-    name = text if path is None else path.stem
-    for key in data:
-        if key not in ("name", "what", "knobs"):
-            raise UnknownName(f"key in space {name!r}", key, ("name", "what", "knobs"))
+    other = (*ALIASES, "or the path of a toml file")
+    file, name = find_file("spaces", text, "space", other=other)
+    data = read_toml(file, f"space {text!r}")
+    check_keys(data, ("name", "what", "knobs"), f"space {name!r}")
     knobs = data.get("knobs")
     if not isinstance(knobs, dict) or not knobs:
         raise InputError(f"space {name!r} has no table [knobs]; name at least one knob there")

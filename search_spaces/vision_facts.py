@@ -41,7 +41,6 @@ class VisionFacts:
         extra_tokens: number of tokens that end a video.
         parameters: parameters of encoder, projector and the token that ends a video.
         matmul_parameters: those of `parameters` that multiply each patch.
-        projector_parameters: those of `matmul_parameters` that are the projector's.
         largest_layer: parameters of the largest block.
     """
 
@@ -54,7 +53,6 @@ class VisionFacts:
     extra_tokens: int
     parameters: int
     matmul_parameters: int
-    projector_parameters: int
     largest_layer: int
 
     @classmethod
@@ -110,7 +108,6 @@ class VisionFacts:
             extra_tokens=1,
             parameters=parameters + projector + biases + width,
             matmul_parameters=cells + layers * block_matrices + projector,
-            projector_parameters=projector,
             largest_layer=max(block, projector + biases),
         )
 

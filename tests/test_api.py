@@ -1,12 +1,12 @@
 """Public names: what `import tuner` brings, and the keywords of `optimize` and `replay`."""
 
 import inspect
-import subprocess
 import sys
 
 import pytest
 
 import tuner
+from tuner.testing.commands import finished
 from tuner.testing.studies import write_table
 
 
@@ -25,7 +25,7 @@ def test_importing_it_imports_only_what_is_used():
         "assert before == {'tuner'}, before;"
         "assert not {'torch', 'numpy', 'optuna', 'ray'} & set(sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ended = finished([sys.executable, "-c", code])
     assert ended.returncode == 0, ended.stderr
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.startup import HEAVY
+from tuner.testing.commands import finished
 
 MISSING = ("torch", "deepspeed", "ray", "transformers", "optuna_dashboard", "pandas")
 MISSING += ("pyarrow", "matplotlib", "rich", "shtab", "wandb", "mlflow")
@@ -35,9 +36,7 @@ for words in (["jobs"], ["clusters"], ["spaces"], ["doctor", "--brief"]):
 
 def test_replay_front_and_report_need_only_the_core(tmp_path: Path) -> None:
     code = CORE.format(table=str(SHIPPED), runs=str(tmp_path), missing=MISSING)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = finished([sys.executable, "-c", code], timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Front of" in done.stdout
     assert (next(tmp_path.iterdir()) / "report.html").stat().st_size > 100_000

@@ -23,6 +23,7 @@ import pytest
 
 import tuner
 from tuner.cli.main import command_parser
+from tuner.testing.commands import finished
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
@@ -79,9 +80,7 @@ def run_page(path: Path, folder: Path) -> None:
             if block.kind == "bash"
             else [sys.executable, "-c", block.code]
         )
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
-        )
+        done = finished(command, cwd=folder, env=environment, timeout=900)
         assert done.returncode == 0, (
             f"{path.name}, line {block.line}, exit code {done.returncode}:\n{block.code}\n"
             f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
@@ -157,12 +156,10 @@ def test_every_message_of_the_troubleshooting_page_is_in_the_source() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs the docs extra")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tuner.testing.commands import finished
+
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Writes each use of the network by any Python process to a file; Unix sockets are not the network.
@@ -62,9 +64,7 @@ def test_commands_use_no_network(tmp_path: Path) -> None:
     if os.geteuid() == 0 and shutil.which("unshare"):
         tried = subprocess.run([*alone, "true"], capture_output=True, check=False)
         command = [*alone, *command] if tried.returncode == 0 else command
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    done = finished(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     assert not log.exists(), log.read_text()
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from tuner.planning.fit import fit
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
+    from tuner.results.parts import Interval, Point
     from tuner.results.recommendation import Recommendation
-    from tuner.results.result import Interval, Point, Result
+    from tuner.results.result import Result
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.declared import Knob
@@ -56,10 +57,10 @@ _MODULES = {
     "Configuration": "tuner.search_spaces.configuration",
     "Constraints": "tuner.problem.constraints",
     "InputError": "tuner.search_spaces.errors",
-    "Interval": "tuner.results.result",
+    "Interval": "tuner.results.parts",
     "Knob": "tuner.search_spaces.declared",
     "Interrupted": "tuner.study.session",
-    "Point": "tuner.results.result",
+    "Point": "tuner.results.parts",
     "Progress": "tuner.study.callbacks",
     "Recommendation": "tuner.results.recommendation",
     "Result": "tuner.results.result",

@@ -20,11 +20,14 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.runners import Runner
 from tuner.workload.trace import TraceWriter, read_trace
 
 __all__ = ["Recording", "record_space", "write_table"]
+
+#: A probe of a recording is killed after this.
+PROBE_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,6 @@ def record_space(
     hardware: str,
     sample: int | None = None,
     seed: int = 0,
-    window: WindowPolicy | None = None,
-    time_limit_s: float = 600.0,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Recording:
     """Measure the candidates and write them as a recorded table.
@@ -64,8 +65,6 @@ def record_space(
         workload, hardware: what the rows are about; the table's grouping columns.
         sample: launch settings to measure, drawn at random; None is all of them.
         seed: of the draw and the order.
-        window: how long each live setting is measured.
-        time_limit_s: a probe is killed after this.
         say: told of each probe, a sentence.
 
     Raises:
@@ -91,8 +90,7 @@ def record_space(
                 probe_id=f"r{len(records):04d}",
                 launch=launch,
                 live=live,
-                window=window or WindowPolicy(),
-                time_limit_s=time_limit_s,
+                time_limit_s=PROBE_LIMIT_S,
                 purpose="record",
             )
             say(f"{number} of {len(launches)}: {launch.short}")

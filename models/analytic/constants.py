@@ -8,7 +8,6 @@ a training program reaches, its fixed times, and the power of its busy parts.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import resources
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.cluster import Device
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.data_files import check_keys, read_toml
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.typed import names_a_file
 
 __all__ = ["Constants", "constants_of", "load_constants"]
@@ -121,14 +121,8 @@ class Constants:
 
 def _read(name: str, path: Path | None = None) -> dict[str, Any]:
     source = path or resources.files("tuner.models") / "data" / "constants" / f"{name}.toml"
-    try:
-        data = tomllib.loads(source.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read the constants {name!r}: {error}") from error
-    known = (*Constants.figures(), "sources", "like")
-    for key in data:
-        if key not in known:
-            raise UnknownName(f"key in constants {name!r}", key, known)
+    data = read_toml(source, f"constants {name!r}")
+    check_keys(data, (*Constants.figures(), "sources", "like"), f"constants {name!r}")
     if "like" not in data:
         return data
     below = _read(str(data.pop("like")))

@@ -31,7 +31,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["AnalyticModel", "Breakdown", "Prediction", "Prior", "Program"]
+__all__ = ["AnalyticModel", "Prediction", "Prior", "Program"]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,10 @@ from tuner.search_spaces.cluster import Device
 
 __all__ = ["Busy", "PowerModel", "capped_clock"]
 
+#: Lowest clock that a power limit is taken to reach, as a share of the highest, and the number of
+#: bisections that find the clock under a limit.
+LOWEST_CLOCK, BISECTIONS = 0.1, 14
+
 
 @dataclass(frozen=True)
 class Busy:
@@ -82,25 +86,22 @@ def capped_clock(
     power_of: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]],
     clock: np.ndarray,
     limit_W: np.ndarray,
-    *,
-    lowest: float = 0.1,
-    rounds: int = 14,
 ) -> np.ndarray:
     """Return the clock under a limit as a share of the highest, by bisection if the limit binds.
+
+    It is `LOWEST_CLOCK` at least, at which a device may exceed its limit.
 
     Args:
         power_of: returns, for flat indices, the function from their clocks to their watts.
         clock: the clocks to limit, any shape.
         limit_W: the limits, same shape.
-        lowest: lowest clock; a device at it may exceed its limit.
-        rounds: number of bisections.
     """
     flat, limit = clock.ravel().copy(), limit_W.ravel()
     every = np.arange(flat.size)
     over = every[power_of(every)(flat) > limit]
     if len(over):
-        low, high, watts = np.full(len(over), lowest), flat[over], power_of(over)
-        for _ in range(rounds):
+        low, high, watts = np.full(len(over), LOWEST_CLOCK), flat[over], power_of(over)
+        for _ in range(BISECTIONS):
             middle = 0.5 * (low + high)
             above = watts(middle) > limit[over]
             high, low = np.where(above, middle, high), np.where(above, low, middle)

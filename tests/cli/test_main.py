@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tuner.cli.main import main
+from tuner.testing.commands import finished
 from tuner.testing.studies import record, write_table
 from tuner.workload.trace import TraceWriter, read_trace
 
@@ -321,11 +322,9 @@ def test_an_interrupt_is_exit_code_130_and_says_how_to_go_on(tmp_path, table, ho
     kept = len(read_trace(trace).records)
     assert kept >= 2
     words = f"--name cut --max-probes {kept + 1} --json --quiet"
-    again = subprocess.run(
+    again = finished(
         [sys.executable, "-m", "tuner.cli.main", "replay", table, *words.split()],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
     )
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["spent"]["probes"] == kept + 1

@@ -14,6 +14,7 @@ import pytest
 
 from tuner.deploy.clock_script import clocks_sh
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.testing.commands import finished
 from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.workload.clocks.cpu import CpuGovernor
 
@@ -206,9 +207,7 @@ class TestCores:
         script = root.parent / "clocks.sh"
         script.write_text(clocks_sh(Configuration.of(data_parallel=2, **live), 2, cores=True))
         env = {**os.environ, "SYSFS": str(root)}
-        return subprocess.run(
-            ["bash", str(script), *command], env=env, capture_output=True, text=True, timeout=60
-        )
+        return finished(["bash", str(script), *command], env=env, timeout=60)
 
     def test_sets_what_the_governor_sets_and_restores_it(self, tmp_path: Path) -> None:
         root, other = make_sysfs(tmp_path / "sys"), make_sysfs(tmp_path / "other")

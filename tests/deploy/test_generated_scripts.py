@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +20,13 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.job import load_job
+from tuner.testing.commands import finished
+from tuner.testing.scripts import CPU
 from tuner.testing.studies import TOML, modelled_study, request, write_table
 from tuner.workload.probe import ProbeRequest
 from tuner.workload.scripts.script_job import Framework, ScriptJob
 from tuner.workload.table import load_table
 
-CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8, nodes=2
 )
@@ -105,17 +105,10 @@ class Sandbox:
     def run(self, script: Path, *words: str) -> list[str]:
         """Parse and run a script; what it started was given these words."""
         # An absolute path, as a leading dash of a relative one would be an option of bash.
-        parsed = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+        parsed = finished(["bash", "-n", script])
         assert (parsed.returncode, parsed.stderr) == (0, ""), script.read_text()
         self.shown.unlink(missing_ok=True)
-        done = subprocess.run(
-            ["bash", script, *words],
-            cwd=self.top,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = finished(["bash", script, *words], cwd=self.top, env=self.env, timeout=60)
         assert not list(self.top.rglob("pwned*")), script.read_text()
         assert done.returncode == 0, done.stderr
         return self.shown.read_bytes().decode().split("\0")[:-1] if self.shown.exists() else []

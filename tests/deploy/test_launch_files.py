@@ -15,17 +15,18 @@ from pathlib import Path
 import pytest
 
 from tuner.deploy.launch_files import SYNTHETIC_STEPS, launch_of, write_launch_files
-from tuner.results.result import Verification
+from tuner.results.parts import Verification
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.testing.commands import finished
 from tuner.testing.results import NVML, point, small_result
+from tuner.testing.scripts import CPU
 from tuner.workload.node.host import usable_cores
 from tuner.workload.node.ops import build_kind
 
 GPUS = Cluster("gpus", Device("A100", "cuda", 2**36, 1e14, 1e12, 60.0, 400.0), 2)
-CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8, nodes=2
 )
@@ -40,12 +41,9 @@ def dry_run(folder: Path, file: str = "launch.sh", **environment: str) -> list[s
     shown = folder / "show.py"
     shown.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     shown.chmod(0o755)
-    done = subprocess.run(
+    done = finished(
         ["bash", str(folder / file)],
         env={**os.environ, "PYTHON": str(shown), "SYNTHETIC": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
         cwd="/",
     )
     assert done.returncode == 0, done.stderr
@@ -103,9 +101,7 @@ def test_finding_14_threads_count_the_cores_that_were_granted(
     env = {**os.environ, "PYTHON": str(shown), "SYNTHETIC": "1"}
     env |= {"PROC": str(tmp_path / "proc"), "CGROUP": str(tmp_path / "cgroup")}
     env.pop("OMP_NUM_THREADS", None)
-    done = subprocess.run(
-        ["bash", str(tmp_path / "best" / "launch.sh")], env=env, capture_output=True, text=True
-    )
+    done = finished(["bash", str(tmp_path / "best" / "launch.sh")], env=env)
     assert done.returncode == 0, done.stderr
     here = usable_cores(proc=tmp_path / "proc", cgroup=tmp_path / "cgroup")
     assert done.stdout == str(here)
@@ -150,7 +146,7 @@ def test_a_long_run_on_synthetic_data_is_refused_until_the_program_is_the_users(
     assert job().steps > SYNTHETIC_STEPS
     environment = {**os.environ, "PYTHON": "/bin/true"}
     words = ["bash", str(tmp_path / "launch.sh")]
-    refused = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    refused = finished(words, env=environment)
     assert refused.returncode == 2
     assert "no script was given, so this trains SYNTHETIC DATA; put the command" in refused.stderr
     assert f"All {job().steps} steps of it: SYNTHETIC=1 ./launch.sh" in refused.stderr
@@ -190,9 +186,7 @@ def test_several_nodes(tmp_path: Path) -> None:
     assert "--nproc-per-node=8" in argv
     assert "--rdzv-endpoint=node one:29500" in argv
     short = {**os.environ, "STEPS": "2"}
-    refused = subprocess.run(
-        ["bash", tmp_path / "launch.sh"], env=short, capture_output=True, text=True, check=False
-    )
+    refused = finished(["bash", tmp_path / "launch.sh"], env=short)
     assert refused.returncode != 0
     assert "set HEAD" in refused.stderr
 

@@ -11,35 +11,20 @@ from pathlib import Path
 import pytest
 
 from tuner.deploy.launch_files import write_launch_files
-from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InvalidValue
-from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
+from tuner.testing.scripts import CPU, script_job
+from tuner.workload.scripts.script_job import Framework, ScriptJob
 
-CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 WORKERS = Knob("workers", (0, 2), live=True)
 LEVEL = Knob("level", ("low", "high"), live=True, set=("./put", "{value}"))
 
 
 def job_in(folder: Path, *, launcher: bool = False) -> ScriptJob:
-    (folder / "train.py").touch()
     before = f"{sys.executable} -m torch.distributed.run --nproc_per_node 2 " if launcher else ""
-    script = Script(f"{before}train.py --depth 2", cwd=folder)
     frame = Framework("torch", micro_batch=4, accumulation=1, live={"workers": 0})
-    made = ScriptJob(
-        name="train",
-        model={},
-        sequence_length=0,
-        global_batch=8,
-        steps=100,
-        words=script.words,
-        cwd=str(folder),
-        devices=2,
-        frame=frame,
-        launcher=script.launcher,
-    )
-    return made.declares((WORKERS, LEVEL))
+    return script_job(f"{before}train.py --depth 2", folder, frame, (WORKERS, LEVEL))
 
 
 @pytest.mark.parametrize("launcher", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import Knob
+from tuner.testing.commands import finished
 from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
@@ -266,14 +266,8 @@ def test_the_hook_takes_sruns_numbers(folder: Path) -> None:
     clean = {name: text for name, text in os.environ.items() if not name.endswith("RANK")}
     task = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
     options = {"JOULEFRONT_OPTIONS": str(folder / "best" / "options.json")}
-    done = subprocess.run(
-        [sys.executable, *words[4:]],
-        env={**clean, **task, **options},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = finished(
+        [sys.executable, *words[4:]], env={**clean, **task, **options}, cwd=folder, timeout=120
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "ARGUMENTS 1/2" in done.stdout

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.test_slurm import FAKES, SCRIPT
+from tests.deploy.test_slurm import FAKES, SCRIPT, calls, write_fakes
 from tuner.deploy.launch_files import write_launch_files
-from tuner.search_spaces.cluster import Cluster, Device
+from tuner.testing.commands import finished
+from tuner.testing.scripts import CPU as CORES
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_job import Framework, Script
 
@@ -39,7 +40,7 @@ pytestmark = [
 #: The second node's name sorts after this machine's, whose own is the one that resolves.
 HOST = socket.gethostname().partition(".")[0]
 NODES = (HOST, f"{HOST}-second")
-CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), 1, nodes=2)
+CPU = replace(CORES, devices_per_node=1, nodes=2)
 
 #: Trains for two steps, and tells how many ranks met.
 TRAIN = """
@@ -132,7 +133,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
     def idle() -> bool:
         asked = ["sinfo", "--noheader", "--Node", "--format=%T"]
-        told = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)
+        told = finished(asked, env=environment)
         return told.stdout.split() == ["idle"] * 2
 
     try:
@@ -149,55 +150,22 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def submit(slurm: dict[str, str], *words: str, **more: str) -> str:
-    done = subprocess.run(
-        ["sbatch", "--parsable", *words],
-        env=slurm | more,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished(["sbatch", "--parsable", *words], env=slurm | more)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def is_over(slurm: dict[str, str], job: str) -> bool:
-    told = subprocess.run(
-        ["squeue", "--noheader", "--jobs", job, "--format=%T"],
-        env=slurm,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    told = finished(["squeue", "--noheader", "--jobs", job, "--format=%T"], env=slurm)
     return told.stdout.strip() in ("", "COMPLETED", "CANCELLED", "FAILED")
 
 
 @pytest.fixture
 def fakes(tmp_path: Path) -> dict[str, str]:
     """Commands in place of Ray and the study, which write down how they are called."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name, body in FAKES.items():
-        if name in ("scontrol", "srun"):
-            continue
-        if name == "python":  # Ray's nodes, as many as were started
-            body = 'grep -c "^ray start" "$CALLS"'
-        fake = folder / name
-        fake.write_text(f'#!/bin/bash\necho "{name} $*" | head -1 >> "$CALLS"\n{body}\n')
-        fake.chmod(0o755)
-    return {
-        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
-        "CALLS": str(tmp_path / "calls"),
-        "HOME": str(tmp_path),
-        "NO_TOKEN": "",
-        "RAY_WAIT_S": "0.3",
-        "TUNER_CODE": "0",
-        "TUNER_WAITS": "",
-    }
-
-
-def calls(fakes: dict[str, str]) -> list[str]:
-    path = Path(fakes["CALLS"])
-    return path.read_text().splitlines() if path.exists() else []
+    found = {name: body for name, body in FAKES.items() if name not in ("scontrol", "srun")}
+    found["python"] = 'grep -c "^ray start" "$CALLS"'  # Ray's nodes, as many as were started
+    return write_fakes(tmp_path, found, RAY_WAIT_S="0.3")
 
 
 def test_tune_sbatch_starts_ray_on_both_nodes(

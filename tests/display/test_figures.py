@@ -27,7 +27,7 @@ from tuner.display.figures.power import (
 from tuner.display.figures.style import PURPLE
 from tuner.display.plots import figures, front_figure
 from tuner.display.report import render_report
-from tuner.results.result import Attempt, Choice, Verification
+from tuner.results.parts import Attempt, Choice, Verification
 from tuner.results.scale_out import Target
 from tuner.results.significance import Difference
 from tuner.search_spaces.cluster import load_cluster

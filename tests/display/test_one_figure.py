@@ -13,7 +13,8 @@ from tuner.display.notebook import result_html
 from tuner.display.report import render_report
 from tuner.display.text import summary_lines, units_of
 from tuner.problem.constraints import Constraints
-from tuner.results.result import Attempt, Result, Verification
+from tuner.results.parts import Attempt, Verification
+from tuner.results.result import Result
 from tuner.results.significance import Difference
 from tuner.testing.results import large_result
 

@@ -28,7 +28,8 @@ from tuner.display.plots import (
 from tuner.display.report import render_report, write_report
 from tuner.display.text import comparison, payback
 from tuner.formatting import Units, change, number, percent
-from tuner.results.result import Choice, Result
+from tuner.results.parts import Choice
+from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.results import (
     ESTIMATED,

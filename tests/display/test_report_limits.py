@@ -15,7 +15,8 @@ import pytest
 from tuner.display.html.limits_part import limits_part
 from tuner.display.report import write_report
 from tuner.display.text import units_of
-from tuner.results.result import Attempt, Result, Verification
+from tuner.results.parts import Attempt, Verification
+from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import dump_dom
 from tuner.testing.results import NVML, large_result, point, result_of, small_result

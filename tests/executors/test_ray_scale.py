@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tuner.testing.commands import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,12 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_sixty_four_nodes_answer_a_thousand_probes() -> None:
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "benchmarks.cluster", "--probes", "1000", "--raylets", "2"],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tuner.testing.commands import finished
+
 pytest.importorskip("ray")
 
 import ray
@@ -408,13 +410,10 @@ def _clean_environment(home: Path) -> dict[str, str]:
 
 def _optimize(installed: Path, folder: Path, *words: str, **variables: str) -> Any:
     command = [str(installed / "bin" / "tuner"), "optimize", "tiny-gpt", "--max-probes", "1"]
-    return subprocess.run(
+    return finished(
         [*command, "--no-verify", "--plain", *words],
         cwd=folder,
         env=_clean_environment(folder.parent) | variables,
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=560,
     )
 
@@ -477,13 +476,10 @@ def test_nor_on_a_joined_cluster_which_is_reported_as_open(
     assert not marker.exists(), marker.read_text()
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr.count("warning: the Ray cluster requires no token") == 1
-    doctor = subprocess.run(
+    doctor = finished(
         [str(installed / "bin" / "tuner"), "doctor", "--ray", open_ray],
         cwd=planted,
         env=_clean_environment(planted.parent) | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=200,
     )
     assert "warning: the Ray cluster requires no token" in doctor.stdout

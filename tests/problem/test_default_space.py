@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import tuner
-from tuner.problem.default_space import default_space
+from tuner.problem.default_space import searched_space
 from tuner.problem.from_job import problem_of_job
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
@@ -38,7 +38,7 @@ def test_several_nodes_and_large_models_are_split(job: str, cluster: str, space:
 
 def test_a_single_device_splits_nothing() -> None:
     alone = replace(load_cluster("a100-8"), devices_per_node=1)
-    assert default_space(load_job("lmm-72b"), alone) == "default"
+    assert searched_space(None, load_job("lmm-72b"), alone) == ("default", "")
 
 
 def test_the_large_space_has_every_launch_knob_of_the_default_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tuner.formatting import Units
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide, front_of
-from tuner.results.result import Point
+from tuner.results.parts import Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.testing.studies import METER

@@ -8,7 +8,7 @@ import pytest
 
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
-from tuner.results.result import Attempt, Verification
+from tuner.results.parts import Attempt, Verification
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.testing.results import large_result
 from tuner.testing.studies import run_replay, write_table

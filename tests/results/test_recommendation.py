@@ -11,8 +11,9 @@ from tuner.display.text import summary_lines
 from tuner.formatting import settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide, front_of
+from tuner.results.parts import Attempt, Point, Spent, Verification
 from tuner.results.recommendation import difference_of_points, recommend
-from tuner.results.result import Attempt, Point, Result, Spent, Verification
+from tuner.results.result import Result
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import (
     Knob,
@@ -23,8 +22,7 @@ from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knob_packs import load_pack, pack_names
 from tuner.search_spaces.space import load_space
-
-CLUSTER = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
+from tuner.testing.scripts import CPU as CLUSTER
 
 
 @pytest.mark.parametrize(

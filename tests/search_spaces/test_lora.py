@@ -8,7 +8,7 @@ import pytest
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.lora import LoRA
-from tuner.search_spaces.model_facts import facts_of, flops_per_step, job_state_bytes
+from tuner.search_spaces.model_facts import facts_of, job_state_bytes
 
 QWEN = load_job("qwen2.5-7b")
 HEAD = 'sequence_length = 8\nglobal_batch = 2\nsteps = 3\n[model]\nconfig = "tiny-qwen2.5"\n'
@@ -37,7 +37,7 @@ def test_states_are_those_of_the_adapters_and_one_copy_of_the_rest() -> None:
     assert job_state_bytes(job, 3, 8) == pytest.approx((2 * base + 16 * adapters) / 8)
     assert job_state_bytes(QWEN, 0, 8) == 16 * base
     # Two thirds of the arithmetic of training all, and less than the adapters' own beside it.
-    assert 2 / 3 < flops_per_step(job) / flops_per_step(QWEN) < 0.72
+    assert 2 / 3 < facts_of(job).flops(8, 512) / facts_of(QWEN).flops(8, 512) < 0.72
 
 
 def test_a_job_is_read_and_written_with_its_table_and_without(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.model_facts import ModelFacts, facts_of, flops_per_step, model_state_bytes
+from tuner.search_spaces.model_facts import ModelFacts, facts_of, model_state_bytes
 
 SMALL = {
     "hidden_size": 64,
@@ -112,7 +112,7 @@ def test_flops_of_a_gpt_follow_megatron(h, n, s, b):
     v = 50257
     job = gpt_job(hidden=h, layers=n, heads=h // 64, vocab=v, sequence=s, batch=b)
     expected = (24 * b * s * h**2 + 4 * b * s**2 * h) * 3 * n + 6 * b * s * h * v
-    assert flops_per_step(job) == pytest.approx(expected, rel=1e-12)
+    assert facts_of(job).flops(b, s) == pytest.approx(expected, rel=1e-12)
 
 
 def test_flops_of_experts_count_only_those_visited():

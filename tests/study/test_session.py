@@ -13,7 +13,7 @@ from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.pareto import hypervolume
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide
-from tuner.results.result import Point
+from tuner.results.parts import Point
 from tuner.search.regret import LEAST_MEASUREMENTS
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration

@@ -11,7 +11,7 @@ import pytest
 import tuner
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
-from tuner.results.result import Point
+from tuner.results.parts import Point
 from tuner.results.verification import (
     ab_pairs,
     attempts_of,

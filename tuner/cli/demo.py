@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.options import OK, Commands, add_runs_dir, answer
+from tuner.cli.arguments import add_shared
+from tuner.cli.options import OK, Commands, answer
 
 if TYPE_CHECKING:
     from tuner.study.callbacks import Progress
@@ -116,4 +117,4 @@ def add(commands: Commands) -> None:
         metavar="N",
         help=f"how long the probes play at a terminal (default: {PLAYED_S:g})",
     )
-    add_runs_dir(demo)
+    add_shared(demo, "--runs-dir")

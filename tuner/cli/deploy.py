@@ -7,17 +7,15 @@ import shlex
 import sys
 from pathlib import Path
 
+from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     FAILED,
     INTERRUPTED,
     OK,
-    POINT,
     UNMET,
     Commands,
-    add_clock_command,
-    add_quiet,
-    add_run_as,
     answer,
+    say_of,
 )
 from tuner.terminal import raw_stream
 
@@ -77,10 +75,6 @@ def _run(args: argparse.Namespace) -> int:
     from tuner.api import load_result
     from tuner.deploy.train import train
 
-    def say(sentence: str) -> None:
-        if not args.quiet:
-            print(f"tuner: {sentence}", file=sys.stderr, flush=True)
-
     # With --json standard output is the answer alone. A file or a pipe gets what the program prints
     # byte for byte; a terminal does not get its control characters.
     output = sys.stderr if args.json else sys.stdout
@@ -91,7 +85,7 @@ def _run(args: argparse.Namespace) -> int:
         program=args.program,
         steps=args.steps,
         clocks=args.clocks,
-        say=say,
+        say=say_of(args, "tuner: "),
         output=output if output.isatty() else raw_stream(output),
     )
     answer(args, done.to_json(), done.lines())
@@ -103,22 +97,16 @@ def _run(args: argparse.Namespace) -> int:
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
     apply = commands.of_run("apply", _apply, "write the files that start the job as recommended")
-    apply.add_argument(
-        "--point", default="recommended", metavar="POINT", help=f"{POINT} (default: recommended)"
-    )
+    add_shared(apply, "--point")
     apply.add_argument("--out", metavar="DIR", help="output folder (default: best in the run)")
 
     run = commands.of_run("run", _run, "train as recommended, and compare with the expectation")
     run.usage = "tuner run [RUN] [options] [-- PROGRAM ...]"
-    run.add_argument(
-        "--point", default="recommended", metavar="POINT", help=f"{POINT} (default: recommended)"
-    )
+    add_shared(run, "--point")
     run.add_argument(
         "--steps", type=int, metavar="N", help="steps of the built-in program (default: the job's)"
     )
     run.add_argument(
         "--no-clocks", dest="clocks", action="store_false", help="leave the clocks as they are"
     )
-    add_quiet(run)
-    add_run_as(run)
-    add_clock_command(run)
+    add_shared(run, "--quiet", "--run-as", "--clock-command")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tuner.cli.options import FAILED, OK, Commands, add_runs_dir, answer
+from tuner.cli.arguments import add_shared
+from tuner.cli.options import FAILED, OK, Commands, answer
 
 
 def _bundle(args: argparse.Namespace) -> int:
@@ -44,4 +45,4 @@ def add(commands: Commands) -> None:
     )
     opened.add_argument("file", metavar="FILE", help="the bundle")
     opened.add_argument("--name", metavar="NAME", help="name of the run (default: the bundle's)")
-    add_runs_dir(opened)
+    add_shared(opened, "--runs-dir")

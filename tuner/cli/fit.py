@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tuner.cli.options import OK, UNMET, Commands, add_cluster, answer
+from tuner.cli.arguments import add_shared
+from tuner.cli.options import OK, UNMET, Commands, answer
 from tuner.search_spaces.errors import InputError
 
 
@@ -40,7 +41,7 @@ def add(commands: Commands) -> None:
         metavar="[JOB] KNOB=VALUE",
         help="job file or name, and knobs (default: plain data parallelism)",
     )
-    add_cluster(parser)
+    add_shared(parser, "--cluster")
     add(
         "--gpus",
         type=int,

@@ -29,8 +29,9 @@ from tuner.cli import (
     runs,
     runs_folder,
 )
+from tuner.cli.arguments import RUNS, RUNS_DIR
 from tuner.cli.defaults import KEYS, apply_defaults
-from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, RUNS, RUNS_DIR, Commands, Parser
+from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, Commands, Parser
 from tuner.search_spaces.errors import InputError
 from tuner.terminal import visible_streams
 

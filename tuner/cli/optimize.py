@@ -5,19 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.knob_options import add_knobs
+from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     FAILED,
     OK,
     UNMET,
     Commands,
-    add_clock_command,
-    add_cluster,
-    add_data,
     add_options,
-    add_quiet,
-    add_run_as,
-    add_runs_dir,
     add_script,
     add_storage,
     answer,
@@ -163,8 +157,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add_storage(group, "URL of the study's database")
     add("--name", metavar="NAME", help="name of the run; an existing run is continued")
-    add_runs_dir(group)
-    add_quiet(group)
+    add_shared(group, "--runs-dir", "--quiet")
     add(
         "-v",
         "--verbose",
@@ -180,22 +173,9 @@ def add(commands: Commands) -> None:
     optimize = commands.command("optimize", _optimize, "tune a job on this machine or cluster")
     job = optimize.add_argument_group("the job and what to try")
     add = job.add_argument
-    add("job", nargs="?", metavar="JOB", help="job file, or name of a built-in job")
+    add_shared(job, "JOB")
     add("--job", dest="job_option", metavar="JOB", help="the same, as an option")
-    add(
-        "--space",
-        metavar="NAME",
-        help="search space file or name (default: default; on several nodes and for models whose "
-        "training states do not fit one device, large)",
-    )
-    add(
-        "--baseline",
-        nargs="+",
-        metavar="FILE|KNOB=VALUE",
-        help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
-    )
-    add_data(job)
-    add_knobs(job)
+    add_shared(job, "--space", "--baseline", "--data", "--knob", "--knobs")
     add(
         "--allow-changed-training",
         action="store_true",
@@ -217,7 +197,7 @@ def add(commands: Commands) -> None:
     add_script(optimize)
     where = optimize.add_argument_group("where to run it")
     add = where.add_argument
-    add_cluster(where)
+    add_shared(where, "--cluster")
     add(
         "--executor",
         metavar="NAME",
@@ -225,10 +205,9 @@ def add(commands: Commands) -> None:
         "inline without Ray)",
     )
     add("--ray", metavar="ADDRESS", help="Ray cluster to run on: auto or HOST:PORT")
-    add("--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use")
+    add_shared(where, "--device-kind")
     add("--in-flight", type=int, metavar="N", help="probes that a simulated cluster runs together")
-    add_run_as(where)
-    add_clock_command(where)
+    add_shared(where, "--run-as", "--clock-command")
     _add_study(optimize)
 
     replay = commands.command("replay", _replay, "run a study on a trace or a recorded table")

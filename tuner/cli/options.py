@@ -13,6 +13,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from tuner.cli.arguments import add_shared
 from tuner.search_spaces.errors import InputError, UnknownName, did_you_mean
 from tuner.search_spaces.options import Option, declared_options
 from tuner.search_spaces.units import EXAMPLES, parse_quantity
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
-
-#: Environment variable of the folder of the runs.
-RUNS = "JOULEFRONT_RUNS"
-#: Folder of the runs if nothing names one.
-RUNS_DIR = "runs"
-#: Help of --point.
-POINT = (
-    "recommended, best (the choice), knee, baseline, a number of the front, or a configuration: "
-    "'mb16 zero1'"
-)
 
 
 def answer(args: argparse.Namespace, data: Any, lines: Sequence[str]) -> None:
@@ -94,6 +85,21 @@ def _log_file(path: str | None) -> Iterator[None]:
         handler.close()
 
 
+def say_of(args: argparse.Namespace, before: str = "") -> Callable[[str], None]:
+    """Return a receiver of sentences that prints them to standard error, unless --quiet is given.
+
+    Args:
+        args: the parsed arguments.
+        before: printed before each sentence.
+    """
+
+    def say(sentence: str) -> None:
+        if not args.quiet:
+            print(before + sentence, file=sys.stderr, flush=True)
+
+    return say
+
+
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines of left-aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -136,20 +142,19 @@ def job_of_words(
     args: argparse.Namespace, what: str, size: Callable[[Any, int], Any] | None = None
 ) -> tuple[Any, Any, Any]:
     """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
+    from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.changed_training import marked
-    from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.configuration import Configuration, Settings
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.short_names import split_words, values_of
     from tuner.search_spaces.space import default_configuration
-    from tuner.workload.node.machine import detect_cluster
 
     jobs, knobs = split_words(args.what)
     if len(jobs) > 1:
         raise InputError(f"{jobs[1]!r} is a second job; {what} takes one job and KNOB=VALUE")
     job = load_job(jobs[0] if jobs else None)
     values = values_of(knobs)
-    cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
+    cluster = cluster_of(args.cluster)
     if size is not None and args.target_gpus is not None:
         cluster = size(cluster, args.target_gpus)
     if not values:
@@ -291,35 +296,6 @@ def script_of(args: argparse.Namespace) -> Script | None:
     return None
 
 
-def add_runs_dir(parser: Any) -> None:
-    """Add --runs-dir."""
-    parser.add_argument(
-        "--runs-dir",
-        default=os.environ.get(RUNS) or RUNS_DIR,
-        metavar="DIR",
-        help=f"folder of the runs (default: ${RUNS}, else runs)",
-    )
-
-
-def add_cluster(parser: Any) -> None:
-    """Add --cluster."""
-    parser.add_argument(
-        "--cluster",
-        default="auto",
-        metavar="NAME",
-        help="cluster file or name, auto for this machine (default: auto)",
-    )
-
-
-def add_data(parser: Any) -> None:
-    """Add --data, to be read by `on_data`."""
-    parser.add_argument(
-        "--data",
-        metavar="FILE",
-        help="train on the tokens of this file (.npy, .bin, or text) (default: random tokens)",
-    )
-
-
 def on_data(job: Any, data: str | None) -> Any:
     """Return a job, or the one of this name or path, with a file of tokens; as given without."""
     if data is None:
@@ -330,30 +306,6 @@ def on_data(job: Any, data: str | None) -> Any:
 
     loaded = job if isinstance(job, TrainingJob) else load_job(job)
     return replace(loaded, data=token_file(data))
-
-
-def add_quiet(parser: Any) -> None:
-    """Add --quiet."""
-    parser.add_argument("-q", "--quiet", action="store_true", help="suppress progress output")
-
-
-def add_run_as(parser: Any) -> None:
-    """Add --run-as."""
-    parser.add_argument(
-        "--run-as",
-        metavar="USER",
-        help="as root: the user, or UID:GID, that training runs as (default: sudo's caller)",
-    )
-
-
-def add_clock_command(parser: Any) -> None:
-    """Add --clock-command."""
-    parser.add_argument(
-        "--clock-command",
-        metavar="TEXT",
-        help="command that sets clocks instead of NVML: with {clock} and {gpu}, or one that takes "
-        "nvidia-smi's arguments ('sudo -n nvidia-smi')",
-    )
 
 
 class Parser(argparse.ArgumentParser):
@@ -434,6 +386,6 @@ class Commands:
         added.add_argument(
             "run", nargs="?", metavar="RUN", help="name or folder of the run (default: the latest)"
         )
-        add_runs_dir(added)
+        add_shared(added, "--runs-dir")
         added.set_defaults(of_run=True)
         return added

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     OK,
     UNMET,
     Commands,
-    add_cluster,
     add_options,
-    add_quiet,
-    add_runs_dir,
     answer,
     made_of_options,
     progress,
@@ -64,21 +62,9 @@ def add(commands: Commands) -> None:
     )
     job = parser.add_argument_group("the job and what to predict")
     add = job.add_argument
-    add("job", nargs="?", metavar="JOB", help="job file, or name of a built-in job")
-    add_cluster(job)
-    add(
-        "--space",
-        metavar="NAME",
-        help="search space file or name (default: default; on several nodes and for models whose "
-        "training states do not fit one device, large)",
-    )
+    add_shared(job, "JOB", "--cluster", "--space")
     add("--gpus", metavar="N,N,...", help="numbers of GPUs of this cluster's kind to compare")
-    add(
-        "--baseline",
-        nargs="+",
-        metavar="FILE|KNOB=VALUE",
-        help="what you run today: your DeepSpeed JSON and flags (default: plain data parallelism)",
-    )
+    add_shared(job, "--baseline")
     add(
         "--allow-changed-training",
         action="store_true",
@@ -87,6 +73,5 @@ def add(commands: Commands) -> None:
     add_options(parser.add_argument_group("limits and objective of the training job"), Constraints)
     group = parser.add_argument_group("the run")
     group.add_argument("--name", metavar="NAME", help="name of the run")
-    add_runs_dir(group)
-    add_quiet(group)
+    add_shared(group, "--runs-dir", "--quiet")
     group.add_argument("--plain", action="store_true", help="print progress as plain lines")

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.cli.knob_options import add_knobs
+from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     FAILED,
     OK,
     Commands,
     Quantity,
-    add_clock_command,
-    add_cluster,
-    add_data,
-    add_quiet,
-    add_run_as,
-    add_runs_dir,
     add_script,
     answer,
     job_of_words,
     on_data,
+    say_of,
     script_of,
 )
 from tuner.search_spaces.errors import InputError
@@ -80,12 +74,11 @@ def _probe(args: argparse.Namespace) -> int:
 
     from tuner.models.analytic.model import AnalyticModel
     from tuner.problem.declared_knobs import with_knobs
+    from tuner.problem.from_job import cluster_of
     from tuner.problem.probe_limits import probe_limits
-    from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.errors import InvalidConfiguration
     from tuner.search_spaces.rules import broken_rules
     from tuner.search_spaces.safe_files import require_own
-    from tuner.workload.node.machine import detect_cluster
     from tuner.workload.node.rights import private_folder
     from tuner.workload.node.runner import LocalRunner, refused
     from tuner.workload.probe import ProbeRequest, WindowPolicy
@@ -93,11 +86,7 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.workload.scripts.script_job import ScriptJob
     from tuner.workload.trace import TraceWriter
 
-    def say(sentence: str) -> None:
-        if not args.quiet:
-            print(sentence, file=sys.stderr, flush=True)
-
-    script = script_of(args)
+    say, script = say_of(args), script_of(args)
     if script is None and (args.knob or args.knobs):
         raise InputError(
             "--knob and --knobs are for --script here; tuner optimize has them for jobs"
@@ -109,7 +98,7 @@ def _probe(args: argparse.Namespace) -> int:
         raise InputError("--data is for a job; a script reads its own")
     else:
         script = with_knobs(script, (*args.knobs, *args.knob))
-        cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
+        cluster = cluster_of(args.cluster)
         job = blank_job(script, cluster)
         configuration = _changed(job, args.what)
     folder = Path(args.runs_dir) / f"probe-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
@@ -156,27 +145,23 @@ def _record(args: argparse.Namespace) -> int:
     """Measure a space into a recorded table; needs neither Ray nor Optuna."""
     from contextlib import closing
 
-    from tuner.search_spaces.cluster import load_cluster
+    from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.rules import unrunnable
     from tuner.search_spaces.safe_files import require_own
     from tuner.search_spaces.space import Candidates, load_space
-    from tuner.workload.node.machine import detect_cluster
     from tuner.workload.node.runner import LocalRunner
     from tuner.workload.record_table import record_space
 
     require_own(args.out)
     job = on_data(load_job(args.job), args.data)
-    cluster = detect_cluster() if args.cluster == "auto" else load_cluster(args.cluster)
+    cluster = cluster_of(args.cluster)
     valid = load_space(args.space).candidates(job, cluster)
     able = [configuration for configuration in valid if not unrunnable(configuration, job)]
     if not able:
         raise InputError(f"of space {args.space!r} nothing can be run yet")
 
-    def say(sentence: str) -> None:
-        if not args.quiet:
-            print(sentence, file=sys.stderr, flush=True)
-
+    say = say_of(args)
     with closing(LocalRunner(job, cluster, run_dir=args.out, say=say)) as runner:
         done = record_space(
             runner,
@@ -211,7 +196,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         runs_dir=args.runs_dir,
         pairs=args.pairs,
         block_s=args.block_s,
-        say=None if args.quiet else lambda sentence: print(sentence, file=sys.stderr, flush=True),
+        say=say_of(args),
     )
     answer(args, calibration.to_json(), calibration.lines())
     return OK
@@ -262,13 +247,9 @@ def _doctor(args: argparse.Namespace) -> int:
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
     probe = commands.command("probe", _probe, "run one probe on this machine and print its record")
-    probe.add_argument(
-        "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs to change"
-    )
-    add_cluster(probe)
-    add_data(probe)
+    add_shared(probe, "[JOB] KNOB=VALUE", "--cluster", "--data")
     add_script(probe)
-    add_knobs(probe)
+    add_shared(probe, "--knob", "--knobs")
     probe.add_argument(
         "--time-limit",
         "--time-limit-s",
@@ -279,17 +260,12 @@ def add(commands: Commands) -> None:
         help="kill the probe after this time (default: the limit of its first step, 5min or three "
         "times what the inspection of the script took, and what its steps are predicted to take)",
     )
-    add_runs_dir(probe)
-    add_quiet(probe)
-    add_run_as(probe)
-    add_clock_command(probe)
+    add_shared(probe, "--runs-dir", "--quiet", "--run-as", "--clock-command")
 
     record = commands.command(
         "record", _record, "measure a space, or part of it, into a recorded table"
     )
-    record.add_argument("job", nargs="?", metavar="JOB", help="job file, or name of a built-in job")
-    add_cluster(record)
-    add_data(record)
+    add_shared(record, "JOB", "--cluster", "--data")
     record.add_argument(
         "--space",
         default="default",
@@ -310,17 +286,12 @@ def add(commands: Commands) -> None:
         help="random seed of the draw and the order (default: 0)",
     )
     record.add_argument("--out", required=True, metavar="DIR", help="folder of the table")
-    add_quiet(record)
-    add_run_as(record)
-    add_clock_command(record)
+    add_shared(record, "--quiet", "--run-as", "--clock-command")
 
     calibrate = commands.command(
         "calibrate", _calibrate, "measure the cost of metering here, and list its sources"
     )
-    calibrate.add_argument(
-        "job", nargs="?", metavar="JOB", help="job file, or name of a built-in job"
-    )
-    add_cluster(calibrate)
+    add_shared(calibrate, "JOB", "--cluster")
     calibrate.add_argument(
         "--pairs",
         type=int,
@@ -348,25 +319,19 @@ def add(commands: Commands) -> None:
         default=600.0,
         help="largest difference of the two clocks (default: 10min)",
     )
-    add_runs_dir(calibrate)
-    add_quiet(calibrate)
-    add_run_as(calibrate)
-    add_clock_command(calibrate)
+    add_shared(calibrate, "--runs-dir", "--quiet", "--run-as", "--clock-command")
 
     predict = commands.command(
         "predict", _predict, "predict where the time and energy of one configuration go"
     )
-    predict.add_argument(
-        "what", nargs="*", metavar="[JOB] KNOB=VALUE", help="job file or name; knobs to change"
-    )
-    add_cluster(predict)
+    add_shared(predict, "[JOB] KNOB=VALUE", "--cluster")
     predict.add_argument(
         "--target-gpus", type=int, metavar="N", help="predict for N devices of the cluster's kind"
     )
     predict.add_argument(
         "--run", metavar="RUN", help="correct the models by the probes of this run"
     )
-    add_runs_dir(predict)
+    add_shared(predict, "--runs-dir")
     doctor = commands.command(
         "doctor",
         _doctor,
@@ -376,9 +341,7 @@ def add(commands: Commands) -> None:
     doctor.add_argument(
         "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )
-    doctor.add_argument(
-        "--device-kind", metavar="NAME", help="kind of device of the Ray cluster to use"
-    )
+    add_shared(doctor, "--device-kind")
     doctor.add_argument(
         "--record-nvml",
         type=Path,

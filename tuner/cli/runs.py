@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tuner.cli.arguments import POINT
 from tuner.cli.options import (
     OK,
-    POINT,
     UNMET,
     Commands,
     add_options,

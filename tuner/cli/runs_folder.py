@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tuner.cli.options import OK, Commands, add_runs_dir, answer, columns
+from tuner.cli.arguments import add_shared
+from tuner.cli.options import OK, Commands, answer, columns
 from tuner.search_spaces.errors import InputError
 
 ACTIONS = ("list", "rm", "archive", "stop")
@@ -69,8 +70,8 @@ def add(commands: Commands) -> None:
     runs.add_argument(
         "run", nargs="*", metavar="RUN", help="names of runs, for rm, archive and stop"
     )
-    add_runs_dir(runs)
+    add_shared(runs, "--runs-dir")
     diff = commands.command("diff", _diff, "compare two runs: question, baseline, recommendation")
     diff.add_argument("a", metavar="RUN", help="name or folder of the run to compare with")
     diff.add_argument("b", metavar="OTHER", help="name or folder of the run that is compared")
-    add_runs_dir(diff)
+    add_shared(diff, "--runs-dir")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.formatting import energy_text, label, number
-from tuner.results.result import Point
+from tuner.results.parts import Point
 from tuner.workload.probe import MeterInfo
 
 __all__ = ["ConfidenceSequence", "Drift", "DriftMonitor", "Expectation", "RunSummary"]

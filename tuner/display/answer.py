@@ -22,7 +22,8 @@ from tuner.display.text import (
 from tuner.formatting import duration, label, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
-from tuner.results.result import Point, Result
+from tuner.results.parts import Point
+from tuner.results.result import Result
 from tuner.workload.probe import ProbeRecord
 
 __all__ = ["answer_lines", "menu"]

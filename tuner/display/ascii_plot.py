@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tuner.formatting import Units
-from tuner.results.result import Point
+from tuner.results.parts import Point
 
 __all__ = ["ascii_plot"]
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.formatting import ordered_knobs
-from tuner.results.result import Point, Result
+from tuner.results.parts import Point
+from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.safe_files import make_folder, require_own, write_bytes, write_text
 from tuner.workload.probe import FailureKind
@@ -114,8 +115,7 @@ def frame(result: Result, points: Sequence[Point] | None = None) -> pandas.DataF
     Raises:
         InputError: pandas is not installed; the extra `notebook` brings it.
     """
-    made: pandas.DataFrame = _needs("pandas", "notebook").DataFrame(rows(result, points))
-    return made
+    return _needs("pandas", "notebook").DataFrame(rows(result, points))
 
 
 def _csv_cell(value: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 from tuner.display.ascii_plot import ascii_plot
 from tuner.display.progress import ProgressPrinter
 from tuner.formatting import Units, common_mark, duration, label, short
-from tuner.results.result import Point
+from tuner.results.parts import Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
 from tuner.terminal import VisibleStream, raw_stream, visible

@@ -45,7 +45,8 @@ from tuner.formatting import (
     short,
     varying_knobs,
 )
-from tuner.results.result import Point, Result
+from tuner.results.parts import Point
+from tuner.results.result import Result
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import UnknownName
 from tuner.workload.probe import ProbeRecord

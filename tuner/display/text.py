@@ -26,8 +26,9 @@ from tuner.formatting import (
     short,
     varying_knobs,
 )
+from tuner.results.parts import Point
 from tuner.results.recommendation import against_baseline, fresh_launches
-from tuner.results.result import Point, Result
+from tuner.results.result import Result
 from tuner.workload.probe import ProbeRecord
 
 __all__ = [

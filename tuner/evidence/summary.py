@@ -8,7 +8,8 @@ from html import escape
 
 from tuner.display.html.pieces import template
 from tuner.formatting import Units, duration, energy_text, percent
-from tuner.results.result import Point, Result
+from tuner.results.parts import Point
+from tuner.results.result import Result
 from tuner.results.wall import WallCheck
 from tuner.workload.probe import ProbeRecord
 

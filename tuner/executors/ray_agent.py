@@ -289,13 +289,12 @@ class _Leading:
     def _run(self, request: ProbeRequest, next_settings: Continuation | None) -> ProbeRecord:
         from tuner.workload.multi_node.probe import MultiNodeProbe
 
-        record: ProbeRecord = self._runner.run_as(
+        return self._runner.run_as(
             lambda node, request: MultiNodeProbe(node, request, self._peers, self._address),
             request,
             nodes=1 + len(self._peers),
             next_settings=next_settings,
         )
-        return record
 
     def close(self) -> None:
         """Do nothing: the agent closes the runner."""
@@ -329,45 +328,37 @@ class RayPeer:
         return float(self._call("clock_s"))
 
     def join(self, request: ProbeRequest, nodes: int) -> Joined:
-        joined: Joined = self._call("join", request, nodes)
-        return joined
+        return self._call("join", request, nodes)
 
     def spawn(self, place: Any) -> None:
         self._call("spawn", place, limit_s=START_S)
 
     def events(self, timeout_s: float) -> list[Event]:
-        events: list[Event] = self._call("events", timeout_s, limit_s=timeout_s + CALL_S)
-        return events
+        return self._call("events", timeout_s, limit_s=timeout_s + CALL_S)
 
     def send(self, line: str) -> None:
         self._call("send", line)
 
     def read(self) -> Reading:
-        reading: Reading = self._call("read")
-        return reading
+        return self._call("read")
 
     def boundary(self, *, opens: bool) -> tuple[Reading, float]:
-        edge: tuple[Reading, float] = self._call("boundary", opens=opens)
-        return edge
+        return self._call("boundary", opens=opens)
 
     def sample(self) -> PowerSample:
-        sample: PowerSample = self._call("sample")
-        return sample
+        return self._call("sample")
 
     def samples(self, after: int) -> tuple[PowerSample, ...]:
-        samples: tuple[PowerSample, ...] = self._call("samples", after)
-        return samples
+        return self._call("samples", after)
 
     def apply(self, live: Settings, ranks: int) -> Applied:
-        applied: Applied = self._call("apply", live, ranks)
-        return applied
+        return self._call("apply", live, ranks)
 
     def restore(self) -> None:
         self._call("restore")
 
     def explain_exit(self, rank: int, code: int) -> Failure:
-        failure: Failure = self._call("explain_exit", rank, code)
-        return failure
+        return self._call("explain_exit", rank, code)
 
     def log_tail(self) -> str:
         return str(self._call("log_tail"))

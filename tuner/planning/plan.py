@@ -27,8 +27,9 @@ from tuner.problem.problem import versions
 from tuner.problem.study_spec import StudySpec
 from tuner.results.choice import decide, front_of
 from tuner.results.front_uncertainty import attainment_of
+from tuner.results.parts import Attainment, Point, Spent
 from tuner.results.plan_facts import PlanFacts, SizeOfPlan
-from tuner.results.result import Attainment, Point, Result, Spent
+from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError

@@ -112,23 +112,19 @@ class Constraints:
         Raises:
             InputError: a limit is given here and there with different values.
         """
-        for name, mine, other in (
-            ("budget_kJ", self.budget_kJ, budget_kJ),
-            ("deadline_s", self.deadline_s, deadline_s),
-            ("power_cap_W", self.power_cap_W, power_cap_W),
-            ("max_slowdown", self.max_slowdown, max_slowdown),
-        ):
-            if None not in (mine, other) and mine != other:
+        limits: dict[str, Any] = {
+            "budget_kJ": budget_kJ,
+            "deadline_s": deadline_s,
+            "power_cap_W": power_cap_W,
+            "max_slowdown": max_slowdown,
+        }
+        given = {name: value for name, value in limits.items() if value is not None}
+        for name, value in given.items():
+            if (mine := getattr(self, name)) not in (None, value):
                 raise InputError(
-                    f"{name} is {other!r} and constraints.{name} is {mine!r}; give it once"
+                    f"{name} is {value!r} and constraints.{name} is {mine!r}; give it once"
                 )
-        return replace(
-            self,
-            budget_kJ=self.budget_kJ if budget_kJ is None else budget_kJ,
-            deadline_s=self.deadline_s if deadline_s is None else deadline_s,
-            power_cap_W=self.power_cap_W if power_cap_W is None else power_cap_W,
-            max_slowdown=self.max_slowdown if max_slowdown is None else max_slowdown,
-        )
+        return replace(self, **given)
 
     def relative_to(self, baseline_time_s: float | None) -> Constraints:
         """Return these constraints with the limit on slowdown as a deadline.
@@ -153,24 +149,16 @@ class Constraints:
     @property
     def rates(self) -> dict[str, float]:
         """The prices and the grid's intensity that were given, by name."""
-        values = {
-            "price_per_kWh": self.price_per_kWh,
-            "price_per_gpu_hour": self.price_per_gpu_hour,
-            "grid_gCO2_per_kWh": self.grid_gCO2_per_kWh,
-        }
-        return {name: float(value) for name, value in values.items() if value is not None}
+        return self._numbers("price_per_kWh", "price_per_gpu_hour", "grid_gCO2_per_kWh")
 
     @property
     def limits(self) -> dict[str, float]:
         """The limits that were given, by name."""
-        values = {
-            "budget_kJ": self.budget_kJ,
-            "deadline_s": self.deadline_s,
-            "power_cap_W": self.power_cap_W,
-            "peak_power_W": self.peak_power_W,
-            "max_gpus": self.max_gpus,
-        }
-        return {name: float(value) for name, value in values.items() if value is not None}
+        return self._numbers("budget_kJ", "deadline_s", "power_cap_W", "peak_power_W", "max_gpus")
+
+    def _numbers(self, *names: str) -> dict[str, float]:
+        given = self.given
+        return {name: float(given[name]) for name in names if name in given}
 
     @property
     def goal(self) -> str:

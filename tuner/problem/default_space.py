@@ -15,7 +15,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
 from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["default_space", "searched_space", "space_of_run"]
+__all__ = ["searched_space", "space_of_run"]
 
 SMALL, LARGE = "default", "large"
 
@@ -34,11 +34,6 @@ def searched_space(space: str | None, job: TrainingJob, cluster: Cluster) -> tup
         return SMALL, ""
     without = f"--space {SMALL}: without tensor and pipeline parallelism"
     return LARGE, f"space {LARGE!r} is searched for {why} ({without})"
-
-
-def default_space(job: TrainingJob, cluster: Cluster) -> str:
-    """Return the name of the space that a new run of a job on a cluster searches."""
-    return searched_space(None, job, cluster)[0]
 
 
 def _why_large(job: TrainingJob, cluster: Cluster) -> str:

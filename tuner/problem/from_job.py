@@ -50,7 +50,7 @@ def problem_of_job(
     Args:
         job: a job, a shipped job's name, or the path of a job file; None is the default job.
         cluster: a cluster, a name or path, or "auto" for this machine.
-        space: a search space's name or path; None for that of `default_space`.
+        space: a search space's name or path; None for that of `searched_space`.
         baseline: what the user runs today, or words that `tuner.problem.baseline` reads; else the
             space's default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.

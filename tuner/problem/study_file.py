@@ -59,7 +59,6 @@ def parse_cluster(study: Mapping[str, Any]) -> Cluster | None:
         return check_fields(made, cls.__name__.lower())
 
     try:
-        cluster: Cluster = build(Cluster, {**section, "device": build(Device, section["device"])})
-        return cluster
+        return build(Cluster, {**section, "device": build(Device, section["device"])})
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the [cluster] of study.toml is not a cluster: {error}") from error

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import (
     hypervolume,
@@ -33,15 +34,8 @@ from tuner.results.calibration import last_calibration
 from tuner.results.choice import decide, front_of
 from tuner.results.estimates import Estimate, Windows, estimate
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
-from tuner.results.result import (
-    Attainment,
-    LeaveOneOut,
-    Point,
-    ProgressPoint,
-    Result,
-    Spent,
-    Verification,
-)
+from tuner.results.parts import Attainment, Point, ProgressPoint, Spent, Verification
+from tuner.results.result import Result
 from tuner.results.verification import choose_verified
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
@@ -50,7 +44,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.workload.power_samples import read_power
 from tuner.workload.probe import Measurement, ProbeRecord
 
-__all__ = ["build_result", "front_of", "measured_points", "spent_kJ"]
+__all__ = ["build_result", "measured_points", "spent_kJ"]
 
 
 def _peak_W(windows: Windows, rows: Sequence[int], run_dir: Path | None) -> float | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.results.significance import Difference, compare_paired
-from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
@@ -120,16 +120,15 @@ def calibrate(
     Raises:
         InputError: the job or cluster is unknown, there are too few pairs, or the probe failed.
     """
+    from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.space import default_configuration
     from tuner.workload.measure.metering_overhead import measure_overhead
-    from tuner.workload.node.machine import detect_cluster
     from tuner.workload.node.runner import LocalRunner
 
     if pairs < 2:
         raise InputError(f"{pairs} pairs say nothing of the spread; take at least 2")
     job = job if isinstance(job, TrainingJob) else load_job(job) if job else load_job()
-    if not isinstance(cluster, Cluster):
-        cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
+    cluster = cluster_of(cluster)
     chosen: Configuration = default_configuration(job, cluster)
     tell = say or (lambda sentence: None)
     require_own(Path(runs_dir) / "calibration")

@@ -17,7 +17,7 @@ import numpy as np
 from tuner.formatting import Units, label, number, percent
 from tuner.pareto import knee, nondominated
 from tuner.problem.constraints import Constraints
-from tuner.results.result import Choice, Point
+from tuner.results.parts import Choice, Point
 from tuner.workload.measure.statistics import log_error
 
 __all__ = ["carbon_g", "cost_of", "decide", "front_of", "limits_phrase"]

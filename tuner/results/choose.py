@@ -9,8 +9,9 @@ from typing import Any, Literal
 from tuner.formatting import Units, change, label, number, short
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide, front_of
+from tuner.results.parts import Choice, Point
 from tuner.results.recommendation import against_baseline
-from tuner.results.result import Choice, Point, Result
+from tuner.results.result import Result
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError

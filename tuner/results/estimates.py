@@ -248,11 +248,6 @@ class Estimate:
     log_power_se: np.ndarray
     _figures: tuple[_Figure, _Figure]
 
-    @property
-    def log_energy_se(self) -> np.ndarray:
-        """Errors of log energy; those of time and power are taken as independent."""
-        return np.hypot(self.log_time_se, self.log_power_se)
-
     def draw(self, rng: np.random.Generator, draws: int) -> tuple[np.ndarray, np.ndarray]:
         """Return joint draws of log time and log power, (draws, configurations) each."""
         time, power = (figure.draw(rng, draws) for figure in self._figures)

@@ -18,7 +18,8 @@ import numpy as np
 
 from tuner.formatting import knob_text, label, number, ordered_knobs, percent
 from tuner.results.guidelines import Guideline, check_guidelines
-from tuner.results.result import Point, Result
+from tuner.results.parts import Point
+from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules

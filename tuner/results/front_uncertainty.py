@@ -20,7 +20,7 @@ import numpy as np
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import nondominated
 from tuner.results.estimates import Estimate
-from tuner.results.result import Attainment, Point
+from tuner.results.parts import Attainment, Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo
 

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from tuner.formatting import percent
-from tuner.results.result import Point
+from tuner.results.parts import Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.workload.measure.statistics import Z90, log_error

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tuner.results.significance import Difference
 
 __all__ = [
-    "INTERVAL",
     "Attainment",
     "Attempt",
     "Choice",
@@ -25,9 +24,6 @@ __all__ = [
     "Status",
     "Verification",
 ]
-
-#: Coverage of every interval that joulefront shows.
-INTERVAL = 0.90
 
 
 class Interval(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.search_spaces.configuration import Configuration
 
 if TYPE_CHECKING:
-    from tuner.results.result import Choice, Point
+    from tuner.results.parts import Choice, Point
 
 __all__ = ["PlanFacts", "SizeOfPlan"]
 

@@ -10,7 +10,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import UnknownName
 
 if TYPE_CHECKING:
-    from tuner.results.result import Point, Result
+    from tuner.results.parts import Point
+    from tuner.results.result import Result
 
 __all__ = ["find_point"]
 

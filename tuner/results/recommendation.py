@@ -20,7 +20,7 @@ from tuner.formatting import Units, change, duration, energy_text, label, settin
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS
 from tuner.results.choice import limits_phrase
-from tuner.results.result import Attempt, Choice, Point, Verification
+from tuner.results.parts import Attempt, Choice, Point, Verification
 from tuner.results.significance import Difference
 from tuner.workload.measure.statistics import log_error
 

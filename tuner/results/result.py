@@ -15,15 +15,11 @@ from typing import TYPE_CHECKING, Any
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.results.parts import (
-    INTERVAL,
     Attainment,
-    Attempt,
     Choice,
-    Interval,
     Point,
     ProgressPoint,
     Spent,
-    Status,
     Verification,
 )
 from tuner.search_spaces.configuration import Configuration
@@ -43,20 +39,7 @@ if TYPE_CHECKING:
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
 
-__all__ = [
-    "INTERVAL",
-    "Attainment",
-    "Attempt",
-    "Choice",
-    "Interval",
-    "LeaveOneOut",
-    "Point",
-    "ProgressPoint",
-    "Result",
-    "Spent",
-    "Status",
-    "Verification",
-]
+__all__ = ["JSON_SCHEMA", "Result"]
 
 
 #: Version of `Result.to_json`.

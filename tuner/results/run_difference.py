@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.formatting import Units, change, common_mark, label, settings_text
-from tuner.results.result import Point, Result
+from tuner.results.parts import Point
+from tuner.results.result import Result
 
 __all__ = ["RunDifference", "run_difference"]
 

@@ -19,8 +19,8 @@ from tuner.pareto import nondominated, probability_nondominated
 from tuner.problem.constraints import Constraints
 from tuner.problem.scale_out_space import target_candidates
 from tuner.results.choice import decide
+from tuner.results.parts import Choice, Interval, Point
 from tuner.results.predict import charged, corrected_models
-from tuner.results.result import Choice, Interval, Point
 from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration

@@ -159,34 +159,25 @@ def _of_variance(
     method: str,
     level: float = LEVEL / 2,
 ) -> Difference:
-    if variance > 0:
-        return _tested(difference, math.sqrt(variance), freedom, quantity, method, level)
+    """Student's t test of a difference of logarithms with this squared error."""
     relative = _share(difference)
-    if variance == 0 and difference != 0:
-        return Difference(quantity, relative, relative, relative, 0.0, method)
-    return Difference(quantity, relative, -math.inf, math.inf, math.nan, method)
+    if not variance > 0:
+        if variance == 0 and difference != 0:
+            return Difference(quantity, relative, relative, relative, 0.0, method)
+        return Difference(quantity, relative, -math.inf, math.inf, math.nan, method)
+    from scipy import stats
+
+    error = math.sqrt(variance)
+    reach = float(stats.t.isf(level, freedom)) * error
+    one_sided = float(stats.t.sf(abs(difference) / error, freedom))
+    p_value = min(1.0, one_sided * LEVEL / level) if level > 0 else 1.0
+    low, high = _share(difference - reach), _share(difference + reach)
+    return Difference(quantity, relative, low, high, p_value, method)
 
 
 def _share(log: float) -> float:
     """Return the relative difference of a difference of logarithms; infinite on overflow."""
     return math.expm1(log) if log < 700 else math.inf
-
-
-def _tested(
-    difference: float,
-    error: float,
-    freedom: float,
-    quantity: str,
-    method: str,
-    level: float = LEVEL / 2,
-) -> Difference:
-    from scipy import stats
-
-    reach = float(stats.t.isf(level, freedom)) * error
-    one_sided = float(stats.t.sf(abs(difference) / error, freedom))
-    p_value = min(1.0, one_sided * LEVEL / level) if level > 0 else 1.0
-    low, high = _share(difference - reach), _share(difference + reach)
-    return Difference(quantity, _share(difference), low, high, p_value, method)
 
 
 def _blocks(values: Sequence[float]) -> np.ndarray:
@@ -196,8 +187,7 @@ def _blocks(values: Sequence[float]) -> np.ndarray:
         return series
     each = max(1, series.size // BLOCKS)
     whole = series.size // each * each
-    means: np.ndarray = series[:whole].reshape(-1, each).mean(axis=1)
-    return means
+    return series[:whole].reshape(-1, each).mean(axis=1)
 
 
 def _stated(means: Sequence[float], errors: Sequence[float], spread: float) -> _Mean:
@@ -353,9 +343,7 @@ def compare_paired(a: Sequence[float], b: Sequence[float], quantity: str) -> Dif
     ratio = np.log(np.asarray(b, dtype=float)) - np.log(np.asarray(a, dtype=float))
     if ratio.size < 2:
         return Difference(quantity, math.nan, -math.inf, math.inf, math.nan, method)
-    error = float(ratio.std(ddof=1)) / math.sqrt(ratio.size)
-    mean = float(ratio.mean())
-    if error == 0.0:
-        p_value = math.nan if mean == 0 else 0.0
-        return Difference(quantity, _share(mean), _share(mean), _share(mean), p_value, method)
-    return _tested(mean, error, ratio.size - 1, quantity, method)
+    mean, variance = float(ratio.mean()), float(ratio.var(ddof=1)) / ratio.size
+    if variance == 0 and mean == 0:
+        return Difference(quantity, 0.0, 0.0, 0.0, math.nan, method)
+    return _of_variance(mean, variance, ratio.size - 1, quantity, method)

@@ -25,7 +25,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.settings import MOST_PAIRS
 from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, look_level
 from tuner.results.choice import decide, front_of
-from tuner.results.result import Attempt, Choice, Point, Status, Verification
+from tuner.results.parts import Attempt, Choice, Point, Status, Verification
 from tuner.results.significance import Comparison, compare_launches
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import Measurement, ProbeRecord

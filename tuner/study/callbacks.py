@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
     from tuner.problem.study_spec import StudySpec
-    from tuner.results.result import Point, Result
+    from tuner.results.parts import Point
+    from tuner.results.result import Result
     from tuner.study.recorder import StudyRecorder
     from tuner.workload.trace import TraceWriter
 

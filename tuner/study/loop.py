@@ -24,7 +24,7 @@ from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points, spent_kJ
 from tuner.results.choice import front_of
-from tuner.results.result import Point
+from tuner.results.parts import Point
 from tuner.results.verification import baseline_of
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings

@@ -99,13 +99,10 @@ class Question:
         self, script: Script, run: RunFolder, notify: Notify | None
     ) -> tuple[ScriptJob, Cluster]:
         """Return a script as a job, and the machine or Ray cluster on which it was inspected."""
+        from tuner.problem.from_job import cluster_of
         from tuner.problem.user_script import job_of_script, launched_here
-        from tuner.search_spaces.cluster import load_cluster
-        from tuner.workload.node.machine import detect_cluster
 
-        cluster, address = self.cluster, self.ray_address
-        if not isinstance(cluster, Cluster):
-            cluster = detect_cluster() if cluster == "auto" else load_cluster(cluster)
+        cluster, address = cluster_of(self.cluster), self.ray_address
         here, launcher = cluster, script.launcher
         launcher = launcher if launcher and launcher.words else None
         notify = notify or (lambda event: None)
@@ -136,20 +133,22 @@ class Question:
 def question_of(
     job: TrainingJob | Script | str | Path | None,
     *,
-    cluster: Cluster | str,
-    space: str | None,
-    constraints: Constraints,
-    search: SearchSettings | None,
-    baseline: Baseline,
-    executor: str | Executor | None,
-    ray_address: str | None,
-    device_kind: str | None,
-    in_flight: int | None,
-    name: str | None,
-    runs_dir: str | Path,
-    notify: Notify | None,
+    cluster: Cluster | str = "auto",
+    space: str | None = None,
+    constraints: Constraints | None = None,
+    search: SearchSettings | None = None,
+    baseline: Baseline = None,
+    executor: str | Executor | None = None,
+    ray_address: str | None = None,
+    device_kind: str | None = None,
+    in_flight: int | None = None,
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+    notify: Notify | None = None,
 ) -> Question:
     """Return the checked arguments, with the cluster and the executor that they mean.
+
+    Those that are not given are as in `tuner.optimize`.
 
     Raises:
         InputError: they contradict each other, or this machine has other devices than the cluster.
@@ -157,6 +156,7 @@ def question_of(
     from tuner.executors.choose import check_executor
 
     check_executor(executor)
+    constraints = constraints or Constraints()
     if ray_address is not None or device_kind is not None:
         run_folder = RunFolder.named(runs_dir, name) if name else None
         cluster = _on_ray(ray_address, device_kind, executor, cluster, run_folder, notify)
@@ -234,15 +234,15 @@ def _on_ray(
         InputError: the words contradict each other, no Ray answers, or no node is fit.
     """
     from tuner.executors.ray_cluster import survey
+    from tuner.problem.from_job import cluster_of
     from tuner.problem.study_file import parse_cluster
-    from tuner.search_spaces.cluster import load_cluster
 
     if address is None:
         raise InputError("device_kind chooses among the nodes of a Ray cluster; name that too")
     if executor not in (None, "ray"):
         raise InputError(f"a Ray cluster runs probes by the executor ray, not {executor!r}")
     if cluster != "auto":
-        named = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+        named = cluster_of(cluster)
         if device_kind not in (None, named.device.name):
             raise InputError(
                 f"device_kind is {device_kind!r}, and cluster {named.name!r} is of "
@@ -270,10 +270,10 @@ def _device_elsewhere(cluster: Cluster | str) -> str | None:
     """Return the cluster's kind of device if this machine has another kind, else None."""
     if cluster == "auto":
         return None
-    from tuner.search_spaces.cluster import load_cluster
+    from tuner.problem.from_job import cluster_of
     from tuner.workload.node.machine import detect_cluster
 
-    wanted = (cluster if isinstance(cluster, Cluster) else load_cluster(cluster)).device
+    wanted = cluster_of(cluster).device
     here = detect_cluster().device
     alike = wanted.name == here.name or wanted.type == here.type == "cpu"
     return None if alike else wanted.name

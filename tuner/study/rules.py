@@ -13,7 +13,7 @@ from tuner.problem.stop_reason import StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points
 from tuner.results.choice import decide, front_of
-from tuner.results.result import Point
+from tuner.results.parts import Point
 from tuner.results.verification import baseline_of
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question

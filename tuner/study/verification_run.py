@@ -18,7 +18,7 @@ from tuner.problem.stop_reason import NoVerdict
 from tuner.problem.study_spec import StudySpec
 from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, with_plan
 from tuner.results.build import measured_points
-from tuner.results.result import Attempt
+from tuner.results.parts import Attempt
 from tuner.results.verification import (
     ab_pairs,
     attempts_of,

@@ -7,16 +7,10 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.problem.stop_reason import StopReason
-from tuner.results.result import (
-    Attainment,
-    Choice,
-    Interval,
-    LeaveOneOut,
-    Point,
-    Result,
-    Spent,
-)
+from tuner.results.parts import Attainment, Choice, Interval, Point, Spent
+from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.meters.base import PowerSample
 from tuner.workload.power_samples import write_power_samples

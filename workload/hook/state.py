@@ -65,8 +65,7 @@ def configuration() -> dict[str, Any]:
     """
     if "asked" not in seen:
         seen["asked"] = _Asked(options.get("configuration", {}))
-    asked: dict[str, Any] = seen["asked"]
-    return asked
+    return seen["asked"]
 
 
 def phase(name: str) -> None:

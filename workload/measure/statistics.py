@@ -61,10 +61,8 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
     return math.sqrt(variance / series.size * (1 + lag1) / (1 - lag1))
 
 
-def block_edges(
-    opened_s: float, ends_s: Sequence[float], *, least_s: float = BLOCK_S
-) -> tuple[float, ...]:
-    """Return times that cut a window into blocks of whole steps, each of at least `least_s`.
+def block_edges(opened_s: float, ends_s: Sequence[float]) -> tuple[float, ...]:
+    """Return times that cut a window into blocks of whole steps, each of at least `BLOCK_S`.
 
     Args:
         opened_s: when the window opened.
@@ -75,7 +73,7 @@ def block_edges(
     """
     edges = [opened_s]
     for end_s in ends_s:
-        if end_s - edges[-1] >= least_s:
+        if end_s - edges[-1] >= BLOCK_S:
             edges.append(end_s)
     if ends_s and edges[-1] < ends_s[-1]:
         if len(edges) > 1:
@@ -97,8 +95,7 @@ def _energies(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np.nd
     grid = np.union1d(times[inside], edges)
     drawn = np.interp(grid, times, power)
     total = np.concatenate([[0.0], np.cumsum(np.diff(grid) * (drawn[1:] + drawn[:-1]) / 2)])
-    result: np.ndarray = np.diff(total[np.searchsorted(grid, edges)])
-    return result
+    return np.diff(total[np.searchsorted(grid, edges)])
 
 
 def integrate(samples: Sequence[PowerSample], start_s: float, end_s: float) -> float:
@@ -112,5 +109,4 @@ def block_powers(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np
     """Return the mean power between edges, watts; empty with fewer than 3 samples."""
     if len(edges_s) < 2 or math.isnan(integrate(samples, edges_s[0], edges_s[-1])):
         return np.empty(0)
-    powers: np.ndarray = _energies(samples, edges_s) / np.diff(edges_s)
-    return powers
+    return _energies(samples, edges_s) / np.diff(edges_s)

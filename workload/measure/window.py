@@ -300,13 +300,12 @@ class Conductor:
         self,
         on_step: Callable[[int, float], None],
         on_wait: Callable[[], None] = lambda: None,
-        wait_s: float = 0.5,
     ) -> None:
         """Let the program run until it ends by itself, however long its steps are.
 
         Args:
             on_step: called with each step that all ranks have done, and when the last one had.
-            on_wait: called at least every `wait_s` seconds.
+            on_wait: called at least every 0.5 s.
 
         Raises:
             ProbeFailed: a rank failed, or it was cancelled.
@@ -317,7 +316,7 @@ class Conductor:
         while len(ended) < self._group.size:
             if self._cancelled():
                 raise ProbeFailed(Failure("cancelled", "it was cancelled"))
-            event = self._group.next_event(wait_s)
+            event = self._group.next_event(0.5)
             on_wait()
             if event is None:
                 continue

@@ -10,7 +10,7 @@ import getpass
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ __all__ = ["Missing", "installed_torch", "missing_clocks", "missing_parts", "why
 #: gloo and data loaders for their queues: 64 MiB, Docker's default, is too small for two ranks
 #: (NVIDIA, NCCL documentation, "Troubleshooting, Shared Memory").
 SHM_EACH_BYTES = 256 * 2**20
+#: The packages without which nothing trains.
+NEEDED = ("torch", "deepspeed", "transformers")
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,6 @@ def missing_parts(
     gpus: int,
     shm_bytes: int,
     nvml: Any = None,
-    needed: Sequence[str] = ("torch", "deepspeed", "transformers"),
 ) -> Iterator[Missing]:
     """Return what keeps ranks from training here, with what to run.
 
@@ -153,9 +154,8 @@ def missing_parts(
         gpus: number of visible GPUs.
         shm_bytes: size of /dev/shm.
         nvml: a stand-in for the pynvml module.
-        needed: the packages without which nothing trains.
     """
-    if lacking := [name for name in needed if not packages.get(name)]:
+    if lacking := [name for name in NEEDED if not packages.get(name)]:
         yield Missing(", ".join(lacking), ("pip install 'joulefront[train]'",))
     torch = installed_torch() if gpus else None
     if torch is not None:

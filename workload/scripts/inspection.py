@@ -37,7 +37,6 @@ def inspect_script(
     run: Callable[[ProbeRequest], ProbeRecord],
     *,
     folder: Path,
-    time_limit_s: float = FIRST_STEP_LIMIT_S,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> ScriptJob:
     """Start a script once, and return it as a job with the knobs it supports.
@@ -47,7 +46,6 @@ def inspect_script(
         blank: the job that its command alone describes (`blank_job`).
         run: runs a probe of `blank`, on one node or several.
         folder: the run's; the logs go to its `probes/inspection`.
-        time_limit_s: the longest that its first step may take.
         say: called with each progress sentence.
 
     Raises:
@@ -57,9 +55,9 @@ def inspect_script(
     request = ProbeRequest(
         "inspection",
         blank.baseline.launch,
-        time_limit_s=time_limit_s,
+        time_limit_s=FIRST_STEP_LIMIT_S,
         window=WindowPolicy(micro_batches=False),
-        first_step_limit_s=time_limit_s,
+        first_step_limit_s=FIRST_STEP_LIMIT_S,
         purpose=INSPECTIONS[0],
     )
     say(f"starting {script.name!r} once, to see how it trains")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
+from tuner.testing.commands import finished
 from tuner.workload.clocks.base import FixedGovernor, GovernorError, KnobRefused
 from tuner.workload.clocks.commands import CommandGovernor
 
@@ -87,11 +87,8 @@ def test_the_guard_puts_back_what_a_killed_agent_has_set(folder: Path) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     root = Path(__file__).parents[3]
-    ended = subprocess.run(
+    ended = finished(
         [sys.executable, "-c", program, str(folder), str(root)],
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
     )

@@ -482,15 +482,18 @@ class TestGuard:
         put_back_calls = [name for name, _, _ in agents.fake.log if "Reset" in name]
         assert put_back_calls == ["nvmlDeviceResetGpuLockedClocks"]  # the agent's, once
 
-    def test_a_guard_that_was_killed_is_replaced(
-        self, agents: Agents, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.fixture
+    def governor(self, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> NvmlGovernor:
+        """A governor that has set a clock."""
         for name in (STATE_FILE, "PYTHONPATH"):
             monkeypatch.setenv(name, agents.environ[name])
         governor = NvmlGovernor(
             nvml=agents.fake, environ=NO_ENV, guard_nvml="tuner.testing.fake_nvml:from_environment"
         )
         governor.apply(Settings(clock_MHz=900))
+        return governor
+
+    def test_a_guard_that_was_killed_is_replaced(self, governor: NvmlGovernor) -> None:
         assert governor._guard is not None
         first = governor._guard.pid
         os.kill(first, signal.SIGKILL)
@@ -502,15 +505,9 @@ class TestGuard:
         wait_until(lambda: is_gone(second))
 
     def test_a_guard_that_dies_this_instant_is_noticed(
-        self, agents: Agents, monkeypatch: pytest.MonkeyPatch
+        self, agents: Agents, governor: NvmlGovernor
     ) -> None:
         """A pipe takes a message for a reader that is dead already; nothing may be set on that."""
-        for name in (STATE_FILE, "PYTHONPATH"):
-            monkeypatch.setenv(name, agents.environ[name])
-        governor = NvmlGovernor(
-            nvml=agents.fake, environ=NO_ENV, guard_nvml="tuner.testing.fake_nvml:from_environment"
-        )
-        governor.apply(Settings(clock_MHz=900))
         assert governor._guard is not None
         first = governor._guard.pid
         os.kill(first, signal.SIGSTOP)  # it cannot read what it is told ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
+from tuner.testing.commands import finished
 from tuner.testing.fake_nvml import FakeGpu, FakeNVML
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.host import host_memory, usable_cores
@@ -307,7 +307,7 @@ class TestFacts:
             "machine_facts().lines(); "
             "print([m for m in ('torch', 'deepspeed', 'ray', 'optuna') if m in sys.modules])"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        done = finished([sys.executable, "-c", code])
         assert done.stdout.strip() == "[]", done.stderr
 
 

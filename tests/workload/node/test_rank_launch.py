@@ -15,6 +15,7 @@ import pytest
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
+from tuner.testing.commands import finished
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.node.host import usable_cores
@@ -74,7 +75,7 @@ def test_deepspeed_reads_the_list(tmp_path: Path) -> None:
     def run(more: dict[str, str]) -> subprocess.CompletedProcess[str]:
         env = os.environ | node.environment() | {"CUDA_VISIBLE_DEVICES": "GPU-bbbb"} | more
         command = [sys.executable, "-c", code]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        return finished(command, env=env)
 
     with node.joined():
         more = cuda_numbering({"CUDA_VISIBLE_DEVICES": "GPU-bbbb"})

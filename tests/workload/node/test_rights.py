@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tuner.testing.commands import finished
+
 pytest.importorskip("torch")
 
 from tuner.problem.run_folder import RunFolder
@@ -241,12 +243,9 @@ def test_a_study_in_the_database_of_the_environment(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     table = Path(__file__).parents[2] / "data" / "cpu-tiny-gpt"
     command = [sys.executable, "-m", "tuner.cli.main", "replay", str(table), "--max-probes", "2"]
-    done = subprocess.run(
+    done = finished(
         [*command, "--quiet", "--runs-dir", str(tmp_path / "runs"), "--name", "one"],
         env={**os.environ, "JOULEFRONT_STORAGE": url},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "study.db").exists()

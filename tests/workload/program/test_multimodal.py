@@ -16,7 +16,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.model_facts import ModelFacts, facts_of, flops_per_step
+from tuner.search_spaces.model_facts import ModelFacts, facts_of
 from tuner.search_spaces.rules import unrunnable
 
 PROGRAM = Path(__file__).parents[3] / "workload" / "program"
@@ -40,9 +40,10 @@ def test_the_studys_model_has_196_tokens_a_frame() -> None:
 def test_flops_of_frames_are_added_to_those_of_tokens() -> None:
     facts = facts_of(JOB)
     assert facts.vision is not None
-    text = flops_per_step(replace(JOB, frames=0))
+    text = facts.flops(JOB.global_batch, JOB.sequence_length)
     per_frame = 3 * facts.vision.forward_flops(1)
-    assert flops_per_step(JOB) == pytest.approx(text + JOB.global_batch * JOB.frames * per_frame)
+    both = facts.flops(JOB.global_batch, JOB.sequence_length, JOB.frames)
+    assert both == pytest.approx(text + JOB.global_batch * JOB.frames * per_frame)
 
 
 def changed(**vision: Any) -> dict[str, Any]:

@@ -17,16 +17,15 @@ from tuner.problem.configuration_names import named_configurations
 from tuner.problem.declared_knobs import with_knobs
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.study_file import parse_job
-from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError
+from tuner.testing.scripts import CPU, script_job
 from tuner.workload.declared_knobs import program_knobs, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
+from tuner.workload.scripts.script_job import Framework, ScriptJob
 
-CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 TORCH = Framework("torch", micro_batch=4, accumulation=1, reads=("fused",))
 DEEPSPEED = Framework("deepspeed", config={"zero_optimization": {"overlap_comm": True}})
 
@@ -34,20 +33,7 @@ DEEPSPEED = Framework("deepspeed", config={"zero_optimization": {"overlap_comm":
 def job(
     folder: Path, command: str, *knobs: Knob | str, frame: Framework = TORCH, env: str = ""
 ) -> ScriptJob:
-    (folder / "train.py").touch()
-    script = with_knobs(Script(command, cwd=folder), knobs)
-    made = ScriptJob(
-        name="train",
-        model={},
-        sequence_length=0,
-        global_batch=8,
-        steps=100,
-        words=script.words,
-        cwd=str(folder),
-        devices=2,
-        frame=frame,
-    )
-    return made.declares(script.knobs)
+    return script_job(command, folder, frame, knobs)
 
 
 def chosen(job: ScriptJob, **values: object) -> Configuration:

@@ -14,12 +14,11 @@ from tuner.api import load_result
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
+from tuner.testing.scripts import inspected
 from tuner.testing.studies import run_optimize
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRequest, WindowPolicy
-from tuner.workload.scripts.inspection import blank_job, inspect_script
-from tuner.workload.scripts.script_job import Script
+from tuner.workload.scripts.command import Script
 
 CLUSTER = detect_cluster()
 pytestmark = [
@@ -58,14 +57,11 @@ def test_each_way_of_a_knob_reaches_the_script(
     )
     command = "train.py --attn {attn=naive} --config conf.yaml"
     script = Script(command, cwd=repo, knobs=knobs)
-    blank = blank_job(script, CLUSTER)
-    runner = LocalRunner(blank, CLUSTER, run_dir=tmp_path / "run")
-    job = inspect_script(script, blank, runner.run, folder=tmp_path / "run")
-    runner.turn_to(job)
-    assert job.baseline.short.endswith("attn=naive precision=fp32 prefetch=2")
-    values = {"attn": "fused", "precision": "bf16", "prefetch": 4, "pause": 1}
-    launch = Settings({**job.baseline.launch, **values})
-    record = runner.run(ProbeRequest("p", launch, window=QUICK, time_limit_s=60.0))
+    with inspected(script, CLUSTER, tmp_path / "run") as (runner, job):
+        assert job.baseline.short.endswith("attn=naive precision=fp32 prefetch=2")
+        values = {"attn": "fused", "precision": "bf16", "prefetch": 4, "pause": 1}
+        launch = Settings({**job.baseline.launch, **values})
+        record = runner.run(ProbeRequest("p", launch, window=QUICK, time_limit_s=60.0))
     assert record.ok, record.failure
     logs = [
         (tmp_path / "run" / "probes" / name / "rank0.log").read_text()

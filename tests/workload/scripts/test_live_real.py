@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +11,11 @@ import pytest
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
+from tuner.testing.scripts import inspected
 from tuner.testing.studies import run_optimize
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRequest, WindowPolicy
-from tuner.workload.scripts.inspection import blank_job, inspect_script
-from tuner.workload.scripts.script_job import Script, ScriptJob
+from tuner.workload.scripts.command import Script
 from tuner.workload.trace import read_trace
 
 CLUSTER = detect_cluster()
@@ -48,38 +45,16 @@ def repo(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def runner_of(tmp_path: Path) -> Iterator[object]:
-    runners = []
-
-    def make(script: Script) -> tuple[LocalRunner, ScriptJob]:
-        blank = blank_job(script, CLUSTER)
-        runner = LocalRunner(blank, CLUSTER, run_dir=tmp_path / "run")
-        runners.append(closing(runner))
-        job = inspect_script(script, blank, runner.run, folder=tmp_path / "run")
-        runner.turn_to(job)
-        return runner, job
-
-    yield make
-    for runner in runners:
-        runner.__exit__(None, None, None)
-
-
-def test_one_launch_visits_the_values_and_puts_them_back(
-    repo: Path, tmp_path: Path, runner_of
-) -> None:
-    runner, job = runner_of(Script("train.py", cwd=repo, knobs=(PAUSE, UNREAD, LEVEL)))
-    assert dict(job.baseline.live) == {"pause_ms": 30, "unread": 1, "level": 20}
-    today = dict(job.baseline.live)
-    lives = [{}, {"pause_ms": 0}, {"pause_ms": 0, "level": 0}, {"pause_ms": 99}, {"unread": 2}]
-    request = ProbeRequest(
-        "p",
-        job.baseline.launch,
-        tuple(Settings({**today, **live}) for live in lives),
-        window=QUICK,
-        time_limit_s=60.0,
-    )
-    record = runner.run(request)
+def test_one_launch_visits_the_values_and_puts_them_back(repo: Path, tmp_path: Path) -> None:
+    script = Script("train.py", cwd=repo, knobs=(PAUSE, UNREAD, LEVEL))
+    with inspected(script, CLUSTER, tmp_path / "run") as (runner, job):
+        assert dict(job.baseline.live) == {"pause_ms": 30, "unread": 1, "level": 20}
+        today = dict(job.baseline.live)
+        lives = [{}, {"pause_ms": 0}, {"pause_ms": 0, "level": 0}, {"pause_ms": 99}, {"unread": 2}]
+        settings = tuple(Settings({**today, **live}) for live in lives)
+        record = runner.run(
+            ProbeRequest("p", job.baseline.launch, settings, window=QUICK, time_limit_s=60.0)
+        )
     assert record.ok, record.failure
     assert [missed.live["pause_ms"] for missed in record.missed] == [99]
     assert "refused 99: ValueError: 99 ms are too long" in record.missed[0].message
@@ -93,9 +68,11 @@ def test_one_launch_visits_the_values_and_puts_them_back(
     assert (repo / "level").read_text() == "20"
 
 
-def test_a_knob_that_the_script_never_registers_is_refused(repo: Path, runner_of) -> None:
-    with pytest.raises(InputError, match=r"registers no live knob 'depth'.*hook\.live\('depth'"):
-        runner_of(Script("train.py", cwd=repo, knobs=(Knob("depth", (1, 2), live=True),)))
+def test_a_knob_that_the_script_never_registers_is_refused(repo: Path, tmp_path: Path) -> None:
+    script = Script("train.py", cwd=repo, knobs=(Knob("depth", (1, 2), live=True),))
+    why = r"registers no live knob 'depth'.*hook\.live\('depth'"
+    with pytest.raises(InputError, match=why), inspected(script, CLUSTER, tmp_path / "run"):
+        pass
 
 
 def test_the_best_value_is_found_in_one_launch(repo: Path, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import load_space
+from tuner.testing.scripts import CPU, script_job
 from tuner.workload import hook
 from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
 
-CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
 )
@@ -45,21 +45,8 @@ FRAMEWORK = Framework(
 
 
 def job(command: str, folder: Path, frame: Framework = FRAMEWORK, **changes: object) -> ScriptJob:
-    (folder / "train.py").touch()
     (folder / "ds.json").write_text(json.dumps(CONFIG))
-    words = Script(command, cwd=folder).words
-    made = ScriptJob(
-        name="train",
-        model={},
-        sequence_length=0,
-        global_batch=16,
-        steps=100,
-        words=words,
-        cwd=str(folder),
-        devices=2,
-        frame=frame,
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return script_job(command, folder, frame, **{"global_batch": 16, **changes})
 
 
 # ---- the command

@@ -21,7 +21,8 @@ from tuner.display.figures.style import (
 )
 from tuner.display.text import energy_mark, role, units_of
 from tuner.formatting import Units, after_comma, number
-from tuner.results.result import Attainment, Point, Result
+from tuner.results.parts import Attainment, Point
+from tuner.results.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

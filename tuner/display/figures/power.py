@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.display.figures.style import BLUE, FAINT, GRID, MUTED, PAPER, SERIES, TEXT, empty_figure
 from tuner.formatting import after_comma, label, number, percent, short, varying_knobs
-from tuner.results.result import Point, Result
+from tuner.results.parts import Point
+from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.base import PowerSample

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.formatting import Units, label, long_text, number, percent
-from tuner.results.result import Point
+from tuner.results.parts import Point
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

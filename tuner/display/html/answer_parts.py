@@ -23,8 +23,9 @@ from tuner.display.text import comparison, energy_mark, prediction, role
 from tuner.formatting import Units, change, number, percent, varying_knobs
 from tuner.problem.run_folder import RunFolder
 from tuner.results.choice import carbon_g, cost_of
+from tuner.results.parts import Point
 from tuner.results.recommendation import against_baseline, fresh_launches
-from tuner.results.result import Point, Result
+from tuner.results.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

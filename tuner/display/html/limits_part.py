@@ -15,8 +15,9 @@ from tuner.display.text import changes, found_word
 from tuner.formatting import Units, label, short
 from tuner.results.choice import front_of
 from tuner.results.choose import not_refuted
+from tuner.results.parts import Point
 from tuner.results.recommendation import fresh_launches
-from tuner.results.result import Point, Result
+from tuner.results.result import Result
 
 __all__ = ["limits_part"]
 

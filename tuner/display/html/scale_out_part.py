@@ -10,7 +10,8 @@ from tuner.display.figures.front import front_figure
 from tuner.display.html.pieces import chips, estimated_mark, interval, plot_div, section
 from tuner.display.text import units_of
 from tuner.formatting import Units, number, percent, varying_knobs
-from tuner.results.result import Point, Result
+from tuner.results.parts import Point
+from tuner.results.result import Result
 
 __all__ = ["target_part"]
 

@@ -17,7 +17,8 @@ from tuner.display.html.pieces import (
 )
 from tuner.display.text import energy_mark, payback, prediction, unit_of_work, units_of
 from tuner.formatting import Units, label, number, percent
-from tuner.results.result import LeaveOneOut, Result
+from tuner.models.surrogate.leave_one_out import LeaveOneOut
+from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.testing.scripts import inspected
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.inspection import blank_job, inspect_script
+from tuner.workload.scripts.inspection import blank_job
 
 CLUSTER = detect_cluster()
 pytestmark = [
@@ -49,11 +49,7 @@ def test_transformers_own_parser_takes_what_is_written(tmp_path: Path) -> None:
 def test_the_flags_arrive_and_a_larger_micro_batch_is_faster(tmp_path: Path) -> None:
     cluster = replace(CLUSTER, devices_per_node=2)
     script = Script(f"pretrain_gpt.py {FLAGS}", cwd=MEGATRON)
-    blank = blank_job(script, cluster)
-    runner = LocalRunner(blank, cluster, run_dir=tmp_path)
-    try:
-        job = inspect_script(script, blank, runner.run, folder=tmp_path)
-        runner.turn_to(job)
+    with inspected(script, cluster, tmp_path) as (runner, job):
         times = {}
         for name, knobs in {
             "today": {},
@@ -64,8 +60,6 @@ def test_the_flags_arrive_and_a_larger_micro_batch_is_faster(tmp_path: Path) -> 
             record = runner.run(ProbeRequest(name, launch, window=window, time_limit_s=60.0))
             assert record.ok, record.failure
             times[name] = record.measurements[0].step_time_s
-    finally:
-        runner.close()
     assert (job.global_batch, job.steps, job.frame.kind) == (16, 1_000_000, "torch")
     printed = {name: (tmp_path / "probes" / name / "rank0.log").read_text() for name in times}
     assert "--tensor-model-parallel-size" not in printed["today"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,10 @@ import pytest
 
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.configuration import Configuration
+from tuner.testing.commands import finished
+from tuner.testing.scripts import inspected
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRequest, WindowPolicy
-from tuner.workload.scripts.inspection import blank_job, inspect_script
 from tuner.workload.scripts.script_job import Script
 
 CLUSTER = detect_cluster()
@@ -71,11 +70,7 @@ def test_a_pasted_accelerate_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     command = "MINE=1 accelerate launch --config_file a.yaml train.py --steps 1000000"
     script = Script(command, cwd=repo)
     cluster = replace(CLUSTER, devices_per_node=2)
-    blank = blank_job(script, cluster)
-    runner = LocalRunner(blank, cluster, run_dir=runs)
-    try:
-        job = inspect_script(script, blank, runner.run, folder=runs)
-        runner.turn_to(job)
+    with inspected(script, cluster, runs) as (runner, job):
         assert job.launcher is not None
         assert (job.frame.owner, job.global_batch, job.baseline.data_parallel) == (
             "accelerate",
@@ -86,8 +81,6 @@ def test_a_pasted_accelerate_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         quick = WindowPolicy(min_s=0.3, min_steps=3, max_s=0.5)
         record = runner.run(ProbeRequest("one", launch, window=quick, time_limit_s=60.0))
         log = (runs / "probes" / "one" / "rank0.log").read_text()
-    finally:
-        runner.close()
     assert record.ok, (record.failure, log[-1000:])
     assert "PRECISION no 1" in log
     # As it is written back: the launcher itself starts one process, which takes the same batch.
@@ -98,13 +91,10 @@ def test_a_pasted_accelerate_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_launch_files((Configuration(launch), short_job, cluster), files)
     assert "num_processes: 1\n" in (files / "a.yaml").read_text()
     shutil.move(repo / "a.yaml", tmp_path / "old.yaml")  # the new file is the one in use
-    done = subprocess.run(
+    done = finished(
         ["bash", str(files / "launch.sh")],
         env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "PRECISION no 1" in done.stdout

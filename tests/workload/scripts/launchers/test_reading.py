@@ -13,12 +13,12 @@ from tuner.cli.main import main
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
 from tuner.testing.launchers import answer_here
+from tuner.testing.scripts import CPU
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.launchers import Launcher, reading, vendor
 from tuner.workload.scripts.script_job import ScriptJob
 
-CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
 )

@@ -1,0 +1,71 @@
+"""TOML files of facts: those that joulefront includes, by name, and the user's own, by path."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Iterable
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.typed import names_a_file
+
+__all__ = ["check_keys", "data_folder", "find_file", "included_names", "read_toml"]
+
+
+def data_folder(kind: str) -> Traversable:
+    """Return the folder of the included files of a kind: "jobs", "clusters", "models", ..."""
+    return resources.files("tuner.search_spaces") / "data" / kind
+
+
+def included_names(kind: str, suffix: str = ".toml") -> list[str]:
+    """Return the names of the included files of a kind, sorted."""
+    names = (entry.name for entry in data_folder(kind).iterdir())
+    return sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix))
+
+
+def find_file(
+    kind: str, name: str, what: str, *, other: Iterable[str] = ("or the path of a toml file",)
+) -> tuple[Traversable, str]:
+    """Return the file of a name or a path, and its name without the suffix.
+
+    Args:
+        kind: folder of the included files.
+        name: name of one of them, or a path.
+        what: the thing that the file describes, for the sentence.
+        other: names that are listed beside those of the included files.
+
+    Raises:
+        UnknownName: there is no such file.
+    """
+    included, path = included_names(kind), Path(name)
+    if name in included:
+        return data_folder(kind) / f"{name}.toml", name
+    if not names_a_file(path):
+        raise UnknownName(what, name, [*included, *other])
+    return path, path.stem
+
+
+def read_toml(file: Traversable, what: str) -> dict[str, Any]:
+    """Return the tables of a file; `what` it describes, with its name, is for the sentence.
+
+    Raises:
+        InputError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read the {what}: {error}") from error
+
+
+def check_keys(data: Iterable[str], known: Collection[str], where: str) -> None:
+    """Check that a table has known keys alone.
+
+    Raises:
+        UnknownName: it has another.
+    """
+    for key in data:
+        if key not in known:
+            raise UnknownName(f"key in {where}", key, known)

@@ -1,0 +1,20 @@
+"""Commands that tests and benchmarks run to their end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["finished"]
+
+
+def finished(words: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command; return its exit status with what it printed.
+
+    Args:
+        words: the command.
+        options: further ones of `subprocess.run`.
+    """
+    return subprocess.run(words, capture_output=True, text=True, check=False, **options)

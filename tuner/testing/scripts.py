@@ -1,0 +1,68 @@
+"""Users' scripts as jobs: declared without a start, or inspected by a runner of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tuner.problem.declared_knobs import with_knobs
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.declared import Knob
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.inspection import blank_job, inspect_script
+from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.script_job import ScriptJob
+
+__all__ = ["CPU", "inspected", "script_job"]
+
+#: A node of two cores with made-up figures.
+CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
+
+
+def script_job(
+    command: str, folder: Path, frame: Framework, knobs: Sequence[Knob | str] = (), **changes: Any
+) -> ScriptJob:
+    """Return the job of a command on two cores, as if it had been inspected.
+
+    Args:
+        command: as the user types it; train.py exists in `folder` afterwards.
+        folder: the working folder.
+        frame: what the inspection found.
+        knobs: declared knobs.
+        changes: other fields of the job.
+    """
+    (folder / "train.py").touch()
+    script = with_knobs(Script(command, cwd=folder), knobs)
+    job = ScriptJob(
+        name="train",
+        model={},
+        sequence_length=0,
+        global_batch=8,
+        steps=100,
+        words=script.words,
+        cwd=str(folder),
+        devices=2,
+        frame=frame,
+        launcher=script.launcher,
+    )
+    return replace(job, **changes).declares(script.knobs)
+
+
+@contextmanager
+def inspected(
+    script: Script, cluster: Cluster, runs: Path
+) -> Iterator[tuple[LocalRunner, ScriptJob]]:
+    """Inspect a script; give its job and a runner that probes it.
+
+    Raises:
+        InputError: the inspection failed.
+    """
+    blank = blank_job(script, cluster)
+    with closing(LocalRunner(blank, cluster, run_dir=runs)) as runner:
+        job = inspect_script(script, blank, runner.run, folder=runs)
+        runner.turn_to(job)
+        yield runner, job
