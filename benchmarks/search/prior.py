@@ -1,9 +1,14 @@
-"""What the models' prior is worth to a search: exact, and wrong in ways the kernel does not assume.
+"""What the models' prior is worth to a search: exact, wrong, and of simulated clusters.
 
 The prior is exact on jackknifed recorded tables if the search is given their noise-free means as
 its models: `perfect_prior_over_oracle_tuned` and `..._held_out` are the joules over the oracle's.
-It is wrong on simulated clusters whose constants, values of launch knobs, pairs of these, slopes
-over the clock and thresholds depart from the models (`benchmarks.simulated_tables`):
+With means that are wrong in a known way (`benchmarks.search.recorded_priors`),
+`wrong_prior_joules_ratio_KIND_SPLIT` is the joules over those without a prior, the geometric mean
+over the groups, and `wrong_prior_worst_ratio_KIND_SPLIT` that of the worst group. Other jackknifed
+tables of a group have their halves wrong in other ways: a multiple of four tables has all of them.
+
+The shipped models are wrong on simulated clusters whose constants, values of launch knobs, pairs of
+these, slopes over the clock and thresholds depart from them (`benchmarks.simulated_tables`):
 `models_prior_joules_ratio` is the search's joules with the shipped models over those without, the
 geometric mean over the tables; `models_prior_worst_ratio` is that of the worst table.
 """
@@ -16,9 +21,10 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.search.problems import Problem, load_problem, never_binds, split_of
+from benchmarks.search.recorded_priors import WRONG
 from benchmarks.search.runner import run
-from benchmarks.search.samplers import WITH_MODELS, WITH_TRUTH
-from benchmarks.search.statistics import geometric_mean
+from benchmarks.search.samplers import WITH_MODELS, WITH_RECORDED, WITH_TRUTH
+from benchmarks.search.statistics import figure_name, geometric_mean
 from benchmarks.search.truth import truth_of
 from benchmarks.simulated_tables import PROBLEMS, record
 from tuner.search.optuna_samplers import OURS
@@ -31,34 +37,69 @@ SPREAD, OF_VALUES, BEYOND, OF_LAUNCHES = 0.2, 0.05, 0.05, 0.02
 MOST = 150
 
 
-def perfect_prior(folders: Sequence[Path], tables: int) -> list[Figure]:
-    """Search jackknifed tables with their own means as the models, and print each group's joules.
+def recorded_priors(folders: Sequence[Path], tables: int) -> list[Figure]:
+    """Search jackknifed tables with exact and with wrong means as the models, and print the joules.
 
     Args:
         folders: of the recorded tables.
         tables: jackknifed tables of each group.
     """
-    splits: dict[str, list[float]] = {}
+    exact: dict[str, list[float]] = {}
+    wrong: dict[tuple[str, str], list[float]] = {}
     for folder in folders:
         table = load_table(folder)
         for group in table.groups:
             if never_binds(load_problem(Problem(folder, group.name)).groups[0]):
                 continue
-            each = []
-            for seed in range(tables):
-                problem = Problem(folder, group.name, seed)
-                found = run(problem, WITH_TRUTH, seed)
-                each.append(found.kJ / truth_of(problem).oracle_kJ)
-            over = geometric_mean(each)
-            splits.setdefault(split_of(table.name, group.name), []).append(over)
-            print(f"  {table.name}: {group.name}: {over:.2f} x the oracle's joules", flush=True)
-    return [
+            split = split_of(table.name, group.name)
+            over, ratios = _of_group([Problem(folder, group.name, n) for n in range(tables)])
+            exact.setdefault(split, []).append(over)
+            for kind, ratio in ratios.items():
+                wrong.setdefault((kind, split), []).append(ratio)
+            said = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in ratios.items())
+            print(
+                f"  {table.name}: {group.name}: {over:.2f} x the oracle's joules with an exact "
+                f"prior; with a wrong one over those without: {said}",
+                flush=True,
+            )
+    figures = [
         Figure(f"perfect_prior_over_oracle_{split}", geometric_mean(values), "ratio")
-        for split, values in splits.items()
+        for split, values in exact.items()
     ]
+    for (kind, split), values in wrong.items():
+        name = f"{figure_name(kind)}_{split}"
+        figures += [
+            Figure(f"wrong_prior_joules_ratio_{name}", geometric_mean(values), "ratio"),
+            Figure(f"wrong_prior_worst_ratio_{name}", max(values), "ratio"),
+        ]
+    return figures
 
 
-def wrong_prior(tables: int, launches: int) -> list[Figure]:
+def _of_group(problems: Sequence[Problem]) -> tuple[float, dict[str, float]]:
+    """Return an exact prior's joules over the oracle's, and each wrong one's over those without.
+
+    Each is a geometric mean over the jackknifed tables of one group.
+    """
+
+    def kJ(name: str) -> list[float]:
+        return [run(problem, name, problem.jackknife or 0).kJ for problem in problems]
+
+    without = kJ(OURS)
+    oracle = [truth_of(problem).oracle_kJ for problem in problems]
+    ratios = {
+        kind: _ratio(kJ(name), without)
+        for name, kind in WITH_RECORDED.items()
+        if kind in WRONG and WRONG[kind](problems[0]) is not None
+    }
+    return _ratio(kJ(WITH_TRUTH), oracle), ratios
+
+
+def _ratio(values: Sequence[float], others: Sequence[float]) -> float:
+    """Return the geometric mean of the paired ratios."""
+    return geometric_mean([a / b for a, b in zip(values, others, strict=True)])
+
+
+def models_prior(tables: int, launches: int) -> list[Figure]:
     """Search simulated tables with the models and without, and print the joules of each.
 
     Args:
@@ -112,8 +153,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--launches", type=int, default=80, help="launches of a simulated table (default 80)"
     )
     options = parser.parse_args(argv)
-    figures = perfect_prior(options.tables, options.jackknife)
-    figures += wrong_prior(options.simulated, options.launches)
+    figures = recorded_priors(options.tables, options.jackknife)
+    figures += models_prior(options.simulated, options.launches)
     publish(figures, options.json)
 
 

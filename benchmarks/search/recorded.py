@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from benchmarks.figures import Figure
 from benchmarks.search.problems import Problem, load_problem
-from benchmarks.search.runner import Run, RunOptions, all_runs, neighbour, run
+from benchmarks.search.recorded_priors import neighbour
+from benchmarks.search.runner import Run, RunOptions, all_runs, run
 from benchmarks.search.statistics import (
     figure_name,
     geometric_mean,

@@ -9,25 +9,22 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from pathlib import Path
 
 import optuna
 
 from benchmarks.search.problems import Problem, load_problem
+from benchmarks.search.recorded_priors import earlier_prior
 from benchmarks.search.samplers import sampler_named
 from benchmarks.search.truth import WITHIN, truth_of
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.probe_cost import ProbeCost
-from tuner.search.transfer import EarlierPrior, earlier_of_group
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.study.recorder import StudyRecorder
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.replay import TableRunner
-from tuner.workload.table import RecordedTable, load_table
 
-__all__ = ["ProblemSearch", "Run", "RunOptions", "all_runs", "earlier_prior", "neighbour", "run"]
+__all__ = ["ProblemSearch", "Run", "RunOptions", "all_runs", "run"]
 
 
 @dataclass(frozen=True)
@@ -55,25 +52,6 @@ class Run:
     curve: tuple[tuple[float, float], ...]
     ask_s: float
     search_s: float
-
-
-@lru_cache(maxsize=64)
-def earlier_prior(folder: Path, source: str, group: str) -> EarlierPrior:
-    """Return one group's record as a prior for another's candidates."""
-    table = load_table(folder)
-    here = Candidates.from_configurations(p.configuration for p in table.group(group).points)
-    return EarlierPrior(earlier_of_group(table, source), here)
-
-
-def neighbour(table: RecordedTable, group: str, column: str) -> str | None:
-    """Return the next group, in the table's order and round, that differs in this column only."""
-    names = [each.name for each in table.groups]
-    place = names.index(group)
-    here = table.groups[place].values
-    for each in (*table.groups[place + 1 :], *table.groups[:place]):
-        if [name for name in here if each.values.get(name) != here[name]] == [column]:
-            return each.name
-    return None
 
 
 class ProblemSearch:
@@ -112,7 +90,7 @@ class ProblemSearch:
             seed,
             earlier,
             self.table.predicted_by,
-            self.truth,
+            problem,
         )
         self.book = StudyRecorder.in_memory(self.sampler)
         self.measured: list[Configuration] = []

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 # Each enters its samplers in PEERS.
 from benchmarks.search import external, peers, peers_botorch  # noqa: F401
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
+from benchmarks.search.problems import Problem
+from benchmarks.search.recorded_priors import RECORDED_PRIORS
 from tuner.models.analytic.model import AnalyticModel, Prior
 from tuner.models.surrogate.surrogate_choice import OURS as OUR_SURROGATE
 from tuner.models.surrogate.surrogate_choice import SURROGATES, regressor_of
@@ -26,6 +28,7 @@ __all__ = [
     "STOCK",
     "SWEEPING",
     "WITH_MODELS",
+    "WITH_RECORDED",
     "WITH_SURROGATE",
     "WITH_TRUTH",
     "sampler_named",
@@ -47,7 +50,8 @@ DEFAULT_SAMPLERS = (
 )
 #: Ours with the analytic models of what a table recorded.
 WITH_MODELS = f"{OURS}+models"
-#: Ours with the truth of the table as its models: an exact prior.
+#: Ours with a prior made of the table as its models: exact ("truth"), or wrong in a known way.
+WITH_RECORDED = {f"{OURS}+{kind}": kind for kind in RECORDED_PRIORS}
 WITH_TRUTH = f"{OURS}+truth"
 #: Ours with another surrogate.
 WITH_SURROGATE = {f"{OURS}/{name}": name for name in SURROGATES if name != OUR_SURROGATE}
@@ -65,7 +69,7 @@ ABLATIONS = {
     "start-of-4-launches": SamplerDesign(start_launches=4),
 }
 #: Every sampler that can be named.
-NAMES = (*SAMPLERS, *PEERS, WITH_MODELS, WITH_TRUTH, *WITH_SURROGATE, *ABLATIONS)
+NAMES = (*SAMPLERS, *PEERS, WITH_MODELS, *WITH_RECORDED, *WITH_SURROGATE, *ABLATIONS)
 
 
 def sampler_named(
@@ -75,17 +79,18 @@ def sampler_named(
     seed: int,
     earlier: Sequence[Prior] = (),
     recorded: PredictedBy | None = None,
-    truth: Prior | None = None,
+    problem: Problem | None = None,
 ) -> ProbePlanner:
     """Return a sampler of the benchmark.
 
     Args:
         recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
-        truth: predicts the table's means, which `WITH_TRUTH` needs.
+        problem: of the table, which `WITH_RECORDED` needs.
     """
-    if name == WITH_TRUTH:
-        assert truth is not None
-        return CandidateSampler(candidates, prior=truth, cost=cost, seed=seed, earlier=earlier)
+    if name in WITH_RECORDED:
+        assert problem is not None
+        prior = RECORDED_PRIORS[WITH_RECORDED[name]](problem)
+        return CandidateSampler(candidates, prior=prior, cost=cost, seed=seed, earlier=earlier)
     if name == WITH_MODELS:
         assert recorded is not None
         return CandidateSampler(

@@ -3,8 +3,9 @@
 Each knob that varies over the candidates becomes one or more columns in [0, 1]: degrees by their
 logarithm, clocks and watts linearly, categories one-hot. The scale of a knob of a recorded table
 follows from its values. A live knob that is left to the device has its highest value, and a column
-of its own marks it. An analytic prior adds its log time and log power as two columns; measurements
-made elsewhere are means to choose from, without a column.
+of its own marks it. An analytic prior adds its log time and log power as two columns; its live part
+(the prediction over the mean of the launch) and measurements made elsewhere are means to choose
+from, without a column.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
 from tuner.search_spaces.changed_training import CHANGED
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ class FeatureMap:
     Args:
         candidates: the candidates; they set the levels and ranges, and knobs that are constant over
             them are dropped.
-        prior: the analytic model; adds its log step time and log power as columns.
+        prior: the analytic model; adds its log step time and log power as columns, and its live
+            part to the priors of `prior_log`.
         earlier: predictions from measurements made elsewhere (`tuner.search.transfer`), for
             `prior_log` only.
     """
@@ -155,10 +157,14 @@ class FeatureMap:
             columns = _columns_of(values, scales.get(name))
             self._columns += [(name, column) for column in columns]
         self._row = {c: i for i, c in enumerate(configurations)}
+        self._levels: dict[Settings, np.ndarray] = {}
         self._prior_log = self._predict_priors(configurations)
+        if prior is not None:
+            self._add_live_part(configurations)
         self._prior_low = self._prior_log.min(axis=0)
         self._prior_span = np.ptp(self._prior_log, axis=0)
         self._prior_span[: 2 * len(earlier)] = 0.0
+        self._prior_span[2 * len(self._priors) :] = 0.0
         self._matrix = self._compute(configurations, self._prior_log)
         self._kinds = self._kinds_of_columns(configurations)
 
@@ -194,16 +200,48 @@ class FeatureMap:
 
     @property
     def priors(self) -> int:
-        """Number of priors: first those from earlier measurements, then the model."""
-        return len(self._priors)
+        """Number of priors: those from earlier measurements, the model, and its live part."""
+        return int(self._prior_log.shape[1]) // 2
+
+    @property
+    def has_live_part(self) -> bool:
+        """True if the last prior is the live part of the model."""
+        return bool(self._levels)
+
+    def _add_live_part(self, configurations: Sequence[Configuration]) -> None:
+        """Add the model without its launches' levels as a prior, if a live knob changes anything.
+
+        A model that misjudges the launches may still be right about how the live settings bend
+        step time and power within each: a discrepancy of the launches alone.
+        """
+        log = self._prior_log[:, -2:]
+        launches = dict.fromkeys(c.launch for c in configurations)
+        places = {launch: i for i, launch in enumerate(launches)}
+        of = np.array([places[c.launch] for c in configurations])
+        levels = np.zeros((len(places), 2))
+        np.add.at(levels, of, log)
+        levels /= np.bincount(of)[:, None]
+        if np.ptp(log - levels[of], axis=0).max() > 1e-9:
+            self._levels = dict(zip(places, levels, strict=True))
+            self._prior_log = self._with_live_part(configurations, self._prior_log)
+
+    def _with_live_part(
+        self, configurations: Sequence[Configuration], log: np.ndarray
+    ) -> np.ndarray:
+        """Append the last prior's figures over the mean of those of their launch."""
+        # A launch that no candidate has is taken to be like the others.
+        middle = np.mean(list(self._levels.values()), axis=0)
+        levels = [self._levels.get(c.launch, middle) for c in configurations]
+        return np.hstack([log, log[:, -2:] - np.array(levels).reshape(-1, 2)])
 
     def _predict_priors(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """Return log step time and log power by each prior, (n, 2 x priors)."""
         predictions = [prior.predict(configurations) for prior in self._priors]
         columns = [figure for one in predictions for figure in (one.step_time_s, one.power_W)]
-        return (
-            np.log(np.column_stack(columns)) if predictions else np.zeros((len(configurations), 0))
-        )
+        if not predictions:
+            return np.zeros((len(configurations), 0))
+        log = np.log(np.column_stack(columns))
+        return self._with_live_part(configurations, log) if self._levels else log
 
     def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
         if not configurations:

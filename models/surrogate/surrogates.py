@@ -3,10 +3,9 @@
 Two regressors, on log step time and on log power; energy is their product, so its log is their sum
 and stays correlated with time. Both are this project's Gaussian process, or copies of a
 scikit-learn regressor (`tuner.models.surrogate.regressors`). Their mean is the analytic prediction,
-or that of
-measurements made elsewhere, times a fitted scale, kept only while it helps: on every fit of the
-hyperparameters the leave-one-out likelihoods with each of them and with none are compared. Noise is
-what each window states of itself and a fitted part beside it (time is quiet, power is not).
+its live part or earlier measurements', times a fitted scale, only while it helps: at every fit of
+the hyperparameters the leave-one-out likelihoods with each of them and with none are compared.
+Noise is what each window states and a fitted part beside it (time is quiet, power is not).
 """
 
 from __future__ import annotations
@@ -34,8 +33,9 @@ TIME_NOISE, POWER_NOISE = 0.002, 0.02
 #: Expected spread of log step time and log power about the mean, before there are data: with an
 #: analytic prior, and without.
 AMPLITUDE_PRIOR, AMPLITUDE_BLIND = (0.3, 0.2), (0.7, 0.3)
-#: The prior is judged once there are so many measurements.
-JUDGE_FROM = 6
+#: The prior is judged from so many measurements on. Where it has a live part, that part or no prior
+#: takes over if it predicts them better by so much in log (odds of exp(2) to 1).
+JUDGE_FROM, MARGIN = 6, 2.0
 #: Standard deviations that are shown are widened by 1 + FEW / measurements, for time and for power.
 #: Set on four kinds of problem together (three recorded tables and simulated clusters), where even
 #: with the doubt about the hyperparameters 90 % of the errors lay within 2.3 and 1.6 times what the
@@ -110,6 +110,7 @@ class _Output:
         self._apart = np.empty(0)
         # A tie goes to the first: a prior stays unless it harms.
         means: list[int | None] = [*range(features.priors), None]
+        self._weaker = means[-2:] if features.has_live_part else []
         self._variants: dict[int | None, Regressor] = {}
         for mean in means:
             amplitude = (AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output]
@@ -162,7 +163,7 @@ class _Output:
                 apart = y - self._mean(mean, configurations)
                 if mean != before:
                     regressor.update(x, apart, variance)
-                scores[mean] = _log_density(apart, regressor)
+                scores[mean] = _log_density(apart, regressor) - MARGIN * (mean in self._weaker)
             self.mean_in_use = max(scores, key=scores.__getitem__)
             self._apart = y - self.base(configurations)
         return refit or self.mean_in_use != before

@@ -1,4 +1,4 @@
-"""The benchmark of the models' prior: exact on recorded tables, wrong on simulated ones."""
+"""The benchmark of priors: exact and wrong on recorded tables, wrong on simulated ones."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def test_a_search_that_knows_the_truth_pays_less(tmp_path: Path) -> None:
     assert kJ[WITH_TRUTH] < kJ[OURS]
 
 
-def test_the_command_prints_both_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, out = write_table(tmp_path / "table"), tmp_path / "figures.json"
     main(
         [str(table), "--jackknife", "1", "--simulated", "1", "--launches", "6", "--json", str(out)]
@@ -42,6 +40,10 @@ def test_the_command_prints_both_figures(
     figures = {figure["name"]: figure["value"] for figure in json.loads(out.read_text())}
     assert set(figures) == {
         "perfect_prior_over_oracle_held_out",
+        "wrong_prior_joules_ratio_mirrored_held_out",
+        "wrong_prior_worst_ratio_mirrored_held_out",
+        "wrong_prior_joules_ratio_half_wrong_held_out",
+        "wrong_prior_worst_ratio_half_wrong_held_out",
         "models_prior_joules_ratio",
         "models_prior_worst_ratio",
     }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tuner.models.analytic.model import Prediction
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
+from tuner.search_spaces.configuration import Configuration
 from tuner.testing.surrogate_data import (
     CANDIDATES,
     BadPrior,
@@ -50,6 +52,25 @@ def test_a_prior_that_harms_is_turned_off() -> None:
     bad.fit(some, *figures(some))
     assert bad.uses_prior[0] is False
     assert error(bad) < 0.05
+
+
+class RightLive:
+    """Right about the clocks within a launch, upside down about the launches."""
+
+    def predict(self, configurations: list[Configuration]) -> Prediction:
+        highest = [Configuration.of(**c.launch, clock_MHz=1400) for c in configurations]
+        t, p = np.array(figures(configurations)) / np.array(figures(highest)) ** 2.5
+        return Prediction(t, p, t)
+
+
+def test_a_prior_that_is_wrong_about_launches_keeps_its_live_part() -> None:
+    some = picked(16)
+    kept = Surrogates(FeatureMap(CANDIDATES, prior=RightLive()))
+    without = Surrogates(FeatureMap(CANDIDATES))
+    for surrogates in (kept, without):
+        surrogates.fit(some, *figures(some))
+    assert kept.mean_in_use[0] == 1
+    assert error(kept) < error(without)
 
 
 def test_more_points_predict_better_and_intervals_hold() -> None:
