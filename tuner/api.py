@@ -202,20 +202,23 @@ def optimize(
 def dry_run(
     job: TrainingJob | Script | str | Path | None = None,
     *,
+    cluster: Cluster | str = "auto",
+    space: str | None = None,
+    constraints: Constraints | None = None,
+    search: SearchSettings | None = None,
+    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     target_gpus: int | None = None,
     clocks: bool = True,
     knobs: Sequence[Knob | str] = (),
     allow_changed_training: bool = False,
+    executor: str | Executor | None = None,
     ray_address: str | None = None,
+    device_kind: str | None = None,
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
     on_progress: Notify | None = None,
-    **question: Any,
 ) -> DryRun:
     """Return what `optimize` would do with these arguments; nothing is started or written.
-
-    Args:
-        question: further arguments of `optimize`, those of `tuner.study.question.question_of`.
-
-    The other arguments are those of `optimize`.
 
     Raises:
         InputError: the input is wrong; one sentence.
@@ -224,9 +227,18 @@ def dry_run(
 
     asked = question_of(
         with_knobs(job, knobs) if knobs else job,
+        cluster=cluster,
+        space=space,
+        constraints=constraints or Constraints(),
+        search=search,
+        baseline=baseline,
+        executor=executor,
         ray_address=ray_address,
+        device_kind=device_kind,
+        in_flight=None,
+        name=name,
+        runs_dir=runs_dir,
         notify=on_progress,
-        **question,
     )
     how = f"Ray, by joining {ray_address}" if ray_address else "a Ray of its own, on loopback only"
     if asked.simulated:
@@ -234,8 +246,7 @@ def dry_run(
     elif asked.executor not in (None, "ray"):
         how = "processes of this machine, one probe at a time"
     if isinstance(asked.job, Script):
-        name = asked.name or new_name(asked.job.name, asked.runs_dir)
-        run = RunFolder.named(asked.runs_dir, name)
+        run = RunFolder.named(runs_dir, asked.name or new_name(asked.job.name, runs_dir))
         return describe_script(asked.job, asked.settings, asked.constraints, run, how)
     problem, run, settings = asked.prepare(target_gpus, clocks, on_progress, allow_changed_training)
     return describe(problem, settings, asked.constraints, run, how)
@@ -384,14 +395,21 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
 def front_of_csv(
     paths: Sequence[str | Path],
     options: CsvOptions | None = None,
-    **more: Any,
+    *,
+    constraints: Constraints | None = None,
+    baseline: Sequence[str] = (),
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
 ) -> tuple[Result, str]:
     """Return the front of past runs, with its report in a run folder.
 
     Args:
         paths: CSV files; columns that all of them have are read.
         options: meaning of the columns.
-        more: constraints, baseline, name and runs_dir (`tuner.study.csv_import.import_runs`).
+        constraints: limits that choose on the front.
+        baseline: KNOB=VALUE of the configuration in use today, if there is one.
+        name: name of the run folder.
+        runs_dir: folder of the run folders.
 
     Returns:
         The result, and a sentence on what was read as what.
@@ -404,7 +422,9 @@ def front_of_csv(
     from tuner.study.load import result_of
     from tuner.workload.trace import read_trace
 
-    run, read = import_runs(paths, options, **more)
+    run, read = import_runs(
+        paths, options, constraints=constraints, baseline=baseline, name=name, runs_dir=runs_dir
+    )
     result = ReportCallback(run).answered(result_of(run), read_trace(run.trace).records)
     return result, read
 
