@@ -78,7 +78,7 @@ def not_worth_it(
     if probability >= STOP_PROBABILITY:
         return None
     figures = {
-        "regret": max(least, float(np.median(plan.regret.noise))),
+        "regret": plan.regret.least_told(least),
         "probability": probability,
         "expected_gain": plan.expected_gain,
         "needed_kJ": cost_kJ,
@@ -202,7 +202,9 @@ def settings_to_remeasure(
     """
     made = [record for record in records if record.request.purpose == "remeasure"]
     allowed = spec.settings.reserved_probes("remeasure")
-    allowed = allowed or max(1, round(spec.settings.remeasure_share * len(records)))
+    # Not of what verification adds: a finished search that is started again would find more due.
+    searched = sum(record.request.purpose != "verify" for record in records)
+    allowed = allowed or max(1, round(spec.settings.remeasure_share * searched))
     if len(made) >= allowed:
         return []
     points = measured_points(records, spec.problem.steps)

@@ -1,0 +1,46 @@
+"""Rules of a search: what ends it, in which figures, and what is measured again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.search.test_acquisition import CONFIGURATIONS
+from tuner.problem.from_recording import table_problem
+from tuner.problem.stop_reason import stop_sentence
+from tuner.problem.study_spec import StudySpec
+from tuner.search.planner import ProbePlan
+from tuner.search.regret import RegretEstimate
+from tuner.search_spaces.configuration import Settings
+from tuner.study.rules import not_worth_it, settings_to_remeasure
+from tuner.testing.studies import measured, record, request, write_table
+
+
+def spec_of(folder: Path) -> StudySpec:
+    problem, _ = table_problem(write_table(folder), None, None)
+    return StudySpec("s", None, problem)
+
+
+def test_the_share_that_a_search_ends_on_is_the_one_that_was_tested(tmp_path: Path) -> None:
+    # A front that is drawn small has a noise of more than itself.
+    estimate = RegretEstimate(np.full(8, 0.05), np.full(8, 1.9), np.zeros(8))
+    plan = ProbePlan((CONFIGURATIONS[0],), "", expected_gain=0.01, regret=estimate)
+    reason = not_worth_it(spec_of(tmp_path), [record()], plan, 1.0)
+    assert reason is not None
+    assert reason.figures["regret"] == pytest.approx(0.1)
+    assert "more than 10 % of the front's hypervolume" in stop_sentence(reason)
+
+
+def test_verification_leaves_no_more_to_measure_again(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    assert settings_to_remeasure(spec, [record()], 4)
+    asked = replace(request("p0001"), purpose="remeasure")
+    made = [record(), record("p0001", request=asked)]  # one of few probes, and still two windows
+    assert not settings_to_remeasure(spec, made, 4)
+    slower = (measured(time_s=5.0),)
+    asked = replace(request(), purpose="verify", launch=Settings(data_parallel=1, micro_batch=1))
+    verifying = [record(f"p{i:04d}", request=asked, measurements=slower) for i in range(2, 22)]
+    assert not settings_to_remeasure(spec, [*made, *verifying], 4)
