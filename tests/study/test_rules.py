@@ -9,14 +9,24 @@ import numpy as np
 import pytest
 
 from tests.search.test_acquisition import CONFIGURATIONS
+from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import table_problem
 from tuner.problem.stop_reason import stop_sentence
 from tuner.problem.study_spec import StudySpec
 from tuner.search.planner import ProbePlan
 from tuner.search.regret import RegretEstimate
 from tuner.search_spaces.configuration import Settings
-from tuner.study.rules import not_worth_it, settings_to_remeasure
-from tuner.testing.studies import measured, record, request, write_table
+from tuner.search_spaces.errors import InputError
+from tuner.study.rules import not_worth_it, peak_limit_of, settings_to_remeasure
+from tuner.testing.studies import (
+    measured,
+    record,
+    request,
+    run_optimize,
+    run_replay,
+    write_table,
+)
+from tuner.workload.probe import MeterInfo, Scope
 
 
 def spec_of(folder: Path) -> StudySpec:
@@ -44,3 +54,38 @@ def test_verification_leaves_no_more_to_measure_again(tmp_path: Path) -> None:
     asked = replace(request(), purpose="verify", launch=Settings(data_parallel=1, micro_batch=1))
     verifying = [record(f"p{i:04d}", request=asked, measurements=slower) for i in range(2, 22)]
     assert not settings_to_remeasure(spec, [*made, *verifying], 4)
+
+
+@pytest.mark.parametrize(
+    ("power_W", "scope", "holds"), [(260, "gpu", True), (300, "gpu", False), (240, "node", False)]
+)
+def test_a_power_limit_bounds_the_power_of_gpus_that_keep_to_it(
+    tmp_path: Path, power_W: float, scope: Scope, holds: bool
+) -> None:
+    spec = replace(spec_of(tmp_path), constraints=Constraints(peak_power_W=400.0))
+    live = Settings(power_limit_W=125)  # of each of the request's two
+    one = record(
+        request=request(live=(live,)),
+        measurements=(measured(live, power_W=power_W),),
+        meter=MeterInfo("nvml", scope, "a GPU's counter"),
+    )
+    limit = peak_limit_of(spec, [one])
+    assert limit is not None
+    assert limit.limits_hold == holds
+
+
+def test_a_cap_on_peak_power_is_refused_where_no_probe_can_show_it(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    recorded = write_table(tmp_path / "table")
+    with pytest.raises(InputError, match=r"a recording holds mean power only.*--power-cap"):
+        run_replay(recorded, peak_power_W=100.0, runs_dir=runs)
+    with pytest.raises(InputError, match="the models predict mean power only"):
+        run_optimize(
+            "opt-350m",
+            cluster="a100-8",
+            executor="simulated",
+            space="parallelism",
+            peak_power_W=1500.0,
+            runs_dir=runs,
+        )
+    assert not list(runs.glob("*/study.toml"))

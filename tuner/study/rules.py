@@ -17,7 +17,7 @@ from tuner.results.parts import Point
 from tuner.results.verification import baseline_of
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
-from tuner.search.safety import PeakLimit
+from tuner.search.safety import PeakLimit, most_power_W
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
@@ -36,6 +36,9 @@ __all__ = [
 ENOUGH_WINDOWS = 3
 #: Consecutive failures of the node that end the search: the next probe would fail, too.
 NODE_TRIES = 3
+#: Mean power over a power limit that still counts as kept to it: neither regulation nor meter is
+#: exact. Not fitted.
+LIMIT_SLACK = 1.05
 #: A search ends when more than the allowed regret is left with a smaller probability than this.
 STOP_PROBABILITY = 0.1
 
@@ -143,7 +146,12 @@ def peak_limit_of(spec: StudySpec, records: Sequence[ProbeRecord]) -> PeakLimit 
         return None
     points = measured_points(records, spec.problem.steps, run_dir=spec.run_dir)
     pairs = [(p.peak_power_W, p.power_W) for p in points if p.peak_power_W is not None]
-    return PeakLimit.of(cap_W, [peak for peak, _ in pairs], [mean for _, mean in pairs])
+    limit = PeakLimit.of(cap_W, [peak for peak, _ in pairs], [mean for _, mean in pairs])
+    # More than a limit permits is drawn where devices are metered that the configuration lacks.
+    holds = all(record.meter.scope == "gpu" for record in records) and all(
+        p.power_W <= LIMIT_SLACK * most_power_W(p.configuration) for p in points
+    )
+    return replace(limit, limits_hold=holds)
 
 
 def question_of(
