@@ -11,13 +11,14 @@ import pytest
 from tests.search.test_acquisition import CONFIGURATIONS
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import table_problem
-from tuner.problem.stop_reason import stop_sentence
+from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.problem.study_spec import StudySpec
 from tuner.search.planner import ProbePlan
+from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.study.rules import not_worth_it, peak_limit_of, settings_to_remeasure
+from tuner.study.rules import not_worth_it, peak_limit_of, settings_to_remeasure, with_next_probe
 from tuner.testing.studies import (
     measured,
     record,
@@ -89,3 +90,25 @@ def test_a_cap_on_peak_power_is_refused_where_no_probe_can_show_it(tmp_path: Pat
             runs_dir=runs,
         )
     assert not list(runs.glob("*/study.toml"))
+
+
+def test_a_limit_tells_what_the_next_probe_would_take_and_bring() -> None:
+    limit, one = StopReason("max_probes", {"max_probes": 8, "reserved": 0}), CONFIGURATIONS[:1]
+    plan = ProbePlan(one, "", score=0.1, expected_gain=0.02, cost_J=3000.0)
+    asked = Question(Constraints(deadline_s=9.0), 1)
+    told = with_next_probe(limit, plan, lambda _, planned_kJ: 2 * planned_kJ, asked)
+    added = {"next_kJ": 6.0, "expected_gain": 0.02, "of_answer": 1.0}
+    assert told.figures == {**limit.figures, **added}
+    for plan_without in (None, ProbePlan(one, "space-filling start")):
+        assert with_next_probe(limit, plan_without, lambda *_: 1.0, None) == limit
+    stopped = StopReason("stopped")
+    assert with_next_probe(stopped, plan, lambda *_: 1.0, None) == stopped
+
+
+def test_a_search_that_a_limit_ends_says_what_it_leaves(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table")
+    options = {"runs_dir": tmp_path, "report": False, "max_probes": 4, "verify": False}
+    result = run_replay(table, **options)
+    assert "one more probe would take" in result.stopped
+    by_chance = run_replay(table, sampler="random", **options)
+    assert "one more probe" not in by_chance.stopped

@@ -81,6 +81,8 @@ class CandidateSampler(ProbePlanner):
             expected to save joules (`tuner.search.fewer_replicas`).
     """
 
+    estimates_gain = True
+
     def __init__(
         self,
         candidates: Candidates,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tuner.problem.constraints import Constraints
-from tuner.problem.stop_reason import StopReason
+from tuner.problem.stop_reason import LIMITS, StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points
 from tuner.results.choice import decide, front_of
@@ -30,6 +30,7 @@ __all__ = [
     "peak_limit_of",
     "question_of",
     "settings_to_remeasure",
+    "with_next_probe",
 ]
 
 #: Windows after which a configuration of the front has been measured often enough.
@@ -117,6 +118,31 @@ def not_repaid(
     if left_kJ >= cost_kJ:
         return None
     return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "left_kJ": left_kJ})
+
+
+def with_next_probe(
+    limit: StopReason,
+    plan: ProbePlan | None,
+    expected_kJ: Callable[[Sequence[Configuration], float], float],
+    question: Question | None,
+) -> StopReason:
+    """Return a limit that ends the search with what the next probe would take and bring.
+
+    Args:
+        limit: forbids the probe.
+        plan: the probe; None if nothing is left to propose.
+        expected_kJ: returns what a probe is expected to use, given its configurations and the
+            planned kilojoules.
+        question: what the search is to answer; None for the whole front.
+    """
+    if limit.kind not in LIMITS or plan is None or not math.isfinite(plan.score):
+        return limit  # without a score the gain is not estimated
+    figures = {
+        "next_kJ": expected_kJ(plan.configurations, plan.cost_J / 1000),
+        "expected_gain": plan.expected_gain,
+        "of_answer": float(question is not None),
+    }
+    return replace(limit, figures={**limit.figures, **figures})
 
 
 def constraints_of(
