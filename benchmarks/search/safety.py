@@ -13,7 +13,7 @@ import statistics
 import warnings
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +69,7 @@ class _CappedSearch(ProblemSearch):
         known = list(dict.fromkeys(measured))
         peaks = [self.peaks[c] for c in known]
         limit = PeakLimit.of(self.cap_W, peaks, [self._power[c] for c in known])
+        limit = replace(limit, limits_hold=True)  # of recorded groups of one scope, the GPUs'
         self.sampler.peak_limit = limit if self._safe else None
         asked = Constraints(peak_power_W=self.cap_W, power_cap_W=limit.mean_power_W)
         self.sampler.question = Question(asked, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,6 +114,17 @@ def test_nothing_improves_an_answer_that_is_far_inside_the_limits() -> None:
     least = best_for(Constraints(objective="least-time"), list(range(9, 45)))
     assert least.expected_gain < 1e-3
     assert least.members
+
+
+def test_a_preference_weighs_the_score_and_not_the_expected_gain() -> None:
+    front, view, _, surrogates = view_of(MIDDLE)
+    asked = Question(Constraints(objective="least-energy"), 1)
+    acquisition = AnswerAcquisition(surrogates, ProbeCost(), asked, 1.0, normal_draws(64, 1, 0))
+    usual = acquisition.best(front, view)
+    weighted = acquisition.best(front, replace(view, fits=np.full(len(view.fits), 1e-4)))
+    assert weighted.members == usual.members
+    assert weighted.expected_gain == pytest.approx(usual.expected_gain)
+    assert weighted.score == pytest.approx(1e-4 * usual.score)
 
 
 def test_the_regret_is_that_of_the_answer() -> None:

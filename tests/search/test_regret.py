@@ -8,7 +8,7 @@ import pytest
 from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, MEASURED, fitted, truth
 from tuner.pareto import hypervolume, reference_point
 from tuner.search.acquisition import CandidateView, FrontEstimate
-from tuner.search.regret import RegretEstimate, RegretModel
+from tuner.search.regret import MOST_NOISE, RegretEstimate, RegretModel
 
 
 def regret_of(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
@@ -72,3 +72,6 @@ def test_a_noise_beyond_the_front_itself_hides_no_regret() -> None:
     )
     assert whole.probability_above(0.02) == pytest.approx(0.5)
     assert whole.probability_above(0.3) == pytest.approx(0.25)
+    # What is said to have been tested is what was tested.
+    assert whole.least_told(0.02) == pytest.approx(MOST_NOISE)
+    assert whole.least_told(0.3) == pytest.approx(0.3)

@@ -12,6 +12,9 @@ from tuner.study.budget import RESERVED, Budget, SearchStatus
 from tuner.testing.studies import record, request
 from tuner.workload.probe import Failure
 
+#: What a limit tells of the next probe.
+NEXT = {"next_kJ": 2.0, "expected_gain": 0.004}
+
 
 def status(count: int, *, energy_J: float = 1000.0, wall_s: float = 10.0, **more) -> SearchStatus:
     records = [record(f"p{n:04d}", energy_J=energy_J, wall_s=wall_s) for n in range(count)]
@@ -133,6 +136,31 @@ def test_time_includes_the_expected_length_of_the_next_probes():
             StopReason("max_probes", {"max_probes": 8, "reserved": 1}),
             "The search ended because of the 8 probes that it may make the last one is kept to "
             "measure the front and the choice again.",
+        ),
+        (
+            StopReason("time", {"search_s": 80.0, **NEXT, "of_answer": 0.0}),
+            "The search ended because its 80 s are over; one more probe would take 2.00 kJ and is "
+            "expected to add 0.4 % to the front's hypervolume.",
+        ),
+        (
+            StopReason("max_probes", {"max_probes": 8, "reserved": 0, **NEXT, "of_answer": 1.0}),
+            "The search ended because the 8 probes that it may make are made; one more probe would "
+            "take 2.00 kJ and is expected to improve the choice by 0.4 %.",
+        ),
+        (
+            StopReason(
+                "probe_budget",
+                {
+                    "needed_kJ": 2.0,
+                    "left_kJ": 1.0,
+                    "probe_budget_kJ": 9.0,
+                    "estimated": 0,
+                    **NEXT,
+                },
+            ),
+            "The search ended because the next probe would take about 2.00 kJ and 1.00 kJ of the "
+            "probe budget of 9.00 kJ are left; the probe is expected to add 0.4 % to the front's "
+            "hypervolume.",
         ),
     ],
 )

@@ -60,7 +60,8 @@ class StopReason:
             `tuner runs stop`), "running" (it has not ended), "past_runs" (nothing was probed),
             "plan" (everything was predicted), "recorded" (`message` is the sentence that an older
             release recorded).
-        figures: numbers of the sentence, units in their names.
+        figures: numbers of the sentence, units in their names. A limit has `next_kJ`,
+            `expected_gain` and `of_answer` of the next probe if the sampler estimates them.
         message: of the last failure, or the recorded sentence.
     """
 
@@ -173,6 +174,18 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
     return f"nothing left is worth its joules: {text}"
 
 
+def _next_probe(figures: Mapping[str, float]) -> str:
+    """Return what one more probe would take and bring, after the limit that forbids it."""
+    gain = percent(figures["expected_gain"])
+    brings = f"add {gain} to the front's hypervolume"
+    if figures.get("of_answer"):
+        brings = f"improve the choice by {gain}"
+    if figures.get("probe_budget_kJ") and figures["needed_kJ"]:  # which is told with the budget
+        return f"; the probe is expected to {brings}"
+    energy = Units.for_values([figures["next_kJ"]], []).energy_text
+    return f"; one more probe would take {energy(figures['next_kJ'])} and is expected to {brings}"
+
+
 _CAUSES: dict[str, Callable[[StopReason], str]] = {
     "max_probes": lambda reason: _max_probes(reason.figures),
     "probe_budget": lambda reason: _probe_budget(reason.figures),
@@ -203,7 +216,8 @@ _SENTENCES = {
 def stop_sentence(reason: StopReason) -> str:
     """Return the reason why a search ended as a sentence."""
     if reason.kind in _CAUSES:
-        return f"The search ended because {_CAUSES[reason.kind](reason)}."
+        more = _next_probe(reason.figures) if "next_kJ" in reason.figures else ""
+        return f"The search ended because {_CAUSES[reason.kind](reason)}{more}."
     return _SENTENCES.get(reason.kind, reason.message)
 
 

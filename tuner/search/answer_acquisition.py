@@ -60,16 +60,16 @@ class AnswerAcquisition:
         worst = float(np.append(known, objective).max())
         least = question.loss(known_e, known_t, front.gpus, worst).min()
         gain = np.maximum(least - self._losses(candidates, worst), 0.0).mean(axis=0)
-        gain *= candidates.fits
         launches = candidates.launch_of != running_launch
         launch_J = np.where(launches, self.cost.launch_J(posterior.power_W), 0.0)
         joules = launch_J + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
-        best = int(np.argmax(gain / joules**self.cost_weight))
+        score = gain * candidates.fits / joules**self.cost_weight
+        best = int(np.argmax(score))
         if not gain.any():
             best = int(np.argmin(question.loss(mean_e, mean_t, candidates.gpus, worst)))
         return Scored(
             members=(int(candidates.members[best]),),
-            score=float(gain[best] / joules[best] ** self.cost_weight),
+            score=float(score[best]),
             cost_J=float(joules[best]),
             first_J=float(joules[best]),
             expected_gain=float(gain[best]),

@@ -87,6 +87,8 @@ class ProbePlanner(BaseSampler):
 
     #: Live settings that one probe visits at most.
     max_live: int = SamplerDesign.max_live
+    #: Whether it estimates what its probes bring (`ProbePlan.expected_gain`).
+    estimates_gain: bool = False
     #: Limits and objective that decide which probe is worth its joules; None for the whole front.
     question: Question | None = None
     #: Cap on peak power that no probe should exceed; None if there is none.

@@ -63,12 +63,18 @@ class RegretEstimate:
     of_answer: bool = False
 
     def probability_above(self, share: float) -> float:
-        """Return the probability that more is missing than this share and the noise.
+        """Return the probability that more is missing than this share and the noise."""
+        return float(np.mean(self.missing > self._least(share)))
+
+    def least_told(self, share: float) -> float:
+        """Return what `probability_above` compares with, the median of the draws.
 
         The noise counts up to `MOST_NOISE`, or up to the share if that is larger.
         """
-        least = np.clip(self.noise, share, max(MOST_NOISE, share))
-        return float(np.mean(self.missing > least))
+        return float(np.median(self._least(share)))
+
+    def _least(self, share: float) -> np.ndarray:
+        return np.clip(self.noise, share, max(MOST_NOISE, share))
 
 
 class RegretModel:

@@ -81,6 +81,8 @@ class CandidateSampler(ProbePlanner):
             expected to save joules (`tuner.search.fewer_replicas`).
     """
 
+    estimates_gain = True
+
     def __init__(
         self,
         candidates: Candidates,
@@ -330,7 +332,13 @@ class CandidateSampler(ProbePlanner):
         self._fit(observations)
         candidates = self._pool.view(observations, closed, fits)
         if self.peak_limit is not None:
-            safe = self.peak_limit.safe(candidates, self.surrogates.widening[1])
+            levels = self.features.matrix[candidates.members].sum(axis=1)
+            safe = self.peak_limit.safe(
+                candidates,
+                self.surrogates.widening[1],
+                [self._configurations[i] for i in candidates.members],
+                levels if len(observations.measured) < LEAST_MEASUREMENTS else None,
+            )
             if safe is None:
                 return None
             candidates = safe

@@ -20,7 +20,7 @@ from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
 from tuner.problem.probe_limits import inspected_s, probe_limits
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import LEAST_LAUNCHES
-from tuner.problem.stop_reason import StopReason
+from tuner.problem.stop_reason import LIMITS, StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points, spent_kJ
 from tuner.results.choice import front_of
@@ -43,6 +43,7 @@ from tuner.study.rules import (
     peak_limit_of,
     question_of,
     settings_to_remeasure,
+    with_next_probe,
 )
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
@@ -250,14 +251,17 @@ class SearchLoop:
         """
         reserve = self._reserve
         self._stopped = self._node_failures() or self._limit(0.0, reserve)
-        if self._stopped:
-            return None
         sampler, study = self._sampler, self._recorder.study
+        if limit := self._stopped:
+            if limit.kind in LIMITS and sampler.estimates_gain:
+                self._stopped = with_next_probe(
+                    limit, self._plan(), self._expected_kJ, sampler.question
+                )
+            return None
         waits = self._recorder.patiently(lambda: sampler.better_to_wait(study))
         if waits and self._flying:  # not for what another driver of this study has in flight
             return None
-        with one_thread():
-            plan = self._recorder.patiently(lambda: sampler.plan(study))
+        plan = self._plan()
         for sentence in sampler.take_notes():
             self.note(sentence)
         if plan is None:
@@ -270,8 +274,13 @@ class SearchLoop:
             if not self._flying:
                 self._stopped = reason
             return None
-        self._stopped = self._limit(cost_kJ, reserve)
+        if limit := self._limit(cost_kJ, reserve):
+            self._stopped = with_next_probe(limit, plan, self._expected_kJ, sampler.question)
         return None if self._stopped else plan
+
+    def _plan(self) -> ProbePlan | None:
+        with one_thread():
+            return self._recorder.patiently(lambda: self._sampler.plan(self._recorder.study))
 
     # -- probes of a later phase -----------------------------------------------------------------
 

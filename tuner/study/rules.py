@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tuner.problem.constraints import Constraints
-from tuner.problem.stop_reason import StopReason
+from tuner.problem.stop_reason import LIMITS, StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.build import measured_points
 from tuner.results.choice import decide, front_of
@@ -17,7 +17,7 @@ from tuner.results.parts import Point
 from tuner.results.verification import baseline_of
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
-from tuner.search.safety import PeakLimit
+from tuner.search.safety import PeakLimit, most_power_W
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
@@ -30,12 +30,16 @@ __all__ = [
     "peak_limit_of",
     "question_of",
     "settings_to_remeasure",
+    "with_next_probe",
 ]
 
 #: Windows after which a configuration of the front has been measured often enough.
 ENOUGH_WINDOWS = 3
 #: Consecutive failures of the node that end the search: the next probe would fail, too.
 NODE_TRIES = 3
+#: Mean power over a power limit that still counts as kept to it: neither regulation nor meter is
+#: exact. Not fitted.
+LIMIT_SLACK = 1.05
 #: A search ends when more than the allowed regret is left with a smaller probability than this.
 STOP_PROBABILITY = 0.1
 
@@ -78,7 +82,7 @@ def not_worth_it(
     if probability >= STOP_PROBABILITY:
         return None
     figures = {
-        "regret": max(least, float(np.median(plan.regret.noise))),
+        "regret": plan.regret.least_told(least),
         "probability": probability,
         "expected_gain": plan.expected_gain,
         "needed_kJ": cost_kJ,
@@ -116,6 +120,31 @@ def not_repaid(
     return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "left_kJ": left_kJ})
 
 
+def with_next_probe(
+    limit: StopReason,
+    plan: ProbePlan | None,
+    expected_kJ: Callable[[Sequence[Configuration], float], float],
+    question: Question | None,
+) -> StopReason:
+    """Return a limit that ends the search with what the next probe would take and bring.
+
+    Args:
+        limit: forbids the probe.
+        plan: the probe; None if nothing is left to propose.
+        expected_kJ: returns what a probe is expected to use, given its configurations and the
+            planned kilojoules.
+        question: what the search is to answer; None for the whole front.
+    """
+    if limit.kind not in LIMITS or plan is None or not math.isfinite(plan.score):
+        return limit  # without a score the gain is not estimated
+    figures = {
+        "next_kJ": expected_kJ(plan.configurations, plan.cost_J / 1000),
+        "expected_gain": plan.expected_gain,
+        "of_answer": float(question is not None),
+    }
+    return replace(limit, figures={**limit.figures, **figures})
+
+
 def constraints_of(
     spec: StudySpec, records: Sequence[ProbeRecord], points: Sequence[Point]
 ) -> Constraints:
@@ -143,7 +172,12 @@ def peak_limit_of(spec: StudySpec, records: Sequence[ProbeRecord]) -> PeakLimit 
         return None
     points = measured_points(records, spec.problem.steps, run_dir=spec.run_dir)
     pairs = [(p.peak_power_W, p.power_W) for p in points if p.peak_power_W is not None]
-    return PeakLimit.of(cap_W, [peak for peak, _ in pairs], [mean for _, mean in pairs])
+    limit = PeakLimit.of(cap_W, [peak for peak, _ in pairs], [mean for _, mean in pairs])
+    # More than a limit permits is drawn where devices are metered that the configuration lacks.
+    holds = all(record.meter.scope == "gpu" for record in records) and all(
+        p.power_W <= LIMIT_SLACK * most_power_W(p.configuration) for p in points
+    )
+    return replace(limit, limits_hold=holds)
 
 
 def question_of(
@@ -202,7 +236,9 @@ def settings_to_remeasure(
     """
     made = [record for record in records if record.request.purpose == "remeasure"]
     allowed = spec.settings.reserved_probes("remeasure")
-    allowed = allowed or max(1, round(spec.settings.remeasure_share * len(records)))
+    # Not of what verification adds: a finished search that is started again would find more due.
+    searched = sum(record.request.purpose != "verify" for record in records)
+    allowed = allowed or max(1, round(spec.settings.remeasure_share * searched))
     if len(made) >= allowed:
         return []
     points = measured_points(records, spec.problem.steps)

@@ -116,6 +116,7 @@ class Session:
     ) -> None:
         check_sampler(sampler, transfer=bool(transfer), user_prior=bool(try_first or prefer))
         _check_fewer_replicas(settings, problem, sampler)
+        _check_peaks(constraints, problem)
         self._user_prior = user_prior(problem.candidates, try_first=try_first, prefer=prefer)
         check_surrogate(surrogate)
         settings = settings or SearchSettings()
@@ -322,6 +323,22 @@ def _check_fewer_replicas(
             f"--fewer-replicas-first needs predictions of the models, and {problem.name} has none; "
             "leave it out, or describe the job's model"
         )
+
+
+def _check_peaks(constraints: Constraints | None, problem: Problem) -> None:
+    """Raise InputError if no probe could show that it meets a cap on peak power.
+
+    Peaks are read from the power samples of real probes; a recording and the models give a mean.
+    """
+    if constraints is None or constraints.peak_power_W is None:
+        return
+    if not problem.simulated and "recorded" not in problem.identity:
+        return
+    source = "the models predict" if problem.simulated else "a recording holds"
+    raise InputError(
+        f"no probe of {problem.name} can show its peak power: {source} mean power only; "
+        "cap that by --power-cap instead of --peak-power"
+    )
 
 
 def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
