@@ -317,6 +317,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         stop=ended.stop,
         about=about,
         windows=windows.by_configuration(),
+        launches={c: tuple(windows.launches[rows].tolist()) for c, rows in windows.rows.items()},
         verification=verified.verification,
         predicted=predicted,
         attainment=attainment,
