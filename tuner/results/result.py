@@ -71,6 +71,8 @@ class Result:
         windows: the windows that measured each configuration, in their order (not in the JSON: they
             are in the trace).
         launches: number of the probe that made each of these windows.
+        unmeasured: candidates that were not measured and whose launch did not fail (not in the
+            JSON).
         verification: comparison of the choice with the baseline by fresh launches; None if nothing
             was measured.
         predicted: points never probed at their own setting that are likely on the front, by the
@@ -105,6 +107,7 @@ class Result:
         default_factory=dict, repr=False
     )
     launches: Mapping[Configuration, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    unmeasured: tuple[Configuration, ...] = field(default=(), repr=False)
     verification: Verification | None = None
     predicted: tuple[Point, ...] = ()
     attainment: Attainment | None = None
