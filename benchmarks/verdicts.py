@@ -134,12 +134,12 @@ def _energy_alone(trials: int) -> list[Figure]:
     figures = []
     for power_spread in (0.01, 0.02):
         rng = np.random.default_rng(int(1000 * power_spread))
-        found = [
-            verified(rng, (0.02,), pairs=MOST_PAIRS, power_spread=power_spread, time_ratio=SLOWER)[
-                0
-            ]
-            for _ in range(trials)
-        ]
+        found = []
+        for _ in range(trials):
+            confirmed, _made = verified(
+                rng, (0.02,), pairs=MOST_PAIRS, power_spread=power_spread, time_ratio=SLOWER
+            )
+            found.append(bool(confirmed))
         share, percents = float(np.mean(found)), round(100 * power_spread)
         needed = pairs_needed(0.02, math.hypot(0.01, power_spread))
         print(
