@@ -13,11 +13,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
 from benchmarks.figures import Figure, arguments, publish
 from tuner.deploy.drift import DriftMonitor, Expectation
 from tuner.problem.settings import MOST_PAIRS
-from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, with_plan
+from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, look_level, with_plan
 from tuner.results.verification import attempts_of, next_is_baseline
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
@@ -25,6 +26,10 @@ from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeReque
 METER = MeterInfo("drawn", "node", "a benchmark's draws", estimated=True)
 BASELINE = Configuration.of(data_parallel=2, micro_batch=1)
 TRIED = tuple(Configuration.of(data_parallel=2, micro_batch=size) for size in (2, 4, 8))
+#: Time over the baseline's of a candidate that saves energy by a lower clock or power limit.
+SLOWER = 1.03
+#: Share of true savings that should be confirmed.
+AIM = 0.7
 
 
 def _launch(
@@ -52,22 +57,32 @@ def verified(
     *,
     pairs: int = MOST_PAIRS * MOST_TRIES,
     spread: float = 0.01,
+    power_spread: float = 0.02,
+    time_ratio: float | None = None,
 ) -> tuple[bool, int]:
     """Verify candidates one after the other, pair by pair, until one is confirmed.
 
-    The search had found each of them 5 % better in time and energy, by luck or not.
+    The search had found 5 % less energy in each of them, by luck or not, at the power of the
+    baseline or with another time.
 
     Args:
         rng: of the draws.
-        savings: by what share each candidate's time and energy are truly lower, in order.
+        savings: by what share each candidate's energy is truly lower, in order.
         pairs: room for pairs of launches in all.
-        spread: standard deviation of a launch's log step time; of its log power twice that.
+        spread: standard deviation of a launch's log step time.
+        power_spread: the same of its log power.
+        time_ratio: each candidate's true time over the baseline's; None if power is the same, so
+            that time is lower by the same share as energy.
 
     Returns:
         Whether a candidate was confirmed, and the pairs that it took.
     """
     records = [_launch(0, BASELINE, 1.0, 20.0, "baseline")]
-    records += [_launch(1 + i, tried, 0.95, 20.0, "search") for i, tried in enumerate(TRIED)]
+    found_s = 0.95 if time_ratio is None else time_ratio
+    records += [
+        _launch(1 + i, tried, found_s, 20.0 * 0.95 / found_s, "search")
+        for i, tried in enumerate(TRIED)
+    ]
     made = 0
     planned: tuple[int, ...] = ()
     for rank, (tried, saving) in enumerate(zip(TRIED, savings, strict=False)):
@@ -78,8 +93,10 @@ def verified(
         while made < pairs:
             for _ in range(2):
                 of_baseline = next_is_baseline(group, BASELINE)
-                seconds = (1.0 if of_baseline else 1 - saving) * math.exp(rng.normal(0, spread))
-                power_W = 20.0 * math.exp(rng.normal(0, 2 * spread))
+                ratio = 1 - saving if time_ratio is None else time_ratio
+                seconds = (1.0 if of_baseline else ratio) * math.exp(rng.normal(0, spread))
+                power_W = 20.0 * (1.0 if of_baseline else (1 - saving) / ratio)
+                power_W *= math.exp(rng.normal(0, power_spread))
                 what = BASELINE if of_baseline else tried
                 group.append(_launch(len(records) + len(group), what, seconds, power_W))
             made += 1
@@ -91,6 +108,48 @@ def verified(
                 break
         records += group
     return False, made
+
+
+def pairs_needed(saving: float, spread: float) -> int:
+    """Return the least number of pairs that would confirm a saving of energy alone in `AIM`.
+
+    Of one look, at the level of the look at `MOST_PAIRS` pairs: with n pairs, the t statistic of
+    2 (n - 1) degrees of freedom has the noncentrality -log(1 - saving) / (spread sqrt(2 / n)).
+
+    Args:
+        saving: share by which the energy is truly lower.
+        spread: standard deviation of a launch's log energy.
+    """
+    level = look_level(0, MOST_PAIRS, (MOST_PAIRS,))
+    for pairs in range(LEAST_PAIRS, 1000):
+        freedom = 2 * (pairs - 1)
+        apart = -math.log1p(-saving) / (spread * math.sqrt(2 / pairs))
+        if stats.nct.sf(stats.t.isf(level, freedom), freedom, apart) >= AIM:
+            return pairs
+    raise ValueError(f"a saving of {saving} is lost in a spread of {spread}")
+
+
+def _energy_alone(trials: int) -> list[Figure]:
+    """Return how often 2 % less energy at 3 % more time, as of a lower clock, is confirmed."""
+    figures = []
+    for power_spread in (0.01, 0.02):
+        rng = np.random.default_rng(int(1000 * power_spread))
+        found = []
+        for _ in range(trials):
+            confirmed, _made = verified(
+                rng, (0.02,), pairs=MOST_PAIRS, power_spread=power_spread, time_ratio=SLOWER
+            )
+            found.append(bool(confirmed))
+        share, percents = float(np.mean(found)), round(100 * power_spread)
+        needed = pairs_needed(0.02, math.hypot(0.01, power_spread))
+        print(
+            f"room for {MOST_PAIRS} pairs, truly 2 % less energy at 3 % more time, launches that "
+            f"differ by {percents} % in power: confirmed in {100 * share:.1f} % (aim "
+            f"{100 * AIM:.0f} %, which {needed} pairs would reach)"
+        )
+        name = f"power_2_percent_energy_{percents}_percent_spread"
+        figures += [Figure(name, share, "ratio"), Figure(f"{name}_pairs", needed, "count")]
+    return figures
 
 
 def drift_at(rng: np.random.Generator, off: float, blocks: int) -> int | None:
@@ -126,12 +185,14 @@ def main() -> None:
             found = [verified(rng, (saving,), pairs=pairs) for _ in range(options.trials)]
             share, made = (float(each) for each in np.mean(found, axis=0))
             print(
-                f"room for {pairs} pairs, truly {100 * saving:.0f} % better: confirmed in "
+                f"room for {pairs} pairs, truly {100 * saving:.0f} % less time and energy: "
+                f"confirmed in "
                 f"{100 * share:.1f} %, after {made:.1f} pairs"
             )
             name = f"power_{100 * saving:.0f}_percent"
             name += "" if pairs == MOST_PAIRS else f"_{pairs}_pairs"
             figures.append(Figure(name, share, "ratio"))
+    figures += _energy_alone(options.trials)
     for off, blocks in ((0.0, 1000), (0.03, 1000), (0.05, 1000), (0.10, 1000)):
         rng = np.random.default_rng(int(1000 * off))
         trials = max(20, options.trials // 4)

@@ -104,13 +104,13 @@ class Units:
             (p.energy_to_solution_kJ for p in every), (p.time_to_solution_s for p in every)
         )
 
-    def energy_text(self, energy_kJ: float) -> str:
+    def energy_text(self, energy_kJ: float, digits: int = 3) -> str:
         """Return an energy with its unit."""
-        return f"{number(energy_kJ / self.kJ)} {self.energy}"
+        return f"{number(energy_kJ / self.kJ, digits)} {self.energy}"
 
-    def time_text(self, time_s: float) -> str:
+    def time_text(self, time_s: float, digits: int = 3) -> str:
         """Return a time with its unit."""
-        return f"{number(time_s / self.s)} {self.time}"
+        return f"{number(time_s / self.s, digits)} {self.time}"
 
     def interval_text(self, interval: tuple[float, float], per: float) -> str:
         """Return "9.1 to 9.6", both ends divided by `per`; "" if an end is not finite."""
@@ -120,14 +120,14 @@ class Units:
         return f"{number(low / per)} to {number(high / per)}"
 
 
-def number(value: float) -> str:
-    """Return three significant digits, thousands separated: "1,234", "12.3", "0.0123"."""
+def number(value: float, digits: int = 3) -> str:
+    """Return three significant digits or more, thousands separated: "1,234", "12.3", "0.0123"."""
     if not math.isfinite(value):
         return "unknown"
     if value == 0:
         return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, 9)}f}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 9)}f}"
 
 
 def percent(share: float) -> str:

@@ -12,6 +12,7 @@ import math
 import statistics
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -32,6 +33,9 @@ __all__ = [
     "TablePoint",
     "load_table",
 ]
+
+#: Bounds of a plausible time (s), energy (J) or power (W).
+LEAST, MOST = 1e-12, 1e15
 
 
 @dataclass(frozen=True)
@@ -286,35 +290,31 @@ def _figures(cls: type, data: Any, what: str) -> Any:
     for key, value in data.items():
         if key not in fields:
             raise UnknownName(f"key of {what}", key, fields)
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not 0 <= value <= 1e300:
-            raise InputError(f"{key} of {what} is {value!r}; it must be a number of at least 0")
+        if type(value) not in (int, float) or not 0 <= value <= MOST:
+            raise InputError(
+                f"{key} of {what} is {value!r}; it must be at least 0, at most {MOST:g}"
+            )
     return cls(**{key: float(value) for key, value in data.items()})
 
 
 def _value(text: str) -> int | float | str:
     """Return a CSV value: a number if it reads as a finite one, else the text."""
     for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        if math.isfinite(number):
-            return number
+        with suppress(ValueError, OverflowError):
+            if math.isfinite(number := kind(text)):
+                return number
     return text
 
 
 def _positive(row: Mapping[str, str], column: str, where: str, *, zero: bool = False) -> float:
-    try:
+    with suppress(ValueError):
         number = float(row[column])
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
-        raise InputError(
-            f"{where}: {column} is {row[column]!r}; it must be a {'' if zero else 'positive '}"
-            f"number{' of at least 0' if zero else ''}"
-        )
-    return number
+        if LEAST <= number <= MOST or (number == 0 and zero):
+            return number
+    raise InputError(
+        f"{where}: {column} is {row[column]!r}; it must be {'0 or ' if zero else ''}"
+        f"a positive number from {LEAST:g} to {MOST:g}"
+    )
 
 
 def _read_rows(path: Path, layout: _Layout) -> list[tuple[int, dict[str, str]]]:

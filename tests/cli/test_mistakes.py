@@ -276,7 +276,7 @@ def test_files_under_unmet_limits_are_written_and_said_to_be_unmet(capsys, simul
     words = ["apply", "sim", "--runs-dir", simulated]
     code, out, _ = run(capsys, *words)
     assert code == 3
-    assert "The deadline cannot be met: the least found is " in out
+    assert "Nothing predicted meets the deadline: the least found is " in out
     assert "No predicted configuration meets the limits; these files start the nearest:\n" in out
     assert (simulated / "sim" / "best" / "launch.sh").is_file()
     code, out, _ = run(capsys, *words, "--json")
@@ -409,7 +409,7 @@ def test_a_front_is_asked_again_by_choose(capsys, runs):
     assert code == 0
     assert "Launch files: tuner apply opt --point " in out
     code, out, _ = run(capsys, "choose", "opt", "--deadline", "1s", "--json", "--runs-dir", runs)
-    assert code == 3  # answered, and it cannot be met
+    assert code == 3  # answered, and nothing measured meets it
     assert json.loads(out)["choice"]["met"] is False
     assert run(capsys, "choose", "opt", "--max-slowdown", "5", "--runs-dir", runs)[0] == 2
     assert (runs / "opt" / "trace" / "probes.jsonl").read_bytes() == probes

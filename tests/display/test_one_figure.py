@@ -11,7 +11,7 @@ import pytest
 from tuner.display.answer import answer_lines
 from tuner.display.notebook import result_html
 from tuner.display.report import render_report
-from tuner.display.text import summary_lines, units_of
+from tuner.display.text import spent_text, summary_lines, units_of
 from tuner.problem.constraints import Constraints
 from tuner.results.parts import Attempt, Verification
 from tuner.results.result import Result
@@ -104,3 +104,15 @@ def test_one_unit_for_the_whole_answer() -> None:
         text = "\n".join(lines)
         assert f"Spent: {units_of(result).energy_text(result.spent.energy_kJ)} and" in text
         assert not re.search(r"\d [kM]?J\b", text)
+
+
+def test_a_search_that_took_far_more_than_its_points_has_a_unit_of_its_own() -> None:
+    result = large_result()
+    small = replace(result.spent, energy_kJ=0.05), "50.0 J"
+    large = replace(result.spent, energy_kJ=19.6), "19.6 kJ"
+    points = tuple(replace(p, energy_to_solution_kJ=0.05) for p in result.points)
+    result = replace(
+        result, points=points, front_points=points[:1], best=points[0], baseline=points[1]
+    )
+    for spent, text in (small, large):
+        assert spent_text(replace(result, spent=spent)) == text

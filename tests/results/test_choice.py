@@ -1,4 +1,4 @@
-"""The choice under everything that can be asked, with its probability, and what cannot be met."""
+"""The choice under everything that can be asked, with its probability, and what nothing meets."""
 
 from __future__ import annotations
 
@@ -148,27 +148,40 @@ def test_what_cannot_be_met_is_said_with_what_could_be_asked() -> None:
     name, choice = chosen(budget_kJ=20.0)
     assert (name, choice.met) == (4, False)
     assert choice.sentence.startswith(
-        "The energy budget cannot be met: the least found is 28.0 kJ, 40 % beyond the energy "
-        "budget of 20.0 kJ. Nearest: "
+        "Nothing measured meets the energy budget: the least found is 28.0 kJ, 40 % beyond the "
+        "energy budget of 20.0 kJ. Nearest: "
     )
     _, choice = chosen(budget_kJ=0.28)
     assert "100 times the energy budget of 0.280 kJ" in choice.sentence
     _, choice = chosen(budget_kJ=30.0, deadline_s=120.0)
     assert not choice.met
     assert choice.sentence.startswith(
-        "The energy budget and the deadline can each be met, but not together. Nearest: "
+        "The energy budget and the deadline can each be met, but nothing measured meets both. "
+        "Nearest: "
     )
     _, choice = chosen(budget_kJ=1.0, deadline_s=120.0, max_gpus=8)
     assert choice.sentence.startswith(
-        "The deadline and the number of GPUs can be met, but the energy budget cannot be met: the "
-        "least found is 28.0 kJ, 28.0 times"
+        "The deadline and the number of GPUs can be met, but nothing measured meets the energy "
+        "budget: the least found is 28.0 kJ, 28.0 times"
     )
     _, choice = chosen(deadline_s=50.0, power_cap_W=50.0)
-    assert choice.sentence.startswith("The deadline and the power cap cannot be met: the least ")
+    assert choice.sentence.startswith("Nothing measured meets the deadline or the power cap: the ")
     _, choice = chosen(peak_power_W=100.0)
     assert "the least found is a peak of 160 W, 60 % beyond the cap" in choice.sentence
     _, choice = chosen(max_gpus=1, deadline_s=250.0)
     assert not choice.met
+
+
+def test_a_value_just_beyond_its_limit_is_told_apart_from_it() -> None:
+    """Not "the least found is 100 W, 0.3 % beyond the power cap of 100 W"."""
+    _, choice = chosen(power_cap_W=69.8)
+    assert "the least found is 70.0 W on average, 0.3 % beyond the power cap of 69.8 W" in (
+        choice.sentence
+    )
+    _, choice = chosen(power_cap_W=69.96)
+    assert "found is 70.00 W on average, 0.1 % beyond the power cap of 69.96 W" in choice.sentence
+    _, choice = chosen(deadline_s=99.999)
+    assert "found is 100.00 s, less than 0.1 % beyond the deadline of 99.999 s" in choice.sentence
 
 
 def test_a_part_of_the_points_is_told_in_the_units_of_all() -> None:

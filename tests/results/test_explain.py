@@ -69,6 +69,9 @@ def test_what_a_knob_bought_covers_the_truth(tmp_path) -> None:
         assert f"{effect.knob}={effect.value} instead of {effect.instead_of}" in effect.sentence
 
 
+FOLLOWS = "At fixed clocks the configurations that train faster also use less energy"
+
+
 def verdicts(points) -> dict[str, str]:
     return {g.text.split(":")[0]: g.verdict for g in check_guidelines(points)}
 
@@ -105,6 +108,14 @@ def test_a_guideline_that_fails_here_is_said_with_its_points() -> None:
 def test_differences_within_their_errors_show_nothing() -> None:
     points = [of(100, 100, micro_batch=1), of(100.2, 100, micro_batch=2)]
     assert verdicts(points)["A larger micro-batch uses less energy"] == "not shown"
+
+
+@pytest.mark.filterwarnings("error")
+def test_launches_that_all_take_the_same_time_show_no_rank_correlation() -> None:
+    points = [of(100, 100 + size, micro_batch=size) for size in (1, 2, 4, 8)]
+    assert verdicts(points)[FOLLOWS] == "not shown"
+    points = [of(100 * size, 100, micro_batch=size) for size in (1, 2, 4, 8)]
+    assert verdicts(points)[FOLLOWS] == "holds"
 
 
 def test_the_valley_and_the_slack_of_pipelines() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from tuner.results.parts import Attempt, Verification
+from tuner.results.result import Result
 from tuner.results.significance import (
     Comparison,
+    Difference,
     compare_launches,
     compare_measurements,
     compare_paired,
@@ -54,96 +59,113 @@ def window(
     )
 
 
-def compare(a: list[Measurement], b: list[Measurement], **more: object) -> Comparison:
-    return compare_measurements(a, b, meters=(GPU, GPU), **more)  # type: ignore[arg-type]
+def compare(
+    a: list[Measurement],
+    b: list[Measurement],
+    launches: tuple[Sequence[int], Sequence[int]] | None = None,
+    **more: object,
+) -> Comparison:
+    """Compare windows, each of a launch of its own unless their launches are given."""
+    numbers = launches or (range(len(a)), range(len(b)))
+    return compare_measurements(a, b, numbers, meters=(GPU, GPU), **more)  # type: ignore[arg-type]
 
 
-def called(windows: int, rng: np.random.Generator, rounds: int = 200) -> tuple[float, float]:
-    """How often a difference of step time and of energy is called between two of the same."""
-    time = energy = 0
-    for _ in range(rounds):
-        a, b = ([window(rng) for _ in range(windows)] for _ in range(2))
-        result = compare(a, b)
-        time += result.step_time.shown
-        energy += result.energy.shown
-    return time / rounds, energy / rounds
-
-
-def test_equal_points_are_rarely_called_different() -> None:
-    """5 % is the level; correlated blocks of 20 are few, so a little more is granted."""
-    for windows in (1, 4):
-        time, energy = called(windows, np.random.default_rng(windows))
-        assert time <= 0.12
-        assert energy <= 0.12
-
-
-def test_a_test_that_ignores_the_correlation_would_call_them() -> None:
-    rng = np.random.default_rng(5)
-    from scipy import stats
-
-    wrong = sum(
-        stats.ttest_ind(window(rng).step_times_s, window(rng).step_times_s, equal_var=False).pvalue
-        < 0.05
-        for _ in range(200)
-    )
-    assert wrong / 200 > 0.15
+def launched(
+    rng: np.random.Generator, count: int, windows: int, spread: float = 0.02
+) -> tuple[list[Measurement], list[int]]:
+    """Launches that differ by `spread`, with several windows of each, which differ by little."""
+    made, numbers = [], []
+    for launch in range(count):
+        seconds = 0.25 * math.exp(rng.normal(0, spread))
+        made += [window(rng, seconds, cv=0.005) for _ in range(windows)]
+        numbers += [launch] * windows
+    return made, numbers
 
 
 @pytest.mark.parametrize("windows", [1, 4])
-def test_a_real_difference_is_shown_with_its_interval(windows: int) -> None:
+def test_equal_points_are_rarely_called_different(windows: int) -> None:
+    """However many windows the launches have: 5 % is the level, and 0.015 its standard error."""
+    rng = np.random.default_rng(windows)
+    time = energy = 0
+    for _ in range(200):
+        (a, of_a), (b, of_b) = launched(rng, 3, windows), launched(rng, 2, windows)
+        result = compare(a, b, (of_a, of_b))
+        time += result.step_time.shown
+        energy += result.energy.shown
+    assert time / 200 <= 0.10
+    assert energy / 200 <= 0.10
+
+
+def test_windows_as_the_repeats_would_call_them() -> None:
+    rng = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(100):
+        a, b = (launched(rng, 2, 4)[0] for _ in range(2))
+        wrong += compare(a, b).step_time.shown
+    assert wrong / 100 > 0.25
+
+
+def test_the_windows_of_a_launch_are_averaged() -> None:
+    rng = np.random.default_rng(8)
+    a, b = [window(rng) for _ in range(3)], [window(rng, 0.28) for _ in range(3)]
+    found = compare(a, b, ((0, 1, 0), (4, 4, 7))).step_time
+    times = [[m.step_time_s for m in side] for side in (a, b)]
+    of_a = [math.sqrt(times[0][0] * times[0][2]), times[0][1]]
+    of_b = [math.sqrt(times[1][0] * times[1][1]), times[1][2]]
+    expected = stats.ttest_ind(np.log(of_b), np.log(of_a))
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert found.method == "t on 2 and 2 launches"
+
+
+def test_a_real_difference_is_shown_with_its_interval() -> None:
     rng = np.random.default_rng(11)
-    a = [window(rng, 0.25, 300.0) for _ in range(windows)]
-    b = [window(rng, 0.275, 240.0) for _ in range(windows)]
+    a = [window(rng, 0.25, 300.0) for _ in range(4)]
+    b = [window(rng, 0.275, 240.0) for _ in range(4)]
     result = compare(a, b)
     assert result.step_time.shown
-    assert result.step_time.low < 0.10 < result.step_time.high
-    assert result.step_time.low > 0.0
+    assert 0.0 < result.step_time.low < 0.10 < result.step_time.high
     assert result.energy.shown
     assert result.energy.low < 1.1 * 0.8 - 1 < result.energy.high < 0.0
     assert "more" in result.step_time.sentence
     assert "less" in result.energy.sentence
-    assert f"Welch on {windows}" in result.step_time.method or windows == 1
+    assert "4 and 4 launches" in result.step_time.sentence
 
 
 def test_no_difference_is_called_none() -> None:
     rng = np.random.default_rng(2)
-    lines = compare([window(rng)], [window(rng)], names=("old", "new")).lines()
+    windows = [window(rng) for _ in range(4)]
+    lines = compare(windows[:2], windows[2:], names=("old", "new")).lines()
     assert lines[:2] == ["from  old", "to    new"]
     assert lines[2].startswith("step time: no difference shown; if any, within [")
     assert "gpu scope, metered (NVML total-energy counter of 1 GPU)" in lines[3]
 
 
-def test_the_spread_between_launches_counts_where_windows_are_single() -> None:
+def test_one_launch_each_has_a_difference_and_no_p_value() -> None:
     rng = np.random.default_rng(3)
-    a, b = [window(rng, 0.25, cv=0.005)], [window(rng, 0.26, cv=0.005)]
-    assert compare(a, b).step_time.shown
-    assert not compare(a, b, spread=(0.05, 0.05)).step_time.shown
+    a, b = [window(rng, 0.25) for _ in range(3)], [window(rng, 0.30) for _ in range(2)]
+    found = compare(a, b, ((5, 5, 5), (6, 6))).step_time
+    assert math.isnan(found.p_value)
+    assert not found.shown
+    assert found.relative == pytest.approx(0.2, abs=0.03)
+    assert found.sentence.endswith("% more by one launch of each, too few repeats to tell")
+
+
+def test_a_difference_can_be_turned_round() -> None:
+    rng = np.random.default_rng(4)
+    a, b = [window(rng) for _ in range(3)], [window(rng, 0.3) for _ in range(3)]
+    there, back = compare(a, b).step_time, compare(b, a).step_time
+    for name in ("relative", "low", "high", "p_value"):
+        assert getattr(there.reversed, name) == pytest.approx(getattr(back, name))
+    unknown = compare(a[:1], b[:1]).step_time.reversed
+    assert (unknown.low, unknown.high) == (-1.0, math.inf)
 
 
 def test_two_scopes_are_not_compared() -> None:
     rng = np.random.default_rng(4)
     with pytest.raises(InputError, match="energies of two scopes"):
-        compare_measurements([window(rng)], [window(rng)], meters=(GPU, MODULE))
+        compare_measurements([window(rng)], [window(rng)], ([0], [0]), meters=(GPU, MODULE))
     with pytest.raises(InputError, match="b has no measurement"):
         compare([window(rng)], [])
-
-
-def test_a_record_without_steps_tells_too_little() -> None:
-    bare = Measurement(Settings(), 3, 5.0, 1.6, 1500.0, 300.0)
-    result = compare([bare], [bare])
-    assert not result.step_time.shown
-    assert result.step_time.sentence == "step time: too few repeats to tell"
-
-
-def test_windows_that_keep_no_steps_are_compared_by_their_stated_errors() -> None:
-    a = Measurement(Settings(), 3, 5.0, 1.60, 1500.0, 300.0, 0.01, 3.0)
-    b = replace(a, step_time_s=1.80)
-    result = compare([a], [b])
-    assert result.step_time.method == "normal, by the windows' stated errors"
-    assert result.step_time.shown
-    assert not compare([a], [replace(a, step_time_s=1.61)]).step_time.shown
-    # z of a difference of 12.5 % with 0.625 % and 0.556 % on its sides
-    assert result.step_time.low == pytest.approx(0.125 - 1.96 * 1.125 * 0.00836, abs=3e-4)
 
 
 def test_pairs_cancel_the_drift_they_share() -> None:
@@ -159,23 +181,52 @@ def test_pairs_cancel_the_drift_they_share() -> None:
         compare_paired([1.0], [1.0, 2.0], "step_time")
 
 
-def test_a_result_compares_its_points_by_name() -> None:
-    rng = np.random.default_rng(7)
+def of_two_points(rng: np.random.Generator) -> Result:
+    """A result with three windows of its choice, in two launches, and two of its baseline."""
     result = large_result()
     assert result.best is not None
     assert result.baseline is not None
-    pairs = {
-        result.best.configuration: (window(rng, 0.25, 240.0),),
-        result.baseline.configuration: (window(rng, 0.25, 300.0),),
-    }
-    result = replace(result, windows=pairs)
-    comparison = result.compare()
+    best, today = result.best.configuration, result.baseline.configuration
+    return replace(
+        result,
+        windows={
+            best: tuple(window(rng, 0.25, 240.0) for _ in range(3)),
+            today: tuple(window(rng, 0.25, 300.0) for _ in range(2)),
+        },
+        launches={best: (1, 1, 2), today: (0, 3)},
+        verification=None,
+    )
+
+
+def test_a_result_compares_its_points_by_name() -> None:
+    result = of_two_points(np.random.default_rng(7))
     assert result.best is not None
+    comparison = result.compare()
     assert comparison.b == result.best.configuration.short
     assert comparison.energy.relative == pytest.approx(-0.2, abs=0.03)
+    assert comparison.energy.method == "t on 2 and 2 launches"
+    assert "the search's included" in comparison.lines()[-1]
     assert result.compare(result.best.configuration, "baseline").energy.relative > 0.2
     with pytest.raises(UnknownName, match="baseline"):
         result.compare("nothing")
+    unknown = replace(result, launches={}).compare()
+    assert math.isnan(unknown.energy.p_value)
+
+
+def test_the_verification_is_compared_with_the_figures_of_the_report() -> None:
+    result = of_two_points(np.random.default_rng(7))
+    assert result.best is not None
+    time = Difference("step_time", 0.08, 0.07, 0.09, 1e-5, "t on 3 and 3 launches")
+    energy = Difference("energy_per_step", -0.2, -0.25, -0.15, 1e-3, "t on 3 and 3 launches")
+    attempt = Attempt(result.best.configuration, 3, time, energy, True, "less energy shown", "")
+    result = replace(result, verification=Verification("confirmed", "", (attempt,), 6, 12.0))
+    comparison = result.compare()
+    assert (comparison.step_time, comparison.energy) == (time, energy)
+    assert "3 fresh launches of each" in comparison.lines()[-1]
+    back = result.compare("best", "baseline")
+    assert back.energy.relative == pytest.approx(0.25)
+    assert (back.energy.low, back.energy.high) == pytest.approx((1 / 0.85 - 1, 1 / 0.75 - 1))
+    assert back.a == comparison.b
 
 
 def launches(
@@ -198,9 +249,7 @@ def test_two_launches_each_have_a_sensible_interval() -> None:
     """Welch's degrees of freedom fall to 1 where one side agrees by luck: -98.8 to +2,108 %."""
     a = [replace(launches(np.random.default_rng(0), 1, 1.0, 0.0)[0], step_time_s=t) for t in (1, 1)]
     b = [replace(a[0], step_time_s=t) for t in (0.8, 1.4)]
-    welch = compare_measurements(a, b, meters=(GPU, GPU)).step_time
     pooled = compare_launches(a, b, meter=GPU).step_time
-    assert welch.high > 10
     assert pooled.high < 3
     assert "2 and 2 launches" in pooled.method
 

@@ -17,6 +17,7 @@ from tuner.display.text import (
     prediction,
     real_search_cost,
     recommendation_lines,
+    spent_text,
     units_of,
 )
 from tuner.formatting import duration, label, settings_text
@@ -125,7 +126,7 @@ def _spent(result: Result) -> str:
     spent = result.spent
     if not spent.energy_kJ and not spent.time_s:
         return payback(result)
-    cost = f"{units_of(result).energy_text(spent.energy_kJ)}{label(energy_mark(result))}"
+    cost = f"{spent_text(result)}{label(energy_mark(result))}"
     return f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes. {payback(result)}"
 
 

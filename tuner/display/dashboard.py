@@ -27,6 +27,7 @@ from tuner.display.text import (
     payback,
     prediction,
     recommendation_lines,
+    spent_text,
     units_of,
 )
 from tuner.formatting import label, number
@@ -364,7 +365,7 @@ def note(result: Result) -> str:
             f"- energy to solution: {units.energy_text(best.energy_to_solution_kJ)}{estimated}",
             f"- time to solution: {units.time_text(best.time_to_solution_s)}",
             f"- search: {result.spent.probes} probes, {result.spent.failed} failed, "
-            f"{units.energy_text(result.spent.energy_kJ)}{label(energy_mark(result))}",
+            f"{spent_text(result)}{label(energy_mark(result))}",
             f"- {_literal(payback(result))}",
             f"- how it was chosen: {_literal(result.choice.sentence)}",
         ]

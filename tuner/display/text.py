@@ -19,6 +19,7 @@ from tuner.formatting import (
     change,
     common_mark,
     duration,
+    energy_text,
     label,
     number,
     ordered_knobs,
@@ -42,6 +43,7 @@ __all__ = [
     "recommendation_lines",
     "record_lines",
     "role",
+    "spent_text",
     "summary_lines",
     "unit_of_work",
     "units_of",
@@ -60,6 +62,15 @@ def units_of(result: Result) -> Units:
     """Return the units of a result's points."""
     points = _every_point(result)
     return Units.of(points)
+
+
+def spent_text(result: Result) -> str:
+    """Return the energy of the search: in the unit of the points, or in its own if that is larger.
+
+    19,600 J beside points of a few joules is written as 19.6 kJ.
+    """
+    units, spent_kJ = units_of(result), result.spent.energy_kJ
+    return units.energy_text(spent_kJ) if spent_kJ < 1e4 * units.kJ else energy_text(spent_kJ)
 
 
 def energy_mark(result: Result) -> str:
@@ -90,7 +101,7 @@ def real_search_cost(result: Result) -> str:
     spent = result.spent
     return (
         f"A real search like this would take about {duration(spent.time_s)} and "
-        f"{units_of(result).energy_text(spent.energy_kJ)} of the cluster, in {spent.probes} probes."
+        f"{spent_text(result)} of the cluster, in {spent.probes} probes."
     )
 
 
@@ -173,7 +184,7 @@ def payback(result: Result) -> str:
         return "Keeping the baseline saves no energy, so the search is not repaid."
     if steps is None or share is None or not math.isfinite(steps):
         return "The choice saves no energy against the baseline, so the search is not repaid."
-    text = f"The savings repay the search after {number(math.ceil(steps))} {unit_of_work(result)}s"
+    text = f"The savings repay the search after {number(steps)} {unit_of_work(result)}s"
     if share <= 1:
         return f"{text} ({percent(share)} of the job)."
     return f"{text}: {number(share)} runs of the whole job."
@@ -352,7 +363,7 @@ def _spent_line(result: Result, estimated: str) -> str:
     failed = f", {spent.failed - stopped} failed" if spent.failed > stopped else ""
     failed += f", {stopped} interrupted" if stopped else ""
     return (
-        f"Spent: {units_of(result).energy_text(spent.energy_kJ)}{estimated} and "
+        f"Spent: {spent_text(result)}{estimated} and "
         f"{number(spent.time_s)} s in "
         f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"
     )

@@ -24,8 +24,9 @@ LEAST_LAUNCHES = 8
 #: A probe of a simulated cluster may take as long as the steps of a large model (simulated
 #: seconds).
 SIMULATED_LIMIT_S = 3600.0
-#: Pairs of launches that verify one candidate at most. At launches that differ by 1 % a saving of
-#: 2 % is then shown in 88 % of the cases (`python -m benchmarks.verdicts`).
+#: Pairs of launches that verify one candidate at most. At launches that differ by 1 % in time and
+#: 2 % in power, 2 % less time and energy is then shown in 88 % of the cases, and 2 % less energy at
+#: 3 % more time in 25 % (60 % at 1 % in power; `python -m benchmarks.verdicts`).
 MOST_PAIRS = 8
 #: With fewer probes than this none is reserved for verifying the choice.
 FEW_PROBES = 12

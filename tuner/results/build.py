@@ -36,6 +36,7 @@ from tuner.results.estimates import Estimate, Windows, estimate
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
 from tuner.results.parts import Attainment, Point, ProgressPoint, Spent, Verification
 from tuner.results.result import Result
+from tuner.results.unmeasured import never_measured, with_unmeasured
 from tuner.results.verification import choose_verified
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
@@ -249,6 +250,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     problem, constraints = spec.problem, spec.constraints
     run_dir, seed, ended = spec.run_dir, spec.settings.seed, spec.ended
     windows = Windows.of(records)
+    unmeasured = never_measured(problem.candidates.configurations, records)
     points: tuple[Point, ...] = ()
     predicted: tuple[Point, ...] = ()
     attainment: Attainment | None = None
@@ -306,7 +308,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         front_points=front,
         points=points,
         best=best,
-        choice=choice,
+        choice=with_unmeasured(choice, constraints, surrogates, unmeasured, problem.steps),
         baseline=baseline,
         spent=_spent(records, time_s, problem.steps, best, baseline, verified.verification),
         steps=problem.steps,
@@ -317,6 +319,8 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         stop=ended.stop,
         about=about,
         windows=windows.by_configuration(),
+        unmeasured=unmeasured,
+        launches={c: tuple(windows.launches[rows].tolist()) for c, rows in windows.rows.items()},
         verification=verified.verification,
         predicted=predicted,
         attainment=attainment,

@@ -119,21 +119,35 @@ def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
     return " and ".join(words[name](value) for name, value in limits.items() if name in words)
 
 
-#: Name of each limit, and a value of it as the object of a sentence.
-_NAMES: dict[str, tuple[str, Callable[[float, Units], str]]] = {
-    "budget_kJ": ("energy budget", lambda value, units: units.energy_text(value)),
-    "deadline_s": ("deadline", lambda value, units: units.time_text(value)),
-    "power_cap_W": ("power cap", lambda value, units: f"{number(value)} W on average"),
-    "peak_power_W": ("cap on peak power", lambda value, units: f"a peak of {number(value)} W"),
+#: Name of each limit, and a value of it, with a number of digits, as the object of a sentence.
+_NAMES: dict[str, tuple[str, Callable[[float, Units, int], str]]] = {
+    "budget_kJ": ("energy budget", lambda value, units, digits: units.energy_text(value, digits)),
+    "deadline_s": ("deadline", lambda value, units, digits: units.time_text(value, digits)),
+    "power_cap_W": ("power cap", lambda value, _, digits: f"{number(value, digits)} W on average"),
+    "peak_power_W": (
+        "cap on peak power",
+        lambda value, _, digits: f"a peak of {number(value, digits)} W",
+    ),
     "max_gpus": (
         "number of GPUs",
-        lambda value, units: f"{value:.0f} GPU{'s' * (round(value) != 1)}",
+        lambda value, *_: f"{value:.0f} GPU{'s' * (round(value) != 1)}",
     ),
 }
 
 
+def _told_apart(
+    text: Callable[[float, Units, int], str], least: float, limit: float, units: Units
+) -> tuple[str, str]:
+    """Return a value and the limit that it exceeds with as many digits as tell them apart."""
+    for digits in range(3, 8):
+        texts = text(least, units, digits), text(limit, units, digits)
+        if texts[0] != texts[1] and f"{least:.{digits}g}" != f"{limit:.{digits}g}":
+            break
+    return texts
+
+
 def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
-    """Return which limits can be met alone and which cannot, by how much, in sentences."""
+    """Return which limits some point meets and which none does, by how much, in sentences."""
     met, unmet, least = [], [], []
     for name, limit in constraints.limits.items():
         called, text = _NAMES[name]
@@ -145,23 +159,23 @@ def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> s
         if not math.isfinite(beyond):
             least.append("no probe recorded its peak power")
             continue
-        times = f"{number(1 + beyond)} times the {called} of {text(limit, units)}"
-        share = f"{percent(beyond)} beyond the {called} of {text(limit, units)}"
-        least.append(
-            f"the least found is {text(limit * (1 + beyond), units)}, "
-            + (times if beyond >= MANY_TIMES - 1 else share)
-        )
+        found, asked = _told_apart(text, limit * (1 + beyond), limit, units)
+        times = f"{number(1 + beyond)} times the {called} of {asked}"
+        share = percent(beyond) if beyond >= 0.0005 else "less than 0.1 %"
+        share += f" beyond the {called} of {asked}"
+        least.append(f"the least found is {found}, {times if beyond >= MANY_TIMES - 1 else share}")
+    how = "predicted" if points[0].source == "predicted" else "measured"
     if not unmet:
-        return f"T{_listed(met)[1:]} can each be met, but not together."
-    verdict = f"{_listed(unmet)} cannot be met"
-    if met:
-        verdict = f"{_listed(met)} can be met, but {verdict}"
-    return f"T{verdict[1:]}: {'; '.join(least)}."
+        every = "both" if len(met) == 2 else "all of them"
+        return f"T{_listed(met)[1:]} can each be met, but nothing {how} meets {every}."
+    verdict = f"nothing {how} meets {_listed(unmet, 'or')}"
+    verdict = f"{_listed(met)} can be met, but {verdict}" if met else verdict
+    return f"{verdict[0].upper()}{verdict[1:]}: {'; '.join(least)}."
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str], word: str = "and") -> str:
     """Return "the deadline, the power cap and the number of GPUs"."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f" {word} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 _GOALS = {

@@ -13,6 +13,7 @@ from tuner.results.parts import Choice, Point
 from tuner.results.recommendation import against_baseline
 from tuner.results.result import Result
 from tuner.results.significance import Difference
+from tuner.results.unmeasured import with_unmeasured
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 
@@ -140,6 +141,7 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
     best, choice = decide(points, front_of(points), limits, units)
     if best is None:
         raise InputError(f"run {result.name!r} measured nothing, so there is nothing to choose")
+    choice = with_unmeasured(choice, limits, result.surrogates, result.unmeasured, result.steps)
     evidence: Evidence = "measured"
     if best.meter.name == "simulated":
         evidence = "predicted"

@@ -169,9 +169,13 @@ def _faster_is_frugal(figures: Sequence[_Figures]) -> Guideline:
     group = max(by_live.values(), key=len, default=[])
     if len(group) < 4:
         return Guideline(text, _PARALLEL, "not tested", "fewer than four launches at one setting")
+    times, energies = ([each.log(what)[0] for each in group] for what in ("time", "energy"))
+    if not (np.ptp(times) and np.ptp(energies)):
+        said = f"all {len(group)} launches at one setting take the same time or the same energy"
+        return Guideline(text, _PARALLEL, "not shown", said, len(group))
     from scipy.stats import spearmanr
 
-    rank = spearmanr([each.log_time for each in group], [each.log_energy for each in group])
+    rank = spearmanr(times, energies)
     rho, p = float(rank.statistic), float(rank.pvalue)
     verdict: Verdict = "not shown" if not p < 0.1 else "holds" if rho > 0 else "fails"
     live = group[0].configuration.live

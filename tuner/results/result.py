@@ -70,6 +70,9 @@ class Result:
         about: job, cluster, space, versions, for the report's last page.
         windows: the windows that measured each configuration, in their order (not in the JSON: they
             are in the trace).
+        launches: number of the probe that made each of these windows.
+        unmeasured: candidates that were not measured and whose launch did not fail (not in the
+            JSON).
         verification: comparison of the choice with the baseline by fresh launches; None if nothing
             was measured.
         predicted: points never probed at their own setting that are likely on the front, by the
@@ -103,6 +106,8 @@ class Result:
     windows: Mapping[Configuration, tuple[Measurement, ...]] = field(
         default_factory=dict, repr=False
     )
+    launches: Mapping[Configuration, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    unmeasured: tuple[Configuration, ...] = field(default=(), repr=False)
     verification: Verification | None = None
     predicted: tuple[Point, ...] = ()
     attainment: Attainment | None = None
@@ -162,6 +167,9 @@ class Result:
     ) -> Comparison:
         """Compare step time and energy of `b` with `a`, and test the differences.
 
+        The fresh launches of the verification are compared where it made them of both, else all
+        launches that measured the two.
+
         Args:
             a: "best", "baseline", or a configuration or its key.
             b: the same of the other.
@@ -170,18 +178,9 @@ class Result:
             UnknownName: one was not measured.
             InputError: they charge different scopes of energy.
         """
-        from tuner.results.significance import compare_measurements
+        from tuner.results.compare import compare_points
 
-        points = self.point(a), self.point(b)
-        first, second = (self.windows.get(p.configuration, ()) for p in points)
-        spread = self.about.get("window_spread", {})
-        return compare_measurements(
-            first,
-            second,
-            names=(points[0].configuration.short, points[1].configuration.short),
-            meters=(points[0].meter, points[1].meter),
-            spread=(spread.get("step_time", 0.0), spread.get("power", 0.0)),
-        )
+        return compare_points(self, self.point(a), self.point(b))
 
     @property
     def front(self) -> pandas.DataFrame:

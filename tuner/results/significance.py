@@ -1,11 +1,9 @@
 """Is one measured configuration better than another, by how much, and how sure is that?
 
-Step times are compared by Welch's test on the windows' means where both were measured several
-times, else on blocks of neighbouring steps; energy by blocks of whole steps, since power readings
-that follow each other are alike. Blocks that are still correlated count for fewer. A difference is
-called one only where its 95 % interval leaves out zero; otherwise the answer says that none was
-shown, and how small a difference could have been. Fresh launches made in turn are compared with
-their own spread (`compare_launches`).
+Launches are the repeats: the windows of one launch share its effect, so they are averaged first.
+Launches of both are compared by Student's t test of the logarithms with one spread for both; one
+launch of each cannot be tested. A difference is called one only where its 95 % interval leaves out
+zero; otherwise the answer says that none was shown, and how small a difference could have been.
 """
 
 from __future__ import annotations
@@ -30,8 +28,6 @@ __all__ = [
 
 #: A difference is called one at this level.
 LEVEL = 0.05
-#: Limit on the blocks of steps; fewer if a window has fewer steps.
-BLOCKS = 20
 
 
 @dataclass(frozen=True)
@@ -62,13 +58,25 @@ class Difference:
     def sentence(self) -> str:
         """The difference in words; a difference that is not significant is not called one."""
         what = self.quantity.replace("_", " ")
+        word = "less" if self.relative < 0 else "more"
+        change = f"{100 * abs(self.relative):.2f} % {word}"
         if math.isnan(self.p_value):
-            return f"{what}: too few repeats to tell"
+            by = "" if math.isnan(self.relative) else f"{change} by {self.method}, "
+            return f"{what}: {by}too few repeats to tell"
         why = f"{self.interval_text} ({self.p_text}, {self.method})"
         if not self.shown:
             return f"{what}: no difference shown; if any, within {why}"
-        word = "less" if self.relative < 0 else "more"
-        return f"{what}: {100 * abs(self.relative):.2f} % {word}, {why}"
+        return f"{what}: {change}, {why}"
+
+    @property
+    def reversed(self) -> Difference:
+        """The difference from `b` to `a`."""
+
+        def inverse(relative: float) -> float:
+            return -relative / (1 + relative) if -1 < relative < math.inf else -relative
+
+        relative, low, high = map(inverse, (self.relative, self.high, self.low))
+        return replace(self, relative=relative, low=max(low, -1.0), high=high)
 
     @property
     def interval_text(self) -> str:
@@ -89,6 +97,7 @@ class Comparison:
         a, b: names of the two.
         step_time, energy: the differences; `energy` is of one optimizer step.
         meter: scope and source of the energy.
+        basis: the launches that were compared, in a sentence; "" if not stated.
     """
 
     a: str
@@ -96,6 +105,7 @@ class Comparison:
     step_time: Difference
     energy: Difference
     meter: MeterInfo
+    basis: str = ""
 
     def lines(self) -> list[str]:
         """Return the comparison as lines."""
@@ -105,6 +115,7 @@ class Comparison:
             f"to    {self.b}",
             self.step_time.sentence,
             f"{self.energy.sentence}; {self.meter.scope} scope, {label} ({self.meter.source})",
+            *([self.basis] if self.basis else []),
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -113,42 +124,8 @@ class Comparison:
             name: {**vars(part), "shown": part.shown, "sentence": part.sentence}
             for name, part in (("step_time", self.step_time), ("energy", self.energy))
         }
-        return {"a": self.a, "b": self.b, **parts, "meter": dict(vars(self.meter))}
-
-
-@dataclass(frozen=True)
-class _Mean:
-    """A mean of logarithms with its squared error and the degrees of freedom behind that."""
-
-    log: float
-    variance: float
-    freedom: float
-
-
-def _mean(values: Sequence[float] | np.ndarray) -> _Mean:
-    """Return the mean of a series in time.
-
-    The lag-1 correlation widens its error, because it leaves fewer independent values
-    (n (1 - r) / (1 + r); see `tuner.workload.measure.statistics.standard_error`).
-    """
-    log = np.log(np.asarray(values, dtype=float))
-    if log.size < 2:
-        return _Mean(float(log.mean()), math.nan, math.nan)
-    centred = log - log.mean()
-    squares = float(centred @ centred)
-    lag1 = float(centred[1:] @ centred[:-1]) / squares if squares > 0 else 0.0
-    lag1 = min(max(lag1, 0.0), 0.95)
-    effective = max(log.size * (1 - lag1) / (1 + lag1), 1.0)
-    variance = squares / (log.size - 1) / effective
-    return _Mean(float(log.mean()), variance, max(effective - 1, 1.0))
-
-
-def _between(a: _Mean, b: _Mean, quantity: str, method: str) -> Difference:
-    """Welch's test of two means (Welch 1947; Satterthwaite's degrees of freedom)."""
-    variance = a.variance + b.variance
-    shares = a.variance**2 / a.freedom + b.variance**2 / b.freedom
-    freedom = variance**2 / shares if shares > 0 else math.inf
-    return _of_variance(b.log - a.log, variance, freedom, quantity, method)
+        meter = dict(vars(self.meter))
+        return {"a": self.a, "b": self.b, **parts, "meter": meter, "basis": self.basis}
 
 
 def _of_variance(
@@ -180,67 +157,43 @@ def _share(log: float) -> float:
     return math.expm1(log) if log < 700 else math.inf
 
 
-def _blocks(values: Sequence[float]) -> np.ndarray:
-    """Means of at most `BLOCKS` equal runs of neighbours; what does not fill a run is left out."""
-    series = np.asarray(values, dtype=float)
-    if not series.size:
-        return series
-    each = max(1, series.size // BLOCKS)
-    whole = series.size // each * each
-    return series[:whole].reshape(-1, each).mean(axis=1)
+def _launch_means(side: Sequence[Measurement], launches: Sequence[int]) -> np.ndarray:
+    """Return the mean log step time and log energy of each launch's windows, (2, launches)."""
+    log = np.log([(m.step_time_s, m.energy_per_step_J) for m in side])
+    each = np.asarray(launches)
+    return np.array([log[each == launch].mean(axis=0) for launch in dict.fromkeys(launches)]).T
 
 
-def _stated(means: Sequence[float], errors: Sequence[float], spread: float) -> _Mean:
-    """Windows that keep no blocks: their means, with the errors they state taken as known."""
-    relative = np.asarray(errors, dtype=float) / np.asarray(means, dtype=float)
-    variance = float(np.mean(relative**2) + spread**2) / len(means)
-    return _Mean(float(np.log(means).mean()), variance, math.inf)
-
-
-def _time(side: Sequence[Measurement], spread: float) -> _Mean:
-    if all(len(m.step_times_s) > 1 for m in side):
-        return _joined([_blocks(m.step_times_s) for m in side], spread, len(side))
-    return _stated([m.step_time_s for m in side], [m.step_time_se_s for m in side], spread)
-
-
-def _power(side: Sequence[Measurement], spread: float) -> _Mean:
-    if all(len(m.power_blocks_W) > 1 for m in side):
-        return _joined([np.asarray(m.power_blocks_W) for m in side], spread, len(side))
-    return _stated([m.power_W for m in side], [m.power_se_W for m in side], spread)
-
-
-def _method(counts: Sequence[int], of: str) -> str:
-    if not all(counts):
-        return "normal, by the windows' stated errors"
-    return f"Welch on {counts[0]} and {counts[1]} blocks of {of}"
-
-
-def _joined(blocks: Sequence[np.ndarray], spread: float, windows: int) -> _Mean:
-    """Blocks of one or several windows in their order, and what windows differ by besides."""
-    mean = _mean(np.concatenate(blocks))
-    return replace(mean, variance=mean.variance + spread**2 / windows)
+def _pooled(x: np.ndarray, y: np.ndarray, quantity: str, level: float = LEVEL / 2) -> Difference:
+    """Compare the logarithms of launches with one spread for both (see `compare_launches`)."""
+    freedom = x.size + y.size - 2
+    apart = float(y.mean() - x.mean())
+    if freedom == 0:
+        return _of_variance(apart, math.nan, freedom, quantity, "one launch of each", level)
+    squares = float(np.sum((x - x.mean()) ** 2) + np.sum((y - y.mean()) ** 2))
+    variance = squares / freedom * (1 / x.size + 1 / y.size)
+    method = f"t on {x.size} and {y.size} launches"
+    return _of_variance(apart, variance, freedom, quantity, method, level)
 
 
 def compare_measurements(
     a: Sequence[Measurement],
     b: Sequence[Measurement],
+    launches: tuple[Sequence[int], Sequence[int]],
     *,
     names: tuple[str, str] = ("a", "b"),
     meters: tuple[MeterInfo, MeterInfo],
-    spread: tuple[float, float] = (0.0, 0.0),
 ) -> Comparison:
-    """Compare two configurations by the windows that measured them.
+    """Compare two configurations by all windows that measured them, with launches as the repeats.
 
-    With two or more windows each, the windows are the repeats: what differs from launch to launch
-    is then in the error. With one window the blocks inside it are, which cannot know how launches
-    differ: `spread` adds that.
+    The logarithms of a launch's windows are averaged, and the launches are compared as in
+    `compare_launches`. With one launch of each, their spread is unknown and no difference is shown.
 
     Args:
-        a, b: the windows of each, in the order of measuring.
+        a, b: the windows of each.
+        launches: number of the launch that made each window of `a` and of `b`.
         names: for people.
         meters: scope and source of each one's energy.
-        spread: relative standard deviation of step time and of power from window to window, as the
-            study's surrogates found it; it is taken as known.
 
     Raises:
         InputError: one has no window, or they charge different scopes of energy.
@@ -252,27 +205,13 @@ def compare_measurements(
             f"{names[0]} charges the {meters[0].scope} and {names[1]} the {meters[1].scope}; "
             "energies of two scopes cannot be compared"
         )
-    if min(len(a), len(b)) >= 2:
-        method = f"Welch on {len(a)} and {len(b)} windows"
-        times = [_mean([m.step_time_s for m in side]) for side in (a, b)]
-        energies = [_mean([m.energy_per_step_J for m in side]) for side in (a, b)]
-        time_method = energy_method = method
-    else:
-        times = [_time(side, spread[0]) for side in (a, b)]
-        powers = [_power(side, spread[1]) for side in (a, b)]
-        # Energy of a step is power x time; their errors are taken as independent.
-        energies = [
-            _Mean(t.log + p.log, t.variance + p.variance, min(t.freedom, p.freedom))
-            for t, p in zip(times, powers, strict=True)
-        ]
-        counts = [sum(_blocks(m.step_times_s).size for m in side) for side in (a, b)]
-        time_method = _method(counts, "steps")
-        counts = [sum(len(m.power_blocks_W) for m in side) for side in (a, b)]
-        energy_method = _method(counts, "power")
+    (a_time, a_energy), (b_time, b_energy) = (
+        _launch_means(side, made) for side, made in zip((a, b), launches, strict=True)
+    )
     return Comparison(
         *names,
-        _between(times[0], times[1], "step_time", time_method),
-        _between(energies[0], energies[1], "energy_per_step", energy_method),
+        _pooled(a_time, b_time, "step_time"),
+        _pooled(a_energy, b_energy, "energy_per_step"),
         meters[0],
     )
 
@@ -319,12 +258,7 @@ def compare_launches(
             np.log([m.energy_per_step_J if energy else m.step_time_s for m in side])
             for side in (a, b)
         )
-        freedom = x.size + y.size - 2
-        squares = float(np.sum((x - x.mean()) ** 2) + np.sum((y - y.mean()) ** 2))
-        variance = squares / freedom * (1 / x.size + 1 / y.size)
-        method = f"t on {len(a)} and {len(b)} launches"
-        apart = float(y.mean() - x.mean())
-        return _of_variance(apart, variance, freedom, quantity, method, level)
+        return _pooled(x, y, quantity, level)
 
     return Comparison(*names, difference("step_time"), difference("energy_per_step"), meter)
 

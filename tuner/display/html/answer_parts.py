@@ -19,7 +19,7 @@ from tuner.display.html.pieces import (
     tile,
 )
 from tuner.display.program_note import program_note
-from tuner.display.text import comparison, energy_mark, prediction, role
+from tuner.display.text import comparison, energy_mark, prediction, role, spent_text
 from tuner.formatting import Units, change, number, percent, varying_knobs
 from tuner.problem.run_folder import RunFolder
 from tuner.results.choice import carbon_g, cost_of
@@ -197,7 +197,7 @@ def _spent_tile(result: Result, units: Units) -> str:
         share = spent.payback_share
         runs = f"{number(share)} runs" if share > 1 else percent(share)
         more.append(f"repaid after {runs} of the job")
-    return tile(title, units.energy_text(spent.energy_kJ), more, energy_mark(result))
+    return tile(title, spent_text(result), more, energy_mark(result))
 
 
 @dataclass(frozen=True)

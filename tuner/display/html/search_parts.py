@@ -15,7 +15,7 @@ from tuner.display.html.pieces import (
     section,
     value_html,
 )
-from tuner.display.text import energy_mark, payback, prediction, unit_of_work, units_of
+from tuner.display.text import energy_mark, payback, prediction, spent_text, unit_of_work
 from tuner.formatting import Units, label, number, percent
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.results.result import Result
@@ -61,7 +61,7 @@ def spent_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
     rows = [
         (
             "Energy",
-            units_of(result).energy_text(spent.energy_kJ) + estimated_mark(energy_mark(result)),
+            spent_text(result) + estimated_mark(energy_mark(result)),
         ),
         ("Time on the cluster" if plan else "Wall-clock time", time.time_text(spent.time_s)),
         ("Probes", f"{spent.probes}, of which {spent.failed} failed"),
