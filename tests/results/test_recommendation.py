@@ -202,6 +202,38 @@ def test_no_worse_is_enough_where_the_baseline_does_not_meet_the_constraints() -
     assert "no difference in energy or time shown (verified); it trains" in advice.headline
 
 
+def test_a_limit_that_is_not_sure_to_be_met_comes_with_its_probability() -> None:
+    tried = attempt(0.2, 0.01, half=0.03, p=0.6, survived=True)
+    verified = Verification("confirmed", "Verified.", (tried,), 6)
+    found = result((10.9, 100.5), today=(12.0, 100.0), constraints=Constraints(budget_kJ=11))
+    found = replace(found, verification=verified)
+    unsure = replace(found.choice, p_all_met=0.77, baseline_p_met=0.2)
+    advice = replace(found, choice=unsure).recommendation
+    assert advice.headline.endswith(
+        "(3 fresh launches of each); it trains within 11.0 kJ with a probability of 77 %, "
+        "and what you run today probably does not."
+    )
+    unlikely = replace(found.choice, p_all_met=0.4, baseline_p_met=0.0)
+    advice = replace(found, choice=unlikely).recommendation
+    assert advice.action == "keep"
+    assert advice.headline == (
+        "Keep what you run today, although it does not train within 11.0 kJ: nothing measured was "
+        "shown to do so."
+    )
+
+
+def test_a_cost_that_may_exceed_the_saving_is_in_the_headline() -> None:
+    tried = attempt(0.14, -0.22, half=0.01, p=0.01, survived=True)
+    for half, words in (
+        (0.25, "no difference in energy shown, but it may take up to 39 % more energy (verified"),
+        (0.05, "no difference in energy shown (verified"),
+        (9.0, "shown, but how much more energy it may take is not known (verified"),
+    ):
+        unclear = replace(tried, energy=difference("energy_per_step", 0.14, half, 0.3))
+        advice = result(verification=Verification("confirmed", "", (unclear,), 6)).recommendation
+        assert words in advice.headline
+
+
 def test_a_survivor_that_shows_nothing_better_is_not_recommended() -> None:
     """An attempt that promised no saving survives, but a baseline that may stay is kept."""
     tried = attempt(0.0, 0.0, half=0.02, p=0.9, survived=True)

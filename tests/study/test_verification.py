@@ -225,6 +225,41 @@ def test_where_the_baseline_cannot_be_kept_being_no_worse_is_enough() -> None:
     assert not attempts_of(records, A, feasible=False)[0].survived
 
 
+def test_without_a_limit_that_needs_it_a_candidate_without_any_saving_falls() -> None:
+    """Windows of the verification itself may make the baseline look worse than a neighbour."""
+    points = points_of((A, 1.1, 20.0), (B, 1.0, 20.0))
+    records = searched((A, 0.9), (B, 1.0)) + in_turn(2, B, [1.0, 1.01], [1.0, 1.02])
+    verified = choose_verified(points, records, Constraints())
+    assert verified.verification.status == "refuted"
+    assert verified.best.configuration == A
+    assert "the search found no saving in it;" in verified.verification.attempts[0].sentence
+
+
+def test_what_misses_the_deadline_when_launched_again_gives_way_to_the_next() -> None:
+    points = points_of((A, 1.2, 10.0), (B, 0.99, 14.0), (C, 0.9, 17.0))
+    limits = Constraints(deadline_s=1.0)
+    records = searched((A, 1.2), (B, 0.99), (C, 0.9))
+    assert choose_verified(points, records, limits).to_try == B
+    records += in_turn(3, B, [1.2, 1.19, 1.21], [1.02, 1.01, 1.03])
+    verified = choose_verified(points, records, limits)
+    assert verified.to_try == C
+    assert "it meets the limits with a probability of" in verified.verification.attempts[0].reason
+    records += in_turn(9, C, [1.2, 1.19, 1.21], [0.9, 0.91, 0.89])
+    verified = choose_verified(points, records, limits)
+    assert (verified.best.configuration, verified.verification.status) == (C, "confirmed")
+    assert verified.choice.p_all_met > 0.99
+
+
+def test_fresh_launches_tell_the_probability_of_a_limit() -> None:
+    """The point says 0.99 s for certain; four launches of it say that it may be either."""
+    points = points_of((A, 1.2, 10.0), (B, 0.99, 14.0))
+    records = searched((A, 1.2), (B, 0.99))
+    records += in_turn(2, B, [1.2, 1.15, 1.25, 1.2], [0.97, 1.02, 0.98, 1.02])
+    verified = choose_verified(points, records, Constraints(deadline_s=1.0))
+    assert verified.verification.status == "confirmed"
+    assert 0.5 < verified.choice.p_all_met < 0.7
+
+
 def test_the_baseline_itself_needs_no_proof() -> None:
     verified = choose_verified(points_of((A, 1.0, 20.0)), searched((A, 1.0)), Constraints())
     assert verified.verification.status == "baseline"

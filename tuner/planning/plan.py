@@ -229,7 +229,12 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
     front = front_of(points)
     best, choice = decide(points, front, constraints)
     _, today = decide([baseline], [baseline], constraints)
-    choice = replace(choice, baseline_met=today.met, baseline_value=today.objective_value)
+    choice = replace(
+        choice,
+        baseline_met=today.met,
+        baseline_value=today.objective_value,
+        baseline_p_met=today.p_all_met,
+    )
     return Result(
         name=spec.name,
         run_dir=spec.run_dir,

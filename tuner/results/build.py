@@ -34,6 +34,7 @@ from tuner.results.calibration import last_calibration
 from tuner.results.choice import decide, front_of
 from tuner.results.estimates import Estimate, Windows, estimate
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
+from tuner.results.limit_probability import of_point, of_surrogates
 from tuner.results.parts import Attainment, Point, ProgressPoint, Spent, Verification
 from tuner.results.result import Result
 from tuner.results.unmeasured import never_measured, with_unmeasured
@@ -294,6 +295,8 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         unfinished=no_verdict_phrase(ended.no_verdict) if ended.no_verdict else "",
         prefer=ended.chosen,
         planned=ended.planned_pairs,
+        steps=problem.steps,
+        chance=of_surrogates(surrogates, problem.steps) if surrogates is not None else of_point,
     )
     best, choice = verified.best, verified.choice
     time_s = ended.time_s
@@ -301,7 +304,12 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         time_s = math.fsum(record.wall_s for record in records)
     if baseline is not None:
         _, today = decide([baseline], [baseline], constraints)
-        choice = replace(choice, baseline_met=today.met, baseline_value=today.objective_value)
+        choice = replace(
+            choice,
+            baseline_met=today.met,
+            baseline_value=today.objective_value,
+            baseline_p_met=today.p_all_met,
+        )
     return Result(
         name=spec.name,
         run_dir=run_dir,

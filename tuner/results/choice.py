@@ -17,13 +17,11 @@ import numpy as np
 from tuner.formatting import Units, label, number, percent
 from tuner.pareto import knee, nondominated
 from tuner.problem.constraints import Constraints
+from tuner.results.limit_probability import LIKELY, Chance, excess, of_point
 from tuner.results.parts import Choice, Point
-from tuner.workload.measure.statistics import log_error
 
-__all__ = ["carbon_g", "cost_of", "decide", "front_of", "limits_phrase"]
+__all__ = ["carbon_g", "cost_of", "decide", "decide_likely", "front_of", "limits_phrase"]
 
-#: Joint draws behind a probability: its standard error is at most 0.01.
-DRAWS = 2500
 #: From this factor on, an overshoot is shown as "3.2 times" instead of in per cent.
 MANY_TIMES = 3.0
 #: Joules in a kilowatt-hour, in thousands.
@@ -51,52 +49,8 @@ def carbon_g(point: Point, rates: Mapping[str, float]) -> float:
     return rates.get("grid_gCO2_per_kWh", 0.0) * point.energy_to_solution_kJ / KJ_PER_KWH
 
 
-def _excess(point: Point, constraints: Constraints) -> dict[str, float]:
-    excess = constraints.excess(
-        point.energy_to_solution_kJ,
-        point.time_to_solution_s,
-        point.power_W,
-        peak_power_W=point.peak_power_W,
-        gpus=point.configuration.world_size,
-    )
-    if constraints.peak_power_W is not None and "peak_power_W" not in excess:
-        excess["peak_power_W"] = math.inf  # without samples it cannot be shown to be met
-    return excess
-
-
 def _worst(point: Point, constraints: Constraints) -> float:
-    return max(_excess(point, constraints).values(), default=0.0)
-
-
-def _probabilities(point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
-    """Probability that each constraint is met, and that all are.
-
-    Log time and log power are drawn as independent normals of the point's intervals; energy is
-    their product. A peak and a number of GPUs are met or not.
-    """
-    excess = _excess(point, constraints)
-    normal = np.random.default_rng(0).standard_normal((2, DRAWS))
-    log_time, time_se = _log_normal(point.time_to_solution_s, point.time_interval_s)
-    log_energy, energy_se = _log_normal(point.energy_to_solution_kJ, point.energy_interval_kJ)
-    power_se = math.sqrt(max(energy_se**2 - time_se**2, 0.0))
-    time = log_time + time_se * normal[0]
-    power = math.log(point.power_W) + power_se * normal[1]
-    energy = log_energy + time_se * normal[0] + power_se * normal[1]
-    drawn = {"budget_kJ": energy, "deadline_s": time, "power_cap_W": power}
-    met, every = {}, np.ones(DRAWS, dtype=bool)
-    for name, limit in constraints.limits.items():
-        if name in drawn:
-            holds = drawn[name] <= math.log(limit)
-        else:
-            holds = np.full(DRAWS, excess[name] <= 0)
-        met[name] = float(holds.mean())
-        every &= holds
-    return met, float(every.mean())
-
-
-def _log_normal(value: float, interval: tuple[float, float]) -> tuple[float, float]:
-    """Mean and standard error of the logarithm, from a value and its 90 % interval."""
-    return math.log(value), log_error(interval)
+    return max(excess(point, constraints).values(), default=0.0)
 
 
 def _time_asked(value_s: float, units: Units) -> str:
@@ -151,7 +105,7 @@ def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> s
     met, unmet, least = [], [], []
     for name, limit in constraints.limits.items():
         called, text = _NAMES[name]
-        beyond = min(_excess(point, constraints)[name] for point in points)
+        beyond = min(excess(point, constraints)[name] for point in points)
         if beyond <= 0:
             met.append(f"the {called}")
             continue
@@ -232,6 +186,8 @@ def decide(
     front: Sequence[Point],
     constraints: Constraints,
     units: Units | None = None,
+    *,
+    chance: Chance = of_point,
 ) -> tuple[Point | None, Choice]:
     """Choose among measured points.
 
@@ -242,6 +198,7 @@ def decide(
         constraints: what was asked.
         units: of the sentence; those of `points` if none are given. Give them where `points` are
             a part of what the reader sees, so that a page has one unit of energy and one of time.
+        chance: tells the probability that the choice meets the limits.
 
     Returns:
         The choice (None where nothing was measured) and how it was made.
@@ -266,7 +223,7 @@ def decide(
         )
 
     def choice(best: Point, met: bool, sentence: str) -> tuple[Point, Choice]:
-        probabilities, every = _probabilities(best, constraints)
+        probabilities, every = chance(best, constraints)
         if constraints.max_slowdown is not None and constraints.baseline_time_s is None:
             met = False
             sentence += (
@@ -297,6 +254,24 @@ def decide(
     if _is_relative(constraints):
         words.append(f"({percent(constraints.max_slowdown or 0)} more than the baseline)")
     return choice(best, True, f"{' '.join(words)}: {needs(best)}.")
+
+
+def decide_likely(
+    points: Sequence[Point], constraints: Constraints, units: Units | None, chance: Chance
+) -> tuple[Point | None, Choice]:
+    """Choose as `decide` does, but pass over points that only seem to meet the limits by luck.
+
+    Those whose probability is below `LIKELY` are left out one after the other; if nothing is left
+    that seems to meet the limits, the first choice stands, with its probability.
+    """
+    left = list(points)
+    first = best, choice = decide(left, front_of(left), constraints, units, chance=chance)
+    while best is not None and choice.met and (choice.p_all_met or 0.0) < LIKELY:
+        if choice.p_all_met is None:
+            break
+        left.remove(best)
+        best, choice = decide(left, front_of(left), constraints, units, chance=chance)
+    return (best, choice) if choice.met else first
 
 
 def _is_relative(constraints: Constraints) -> bool:

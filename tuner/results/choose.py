@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from tuner.formatting import Units, change, label, number, short
 from tuner.problem.constraints import Constraints
-from tuner.results.choice import decide, front_of
+from tuner.results.choice import decide, decide_likely, front_of
+from tuner.results.limit_probability import Chance, of_point, of_surrogates
 from tuner.results.parts import Choice, Point
 from tuner.results.recommendation import against_baseline
 from tuner.results.result import Result
@@ -138,7 +139,13 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
     points = not_refuted(result)
     limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
     units = Units.of([*points, *([baseline] if baseline else [])])
-    best, choice = decide(points, front_of(points), limits, units)
+    chance: Chance = of_point
+    if result.surrogates is not None:
+        chance = of_surrogates(result.surrogates, result.steps)
+    if result.verification is None or result.verification.status == "off":
+        best, choice = decide_likely(points, limits, units, chance)
+    else:
+        best, choice = decide(points, front_of(points), limits, units, chance=chance)
     if best is None:
         raise InputError(f"run {result.name!r} measured nothing, so there is nothing to choose")
     choice = with_unmeasured(choice, limits, result.surrogates, result.unmeasured, result.steps)

@@ -160,6 +160,8 @@ class Choice:
             the knee.
         baseline_met: False if the baseline does not meet the limits; None if it was not measured.
         baseline_value: what the objective comes to for the baseline.
+        baseline_p_met: probability that the baseline meets the limits; None if none was asked, or
+            it was not measured.
     """
 
     rule: str
@@ -171,6 +173,7 @@ class Choice:
     objective_value: float | None = None
     baseline_met: bool | None = None
     baseline_value: float | None = None
+    baseline_p_met: float | None = None
 
 
 @dataclass(frozen=True)

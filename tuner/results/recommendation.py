@@ -3,8 +3,8 @@
 The choice (`Result.best`) is the configuration that looks best under the constraints. It is
 recommended only if something shows it to be better than the baseline: the launches of a
 verification, or, if none was possible or wanted, the measurements of the search, whose saving must
-then exclude zero. If the baseline does not meet the constraints and the choice does, the choice is
-recommended in any case. Otherwise the recommendation is to keep the baseline.
+then exclude zero. If the baseline does not meet the constraints and the choice probably does, the
+choice is recommended in any case. Otherwise the recommendation is to keep the baseline.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scipy.stats import norm
 
-from tuner.formatting import Units, change, duration, energy_text, label, settings_text
+from tuner.formatting import Units, change, duration, energy_text, label, percent, settings_text
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS
 from tuner.results.choice import limits_phrase
+from tuner.results.limit_probability import LIKELY, SURE
 from tuner.results.parts import Attempt, Choice, Point, Verification
 from tuner.results.significance import Difference
 from tuner.workload.measure.statistics import log_error
@@ -51,6 +52,8 @@ Basis = Literal[
 #: Launch settings without which nothing is said about a space; a search of a short training ends by
 #: itself after about so many.
 LEAST_TRIED = 4
+#: Upper end of an interval from which on no number is given: too few launches to tell.
+MUCH_MORE = 2.0
 #: Launches above which no number is given to prove a small saving.
 MOST_LAUNCHES = 200
 
@@ -190,19 +193,29 @@ def _saves(differences: Sequence[Difference | None]) -> bool:
 
 def _changes(energy: Difference, time: Difference, estimated: str) -> str:
     """ "82 % less energy and 12 % more time than today; no difference in ... shown"."""
-    shown, unclear = [], []
+    shown, unclear, risks = [], [], []
+    saved = max(-min(each.relative * each.shown for each in (energy, time)), 0.0)
     for found, word in ((energy, f"energy{estimated}"), (time, "time")):
         if found.shown:
             shown.append((found.relative, word))
         else:
             unclear.append(word)
+            if saved and found.high > saved:
+                risks.append(_risk(found, word))
     shown.sort(key=lambda each: each[0])  # the saving first
     words = [change(1 + share, 1.0, f"less {word}", f"more {word}") for share, word in shown]
     mixed = len(shown) == 2 and shown[0][0] < 0 < shown[1][0]
     text = f"{(' but ' if mixed else ' and ').join(words)} than today" if words else ""
     if unclear:
         text += ("; " if text else "") + f"no difference in {' or '.join(unclear)} shown"
-    return text
+    return ", but ".join([text, *risks])
+
+
+def _risk(found: Difference, word: str) -> str:
+    """Return how much more it may be, where that is more than the saving beside it."""
+    if found.high >= MUCH_MORE:
+        return f"how much more {word} it may take is not known"
+    return f"it may take up to {percent(found.high)} more {word}"
 
 
 def _p_text(differences: Sequence[Difference]) -> str:
@@ -234,7 +247,7 @@ def recommend(result: Result) -> Recommendation | None:
     better |= free and _saves((energy, time))
     if attempt is not None or free:
         better |= _cheaper(choice, energy, time)
-    rescued = choice.met and choice.baseline_met is False
+    rescued = _rescued(choice)
     if not better and not rescued:
         return _keep(result, baseline, best, limits)
     basis: Basis = "verified" if attempt is not None else "predicted" if simulated else "measured"
@@ -242,17 +255,37 @@ def recommend(result: Result) -> Recommendation | None:
     text = f"Train with {settings_text(best.configuration, baseline.configuration)}: "
     text += _changes(energy, time, label(best.meter.mark))
     evidence = "predicted, not measured" if simulated else "not verified"
-    if attempt is not None:
+    sure = choice.p_all_met is None or choice.p_all_met >= SURE
+    if attempt is not None and (better or sure):
         evidence = "verified"
+    elif attempt is not None:
+        evidence = f"{attempt.pairs} fresh launches of each"
     if attempt is not None and _saves((energy, time)):
         evidence += f", {_p_text((energy, time))}"
     text += f" ({evidence})"
     if rescued:
-        text += f"; it trains {limits}, and what you run today does not"
+        text += f"; {_meets(choice, limits)}"
     elif not choice.met:
         text += f"; nothing measured trains {limits}, and this comes nearest"
     details = () if basis == "verified" else _caveats(result, basis)
     return Recommendation("train", best, basis, energy, time, None, f"{text}.", details)
+
+
+def _rescued(choice: Choice) -> bool:
+    """Return whether the choice probably meets the limits, and the baseline does not."""
+    likely = choice.p_all_met is None or choice.p_all_met >= LIKELY
+    return choice.met and choice.baseline_met is False and likely
+
+
+def _meets(choice: Choice, limits: str) -> str:
+    """Return "it trains within 1,170 s, and what you run today does not", as sure as it is."""
+    p, today = choice.p_all_met, choice.baseline_p_met
+    if p is None or p >= SURE:
+        text = f"it trains {limits}"
+    else:
+        text = f"it trains {limits} with a probability of {percent(p)}"
+    sure = today is None or today <= 1 - SURE
+    return f"{text}, and what you run today {'does' if sure else 'probably does'} not"
 
 
 def _caveats(result: Result, basis: Basis) -> tuple[str, ...]:
@@ -298,6 +331,11 @@ def _keep(result: Result, baseline: Point, promising: Point | None, limits: str)
     found = "predicted" if baseline.meter.name == "simulated" else "measured"
     if len({point.configuration for point in result.points}) == 1:
         text = f"Keep what you run today: nothing else was {found}"
+    elif result.choice.met and result.choice.baseline_met is False:
+        text = (
+            f"Keep what you run today, although it does not train {limits}: nothing {found} was "
+            "shown to do so"
+        )
     elif result.choice.met:
         text = f"Keep what you run today: nothing {found} was shown to be better"
     else:

@@ -5,8 +5,9 @@ in the order A B B A A B, so that a steady drift affects both alike. Only these 
 compared (`tuner.results.significance`), not those of the search that made the configuration look
 good: the best of many noisy points looks better than it is. The candidate survives if it is shown
 to be better in what the search had found better, and worse in none of that; if the baseline does
-not meet the constraints, so that it could not be kept, not worse is enough. Everything is read from
-the trace, so that a continued study and a rewritten report give the same verdict.
+not meet the constraints, so that it could not be kept, not worse is enough. In both cases its fresh
+launches must also meet the limits more likely than not. Everything is read from the trace, so that
+a continued study and a rewritten report give the same verdict.
 
 Pairs are added until the verdict is clear. At most 5 % of the verifications of configurations that
 are no better confirm one, over all candidates, both quantities and all looks
@@ -20,11 +21,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tuner.formatting import Units, change, label
+from tuner.formatting import Units, change, label, percent
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import MOST_PAIRS
 from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, look_level
-from tuner.results.choice import decide, front_of
+from tuner.results.choice import decide, decide_likely, front_of
+from tuner.results.limit_probability import LIKELY, SURE, Chance, Limits, of_launches, of_point
 from tuner.results.parts import Attempt, Choice, Point, Status, Verification
 from tuner.results.significance import Comparison, compare_launches
 from tuner.search_spaces.configuration import Configuration
@@ -166,6 +168,7 @@ def attempts_of(
     *,
     feasible: bool = True,
     planned: Sequence[int] = (),
+    limits: Limits | None = None,
 ) -> tuple[Attempt, ...]:
     """Return the candidates that came to a verdict, in order.
 
@@ -175,6 +178,7 @@ def attempts_of(
         feasible: whether the baseline could be kept instead (`baseline_is_feasible`). If not, a
             candidate is rejected only if it failed or was shown to be worse.
         planned: pairs that were planned for each candidate (`look_level`).
+        limits: of the training job; None if there are none.
     """
     attempts: list[Attempt] = []
     groups = ab_pairs(records, baseline)[0]
@@ -186,7 +190,7 @@ def attempts_of(
             failure = failed[0].failure
             why = f"{failure.kind.replace('_', ' ')}: {failure.message}" if failure else "no window"
             reason = f"started again, it failed ({why})"
-            sentence = f"{_name(tried)} did not survive: {reason}."
+            sentence = f"{tried.short} did not survive: {reason}."
             attempts.append(Attempt(tried, pairs, None, None, False, reason, sentence))
         elif pairs >= LEAST_PAIRS:
             promised = _promised(records, baseline, tried)
@@ -199,12 +203,28 @@ def attempts_of(
                 level=look_level(rank, pairs, planned) / quantities,
             )
             last = rank == len(groups) - 1
-            attempts.append(_judged(tried, pairs, compared, promised, feasible, last=last))
+            asked = _Asked(
+                feasible,
+                limits.by_launches(tried, b[:pairs], a[:pairs]) if limits else None,
+                limits is not None and limits.saves_gpus(tried, baseline),
+            )
+            attempts.append(_judged(tried, pairs, compared, promised, asked, last=last))
     return tuple(attempts)
 
 
-def _name(configuration: Configuration) -> str:
-    return configuration.short
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of a candidate besides a saving.
+
+    Attributes:
+        feasible: whether the baseline meets the limits, so that it could be kept.
+        p_met: probability that the candidate's fresh launches meet them; None without limits.
+        saves_gpus: whether it is wanted for its smaller number of GPUs.
+    """
+
+    feasible: bool
+    p_met: float | None
+    saves_gpus: bool
 
 
 def _judged(
@@ -212,7 +232,7 @@ def _judged(
     pairs: int,
     compared: Comparison,
     promised: tuple[float, float],
-    feasible: bool,
+    asked: _Asked,
     *,
     last: bool,
 ) -> Attempt:
@@ -239,11 +259,22 @@ def _judged(
         f"against the baseline, {pairs} fresh launches of each in turn: "
         f"{compared.step_time.sentence}; {compared.energy.sentence}{estimated}."
     )
-    survived = not wanted or ((bool(shown_better) or not feasible) and not shown_worse)
+    feasible = asked.feasible
+    p_met = 1.0 if asked.p_met is None else asked.p_met
+    if wanted:
+        survived = (bool(shown_better) or not feasible) and not shown_worse
+    else:
+        survived = not feasible or asked.saves_gpus
     undecided = last and bool(wanted) and not shown_better and not shown_worse
     undecided &= pairs < (MOST_PAIRS if feasible and hope else FUTILE_PAIRS)
-    if not wanted:
-        reason = "the search found no saving in it, and it is kept for the constraints"
+    if survived and p_met < LIKELY and not undecided:
+        # Two launches may miss a limit by chance.
+        undecided = last and pairs < FUTILE_PAIRS and p_met > 1 - SURE
+        survived = False
+        reason = f"launched again, it meets the limits with a probability of {percent(p_met)}"
+    elif not wanted:
+        reason = "the search found no saving in it"
+        reason += ", and it is kept for the constraints" if survived else ""
     elif shown_worse:
         reason = f"it promised {' and '.join(wanted)}, and shows no "
         reason += f"{' and no '.join(shown_worse)} but more"
@@ -263,7 +294,7 @@ def _judged(
         compared.energy,
         survived,
         reason,
-        f"{_name(tried)} {verdict}: {reason}; {figures}",
+        f"{tried.short} {verdict}: {reason}; {figures}",
         undecided,
     )
 
@@ -277,6 +308,8 @@ def choose_verified(
     unfinished: str = "",
     prefer: str = "",
     planned: Sequence[int] = (),
+    steps: int = 1,
+    chance: Chance = of_point,
 ) -> VerifiedChoice:
     """Choose among the points that verification did not reject.
 
@@ -293,9 +326,15 @@ def choose_verified(
             choice unless it is rejected, although its new windows may make an unverified neighbour
             look marginally better.
         planned: pairs that were planned for each candidate (`look_level`).
+        steps: that make the solution.
+        chance: tells the probability that a point meets the limits which was not launched again.
     """
     units = Units.of(points)
-    best, choice = decide(points, front_of(points), constraints, units)
+    if off:
+        best, choice = decide_likely(points, constraints, units, chance)
+    else:
+        chance = _by_launches(records, steps, chance)
+        best, choice = decide(points, front_of(points), constraints, units, chance=chance)
     if best is None:
         return VerifiedChoice(None, choice, None)
     first = best, choice
@@ -306,12 +345,13 @@ def choose_verified(
         why = "Not verified: the baseline was not measured, so there is nothing to compare with."
         return VerifiedChoice(best, choice, Verification("unfinished", why))
     feasible = baseline_is_feasible(points, baseline, constraints)
-    attempts = attempts_of(records, baseline, feasible=feasible, planned=planned)
+    limits = Limits(points, constraints, steps)
+    attempts = attempts_of(records, baseline, feasible=feasible, planned=planned, limits=limits)
     rejected = {a.configuration for a in attempts if not (a.survived or a.undecided)}
-    best, choice = _without(points, constraints, rejected, best, choice)
+    best, choice = _without(limits, rejected, best, choice, chance)
     for point in points:
         if point.configuration.key == prefer != best.configuration.key:
-            _, chosen = decide([point], [point], constraints, units)
+            _, chosen = decide([point], [point], constraints, units, chance=chance)
             if point.configuration not in rejected and chosen.met == choice.met:
                 best, choice = point, chosen
     status: Status
@@ -335,7 +375,7 @@ def choose_verified(
         sentence = f"The choice is not verified: {why}."
         if rejected and feasible and unfinished:
             # The next candidate was not shown to be better either: it is tried, not chosen.
-            sentence = f"{_name(to_try)} is not verified: {why}."
+            sentence = f"{to_try.short} is not verified: {why}."
             best = next(point for point in points if point.configuration == baseline)
             choice = _by_default(decide([best], [best], constraints)[1], best, units)
     made = [record for record in records if record.request.purpose == "verify"]
@@ -344,18 +384,36 @@ def choose_verified(
     return VerifiedChoice(best, choice, verification, to_try)
 
 
+def _by_launches(records: Sequence[ProbeRecord], steps: int, chance: Chance) -> Chance:
+    """Return the function that tells probabilities by fresh launches where there are any."""
+    baseline = baseline_of(records)
+    groups = ab_pairs(records, baseline)[0] if baseline is not None else {}
+
+    def by_launches(point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
+        group = groups.get(point.configuration, [])
+        launches = _windows(group, point.configuration)
+        others = _windows(group, baseline) if baseline is not None else ()
+        if min(len(launches), len(others)) < LEAST_PAIRS:
+            return chance(point, constraints)
+        return of_launches(point, constraints, launches, others, steps)
+
+    return by_launches
+
+
 def _without(
-    points: Sequence[Point],
-    constraints: Constraints,
+    limits: Limits,
     rejected: set[Configuration],
     best: Point,
     choice: Choice,
+    chance: Chance,
 ) -> tuple[Point, Choice]:
     """Return the choice among the points that were not rejected; the same if none is left."""
+    points = limits.points
     left = [point for point in points if point.configuration not in rejected]
     if not rejected or not left:
         return best, choice
-    again, chosen = decide(left, front_of(left), constraints, Units.of(points))
+    units = Units.of(points)
+    again, chosen = decide(left, front_of(left), limits.constraints, units, chance=chance)
     assert again is not None
     if best.configuration in rejected:
         count = len(rejected)
@@ -369,7 +427,7 @@ def _by_default(choice: Choice, baseline: Point, units: Units) -> Choice:
     return replace(
         choice,
         sentence=(
-            f"Keep what you run today: {_name(baseline.configuration)} ({energy}, "
+            f"Keep what you run today: {baseline.configuration.short} ({energy}, "
             f"{units.time_text(baseline.time_to_solution_s)}). Nothing that was tried was shown to "
             "be better when it was measured again."
         ),

@@ -18,6 +18,7 @@ from tuner.problem.stop_reason import NoVerdict
 from tuner.problem.study_spec import StudySpec
 from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, with_plan
 from tuner.results.build import measured_points
+from tuner.results.limit_probability import Limits
 from tuner.results.parts import Attempt
 from tuner.results.verification import (
     ab_pairs,
@@ -61,7 +62,12 @@ def verify(
         points = measured_points(search.records, problem.steps, run_dir=spec.run_dir)
         constraints = constraints_of(spec, search.records, points)
         verified = choose_verified(
-            points, search.records, constraints, prefer=prefer, planned=planned
+            points,
+            search.records,
+            constraints,
+            prefer=prefer,
+            planned=planned,
+            steps=problem.steps,
         )
         if verified.to_try is None:
             return None
@@ -75,7 +81,9 @@ def verify(
         settle_on(prefer, planned)
         if room < LEAST_PAIRS:
             return _no_room(search, spec)
-        attempt = _Attempt(verified.to_try, baseline, feasible, planned)
+        attempt = _Attempt(
+            verified.to_try, baseline, feasible, planned, Limits(points, constraints, problem.steps)
+        )
         if reason := _try(search, spec, attempt, room):
             return reason
     return None
@@ -90,12 +98,14 @@ class _Attempt:
         baseline: is launched in turn with it.
         feasible: whether the baseline could be kept instead.
         planned: pairs that are planned for each candidate.
+        limits: of the training job.
     """
 
     tried: Configuration
     baseline: Configuration
     feasible: bool
     planned: tuple[int, ...]
+    limits: Limits
 
 
 def _rank(search: SearchLoop, baseline: Configuration, tried: Configuration) -> int:
@@ -136,7 +146,11 @@ def _try(
 
     def verdict() -> Attempt | None:
         attempts = attempts_of(
-            search.records, baseline, feasible=attempt.feasible, planned=attempt.planned
+            search.records,
+            baseline,
+            feasible=attempt.feasible,
+            planned=attempt.planned,
+            limits=attempt.limits,
         )
         return next((each for each in attempts if each.configuration == tried), None)
 

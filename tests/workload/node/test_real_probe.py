@@ -31,7 +31,7 @@ CLUSTER = detect_cluster()
 RANKS = min(2, CLUSTER.devices_per_node)
 
 
-def request(name: str, time_limit_s: float = 120.0, **knobs: object) -> ProbeRequest:
+def request(name: str, time_limit_s: float = 300.0, **knobs: object) -> ProbeRequest:
     launch = Configuration.of(knobs).launch
     return ProbeRequest(name, launch, window=QUICK, time_limit_s=time_limit_s)
 
