@@ -42,7 +42,7 @@ from benchmarks.search.question import answer_searches, question_figures
 from benchmarks.search.recorded import in_flight_figures, recorded_figures, transfer_figures
 from benchmarks.search.results import write_results
 from benchmarks.search.runner import RunOptions, all_runs
-from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, WITH_MODELS
+from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, WITH_PREDICTIONS
 from benchmarks.search.statistics import figure_name
 from benchmarks.search.truth import truth_of
 from tuner.search.optuna_samplers import OURS
@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
         default=list(DEFAULT_SAMPLERS),
         choices=NAMES,
         metavar="NAME",
-        help=f"of {', '.join(NAMES)}; {WITH_MODELS} is for tables that say what predicts them "
-        f"(default: {' '.join(DEFAULT_SAMPLERS)})",
+        help=f"of {', '.join(NAMES)}; {' and '.join(WITH_PREDICTIONS)} are for tables that say "
+        f"what predicts them (default: {' '.join(DEFAULT_SAMPLERS)})",
     )
     add(
         "--peers",
@@ -169,8 +169,8 @@ def run(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     tables = {folder: load_table(folder) for folder in options.tables}
     unsaid = [table.name for table in tables.values() if table.predicted_by is None]
-    if WITH_MODELS in options.samplers and unsaid:
-        raise SystemExit(f"{WITH_MODELS} needs [predicted_by], which {unsaid[0]!r} does not have")
+    if unsaid and (needing := [n for n in options.samplers if n in WITH_PREDICTIONS]):
+        raise SystemExit(f"{needing[0]} needs [predicted_by], which {unsaid[0]!r} does not have")
     for name in [name for name in options.samplers if name in PEERS and PEERS[name].missing()]:
         print(f"{name} is skipped: {PEERS[name].missing()}")
         options.samplers.remove(name)

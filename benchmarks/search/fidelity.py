@@ -19,46 +19,27 @@ import math
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.search.prior import BEYOND, MOST, OF_LAUNCHES, OF_VALUES, SPREAD
+from benchmarks.search.prior import MOST, simulated_problem
 from benchmarks.search.problems import Problem
-from benchmarks.search.runner import ProblemSearch
-from benchmarks.search.samplers import WITH_MODELS
+from benchmarks.search.runner import run
+from benchmarks.search.samplers import WITH_FEWER_REPLICAS, WITH_MODELS
 from benchmarks.search.statistics import geometric_mean
-from benchmarks.simulated_tables import PROBLEMS, record
-from tuner.models.analytic.model import AnalyticModel
-from tuner.problem.probe_cost import ProbeCost
-from tuner.search.sampler import CandidateSampler
-from tuner.search_spaces.candidates import Candidates
-from tuner.study.recorder import StudyRecorder
-from tuner.workload.table import load_table
+from benchmarks.simulated_tables import PROBLEMS
 
 
-def search_kJ(problem: Problem, seed: int, *, fewer_replicas_first: bool = False) -> float:
-    """Return the kilojoules until the front is found; the whole table's if it is not.
+def search_kJ(problem: Problem, sampler: str, seeds: Sequence[int]) -> float:
+    """Return the kilojoules until the front is found, the whole table's if it is not.
 
     Args:
         problem: a simulated table.
-        seed: of the sampler and of the noise.
-        fewer_replicas_first: as of `CandidateSampler`.
+        sampler: one of the benchmark's.
+        seeds: of the searches, whose geometric mean it is.
     """
-    search = ProblemSearch(problem, WITH_MODELS, seed, 1, False, None)
-    behind = search.table.predicted_by
-    assert behind is not None
-    search.sampler = CandidateSampler(
-        Candidates.from_configurations(search.truth.logs),
-        prior=AnalyticModel(behind.job, behind.cluster),
-        cost=ProbeCost(**asdict(search.table.cost)),
-        seed=seed,
-        memory_bytes=float(behind.cluster.device.memory_bytes),
-        fewer_replicas_first=fewer_replicas_first,
-    )
-    search.book = StudyRecorder.in_memory(search.sampler)
-    search.run(MOST)
-    return search.kJ if search.found else search.truth.whole_kJ
+    return geometric_mean([run(problem, sampler, seed, most=MOST).kJ for seed in seeds])
 
 
 def halve_windows(problem: Problem) -> Problem:
@@ -93,31 +74,15 @@ def ratios(
     found: dict[str, list[float]] = {"fewer_replicas": [], "short_windows": []}
     for job, cluster, space in PROBLEMS:
         for seed in tables:
-            folder = home / f"{job}-{seed}"
-            record(
-                folder,
-                job,
-                cluster,
-                space,
-                most=launches,
-                spread=SPREAD,
-                of_values=OF_VALUES,
-                error=OF_LAUNCHES,
-                seed=seed,
-                beyond=BEYOND,
-            )
-            problem = Problem(folder, load_table(folder).groups[0].name)
+            problem, _ = simulated_problem(home, job, cluster, space, seed, launches)
             seeds = [seed + 1000 * i for i in range(searches)]
-            kJ = geometric_mean([search_kJ(problem, each) for each in seeds])
+            kJ = search_kJ(problem, WITH_MODELS, seeds)
             of = {
-                "fewer_replicas": [
-                    search_kJ(problem, each, fewer_replicas_first=True) for each in seeds
-                ]
+                "fewer_replicas": search_kJ(problem, WITH_FEWER_REPLICAS, seeds),
+                "short_windows": search_kJ(halve_windows(problem), WITH_MODELS, seeds),
             }
-            short = halve_windows(problem)
-            of["short_windows"] = [search_kJ(short, each) for each in seeds]
-            for name, several in of.items():
-                found[name].append(geometric_mean(several) / kJ)
+            for name, joules in of.items():
+                found[name].append(joules / kJ)
             print(
                 f"  {job} on {cluster}, seed {seed}: {kJ:.0f} kJ; fewer replicas first "
                 f"{found['fewer_replicas'][-1]:.2f} of it, windows of half the length "

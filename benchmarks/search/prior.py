@@ -26,7 +26,7 @@ from benchmarks.search.runner import run
 from benchmarks.search.samplers import WITH_MODELS, WITH_RECORDED, WITH_TRUTH
 from benchmarks.search.statistics import figure_name, geometric_mean
 from benchmarks.search.truth import truth_of
-from benchmarks.simulated_tables import PROBLEMS, record
+from benchmarks.simulated_tables import PROBLEMS, Recorded, record
 from tuner.search.optuna_samplers import OURS
 from tuner.workload.table import load_table
 
@@ -99,6 +99,33 @@ def _ratio(values: Sequence[float], others: Sequence[float]) -> float:
     return geometric_mean([a / b for a, b in zip(values, others, strict=True)])
 
 
+def simulated_problem(
+    home: Path, job: str, cluster: str, space: str, seed: int, launches: int
+) -> tuple[Problem, Recorded]:
+    """Write a simulated table that departs from the models in every way, and return its problem.
+
+    Args:
+        home: a folder for the table's.
+        job, cluster, space: their names.
+        seed: of the departures.
+        launches: of the table at most.
+    """
+    folder = home / f"{job}-{seed}"
+    made = record(
+        folder,
+        job,
+        cluster,
+        space,
+        most=launches,
+        spread=SPREAD,
+        of_values=OF_VALUES,
+        error=OF_LAUNCHES,
+        seed=seed,
+        beyond=BEYOND,
+    )
+    return Problem(folder, load_table(folder).groups[0].name), made
+
+
 def models_prior(tables: int, launches: int) -> list[Figure]:
     """Search simulated tables with the models and without, and print the joules of each.
 
@@ -110,20 +137,7 @@ def models_prior(tables: int, launches: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as home:
         for job, cluster, space in PROBLEMS:
             for seed in range(tables):
-                folder = Path(home) / f"{job}-{seed}"
-                made = record(
-                    folder,
-                    job,
-                    cluster,
-                    space,
-                    most=launches,
-                    spread=SPREAD,
-                    of_values=OF_VALUES,
-                    error=OF_LAUNCHES,
-                    seed=seed,
-                    beyond=BEYOND,
-                )
-                problem = Problem(folder, load_table(folder).groups[0].name)
+                problem, made = simulated_problem(Path(home), job, cluster, space, seed, launches)
                 oracle_kJ = truth_of(problem).oracle_kJ
                 both = [run(problem, name, seed, most=MOST).kJ for name in (WITH_MODELS, OURS)]
                 ratios.append(both[0] / both[1])

@@ -27,7 +27,9 @@ __all__ = [
     "NAMES",
     "STOCK",
     "SWEEPING",
+    "WITH_FEWER_REPLICAS",
     "WITH_MODELS",
+    "WITH_PREDICTIONS",
     "WITH_RECORDED",
     "WITH_SURROGATE",
     "WITH_TRUTH",
@@ -50,6 +52,9 @@ DEFAULT_SAMPLERS = (
 )
 #: Ours with the analytic models of what a table recorded.
 WITH_MODELS = f"{OURS}+models"
+#: The same, with launches on fewer replicas first.
+WITH_FEWER_REPLICAS = f"{WITH_MODELS}+fewer-replicas"
+WITH_PREDICTIONS = (WITH_MODELS, WITH_FEWER_REPLICAS)
 #: Ours with a prior made of the table as its models: exact ("truth"), or wrong in a known way.
 WITH_RECORDED = {f"{OURS}+{kind}": kind for kind in RECORDED_PRIORS}
 WITH_TRUTH = f"{OURS}+truth"
@@ -69,7 +74,14 @@ ABLATIONS = {
     "start-of-4-launches": SamplerDesign(start_launches=4),
 }
 #: Every sampler that can be named.
-NAMES = (*SAMPLERS, *PEERS, WITH_MODELS, *WITH_RECORDED, *WITH_SURROGATE, *ABLATIONS)
+NAMES = (
+    *SAMPLERS,
+    *PEERS,
+    *WITH_PREDICTIONS,
+    *WITH_RECORDED,
+    *WITH_SURROGATE,
+    *ABLATIONS,
+)
 
 
 def sampler_named(
@@ -84,14 +96,14 @@ def sampler_named(
     """Return a sampler of the benchmark.
 
     Args:
-        recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
+        recorded: the job and the cluster behind the candidates, which `WITH_PREDICTIONS` need.
         problem: of the table, which `WITH_RECORDED` needs.
     """
     if name in WITH_RECORDED:
         assert problem is not None
         prior = RECORDED_PRIORS[WITH_RECORDED[name]](problem)
         return CandidateSampler(candidates, prior=prior, cost=cost, seed=seed, earlier=earlier)
-    if name == WITH_MODELS:
+    if name in WITH_PREDICTIONS:
         assert recorded is not None
         return CandidateSampler(
             candidates,
@@ -100,6 +112,7 @@ def sampler_named(
             seed=seed,
             earlier=earlier,
             memory_bytes=float(recorded.cluster.device.memory_bytes),
+            fewer_replicas_first=name == WITH_FEWER_REPLICAS,
         )
     if name in WITH_SURROGATE:
         surrogate = regressor_of(WITH_SURROGATE[name])
