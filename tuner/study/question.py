@@ -133,22 +133,20 @@ class Question:
 def question_of(
     job: TrainingJob | Script | str | Path | None,
     *,
-    cluster: Cluster | str = "auto",
-    space: str | None = None,
-    constraints: Constraints | None = None,
-    search: SearchSettings | None = None,
-    baseline: Baseline = None,
-    executor: str | Executor | None = None,
-    ray_address: str | None = None,
-    device_kind: str | None = None,
-    in_flight: int | None = None,
-    name: str | None = None,
-    runs_dir: str | Path = "runs",
-    notify: Notify | None = None,
+    cluster: Cluster | str,
+    space: str | None,
+    constraints: Constraints,
+    search: SearchSettings | None,
+    baseline: Baseline,
+    executor: str | Executor | None,
+    ray_address: str | None,
+    device_kind: str | None,
+    in_flight: int | None,
+    name: str | None,
+    runs_dir: str | Path,
+    notify: Notify | None,
 ) -> Question:
     """Return the checked arguments, with the cluster and the executor that they mean.
-
-    Those that are not given are as in `tuner.optimize`.
 
     Raises:
         InputError: they contradict each other, or this machine has other devices than the cluster.
@@ -156,7 +154,6 @@ def question_of(
     from tuner.executors.choose import check_executor
 
     check_executor(executor)
-    constraints = constraints or Constraints()
     if ray_address is not None or device_kind is not None:
         run_folder = RunFolder.named(runs_dir, name) if name else None
         cluster = _on_ray(ray_address, device_kind, executor, cluster, run_folder, notify)
