@@ -256,6 +256,10 @@ def decide(
     return choice(best, True, f"{' '.join(words)}: {needs(best)}.")
 
 
+def _unlikely(choice: Choice) -> bool:
+    return choice.p_all_met is not None and choice.p_all_met < LIKELY
+
+
 def decide_likely(
     points: Sequence[Point], constraints: Constraints, units: Units | None, chance: Chance
 ) -> tuple[Point | None, Choice]:
@@ -266,9 +270,7 @@ def decide_likely(
     """
     left = list(points)
     first = best, choice = decide(left, front_of(left), constraints, units, chance=chance)
-    while best is not None and choice.met and (choice.p_all_met or 0.0) < LIKELY:
-        if choice.p_all_met is None:
-            break
+    while best is not None and choice.met and _unlikely(choice):
         left.remove(best)
         best, choice = decide(left, front_of(left), constraints, units, chance=chance)
     return (best, choice) if choice.met else first
