@@ -21,11 +21,14 @@ ONE_THREAD := OMP_NUM_THREADS=1
 
 # Tests that only compute share the cores; those that start trainings, Ray, a browser or a server, or
 # become another user, run one after the other.
-ALONE := real or ray or browser or postgres or twin or root
-PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q
+ALONE := real or ray or browser or postgres or root
+# Each part prints its slowest tests, and leaves the duration of every test in build/durations.
+PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
+    --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
 SHARED = -n 2 --dist worksteal
 
-.PHONY: run demo test check slow docs install hashes sbom clean
+.PHONY: run demo test everyday-shared everyday-alone check slow slow-shared slow-alone other-cpu all-knobs \
+    docs install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
 # cores without clocks have little to trade, and a node of GPUs has more.
@@ -84,13 +87,31 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check
+test: check everyday-shared everyday-alone
+
+everyday-shared: install
 	$(PYTEST) $(SHARED) -m "not slow and not ($(ALONE))"
+
+everyday-alone: install
 	$(PYTEST) -m "not slow and ($(ALONE))"
 
-slow: install
-	$(PYTEST) -rs $(SHARED) -m "slow and not ($(ALONE))"
-	$(PYTEST) -rs -m "slow and ($(ALONE))"
+slow: slow-shared slow-alone
+
+slow-shared: install
+	$(PYTEST) $(SHARED) -m "slow and not ($(ALONE))"
+
+slow-alone: install
+	$(PYTEST) -m "slow and not all_knobs and ($(ALONE))"
+
+# The tests of search, results and study once more, on the oldest kernels of OpenBLAS: the same seed
+# makes the same search on every CPU.
+other-cpu: install
+	OPENBLAS_CORETYPE=Prescott $(PYTEST) $(SHARED) -m "not slow and not ($(ALONE))" \
+	    tests/search tests/results tests/study tests/packaging/test_optunahub.py
+
+# Every configuration of the built-in training program; CI trains a covering sample of them.
+all-knobs: install
+	$(PYTEST) -m all_knobs
 
 docs: install
 	$(BIN)/python -m tuner.cli.reference > docs/cli.md

@@ -32,8 +32,8 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.workload.measure.accumulated import measure_accumulated
-from tuner.workload.measure.statistics import Z90
-from tuner.workload.measure.window import Conductor, Window
+from tuner.workload.measure.statistics import Z90, Window
+from tuner.workload.measure.window import Conductor
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.machine import detect_cluster
@@ -45,11 +45,7 @@ from tuner.workload.probe import MeterInfo, ProbeRequest, WindowPolicy
 
 @dataclass(frozen=True)
 class _ProcessorTime:
-    """Meter of the processor time of processes, at 1 W a busy core.
-
-    Attributes:
-        pids: of the processes; the time of threads that ended is lost.
-    """
+    """Meter of the processor time of processes, at 1 W a busy core; ended threads are lost."""
 
     pids: Sequence[int]
     info = MeterInfo("processor-time", "node", "processor time of the ranks at 1 W", estimated=True)

@@ -32,8 +32,6 @@ from benchmarks.install import (
 )
 from tuner.testing.commands import finished
 
-__all__ = ["EVERYWHERE", "docs_are_strict", "interpreter_fails", "main", "untested_pages"]
-
 #: Tests of the core that every interpreter runs: no torch, no Ray.
 EVERYWHERE = (
     *("tests/search_spaces/test_rules.py", "tests/search_spaces/test_options.py"),

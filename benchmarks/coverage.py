@@ -1,6 +1,6 @@
 """Coverage of the answers of whole searches: intervals, probabilities, confirmations, savings.
 
-Whole studies (adaptive search, re-measuring, verification, answer) run on problems whose truth is
+Whole studies (adaptive search, further launches, answer) run on problems whose truth is
 known to the benchmark alone: made-up ones and the groups of recorded tables (`benchmarks.
 noisy_cluster`), with launches that differ by 0 to 5 %, drift and correlated windows. The answer is
 then compared with the truth:
@@ -13,7 +13,7 @@ then compared with the truth:
   mean half-width of its interval; positive is too much. `saving_bias_points` is the same of the
   points of the choice and the baseline.
 - `false_confirmations_whole_searches`: share of studies of configurations that do not differ at
-  all in which one was confirmed to be better than the baseline.
+  all in which one was recommended over the baseline.
 """
 
 from __future__ import annotations
@@ -40,13 +40,11 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.pareto import nondominated
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
-from tuner.results.recommendation import difference_of_points
+from tuner.results.judge import difference_of_points
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.session import Session
 from tuner.workload.table import load_table
-
-__all__ = ["Outcome", "judge", "launch_spread", "study"]
 
 #: Standard deviations of the launches' effects.
 LAUNCH_SD = (0.0, 0.01, 0.02, 0.05)
@@ -65,8 +63,8 @@ class Outcome:
         stated, on_front: probability of each point to be on the front, and whether it is.
         savings: (error, half-width of the interval) of a recommended saving, in logarithms.
         point_savings: the same of the points of the choice and the baseline.
-        confirmed: whether verification confirmed a choice.
-        truly_better: whether that choice is better than the baseline in energy or in time.
+        confirmed: whether it recommends to train with another configuration than the baseline.
+        truly_better: whether that configuration is better than the baseline in energy or in time.
     """
 
     energy: list[bool] = field(default_factory=list)
@@ -130,10 +128,11 @@ def judge(truth: Truth, result: Result) -> Outcome:
             if advice.point.configuration == best.configuration and math.isfinite(stated.high):
                 error = _error(stated.relative, stated.low, stated.high, saved)
                 found.savings.append(error)
-    status = result.verification.status if result.verification else ""
-    found.confirmed.append(status == "confirmed")
-    if status == "confirmed":
-        found.truly_better.append(any(b < a for a, b in zip(today, better, strict=True)))
+    trained = advice is not None and advice.action == "train"
+    found.confirmed.append(trained)
+    if trained:
+        point = _true(truth, advice.point.configuration)
+        found.truly_better.append(any(b < a for a, b in zip(today, point, strict=True)))
     return found
 
 
@@ -227,7 +226,7 @@ def main() -> None:
             print(
                 f"launches that differ by {100 * spread:g} %: 90 % intervals hold the energy of "
                 f"{energy:.1f} % and the time of {time:.1f} % of {len(here.time)} points; "
-                f"{sum(here.confirmed)} of {len(cases)} choices confirmed, {wrong} of them wrongly",
+                f"{sum(here.confirmed)} of {len(cases)} changes recommended, {wrong} wrongly",
                 flush=True,
             )
     print("\n".join(_calibration(every)))

@@ -186,15 +186,12 @@ def session(problem: Problem, folder: Path, measurements: int, probes: int) -> T
             sampler=sampler,
             steps=problem.steps,
             constraints=Constraints(),
-            driver="benchmark",
             identity="benchmark",
         )
-        book.reconcile(records)
+        book.catch_up(records)
         told_s = time.perf_counter() - began
         executor = TimedExecutor(runner)
-        settings = SearchSettings(
-            max_probes=len(records) + probes, remeasure_share=0.0, verify=False
-        )
+        settings = SearchSettings(max_probes=len(records) + probes, verify=False)
         spec = StudySpec("driver", folder, problem, settings=settings)
         search = SearchLoop(
             spec=spec,

@@ -17,8 +17,6 @@ from benchmarks.figures import Figure, arguments, publish
 from tests.faults.harness import Outcome
 from tests.faults.table import all_faults, try_fault
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Cause every fault, print its outcome, and publish the figures."""

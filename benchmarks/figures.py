@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Figure", "arguments", "publish"]
-
 #: The repository.
 ROOT = Path(__file__).resolve().parent.parent
 

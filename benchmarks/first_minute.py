@@ -12,8 +12,8 @@ stamps. All times count from the end of the install.
 - `others_share`: share of the cores that other processes used meanwhile; a figure of a busy machine
   says little.
 - `twin_...`: the same of the same search on a node of two twin GPUs with clocks
-  (`tuner.testing.twin`), with `--twin`. Such a GPU is an eighth of a core, and the job as much
-  smaller.
+  (`tuner.testing.twin`), with `--twin`, and of a smaller job: such a GPU takes 30 ms a sample, and
+  its ranks must compute a step on their core in less.
 
 Aims on two quiet cores: 120, 5, 15 and 180 s, at least 16 probes, at most 12 lines.
 """
@@ -39,8 +39,6 @@ import tuner
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from tuner.display.answer import answer_lines
 from tuner.search_spaces.job import load_job
-
-__all__ = ["Screen", "watch"]
 
 #: What the screen shows first at each moment.
 MOMENTS = {

@@ -32,8 +32,6 @@ from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.model_facts import job_state_bytes
 
-__all__ = ["CASES", "errors_of_runs", "predicted_apart", "torch_bytes"]
-
 #: (job, micro-batch, checkpointing) of torch's counts.
 CASES = (
     *[("opt-350m", b, c) for b, c in ((1, "none"), (8, "none"), (1, "full"), (8, "full"))],

@@ -17,8 +17,6 @@ from benchmarks.figures import Figure, arguments, publish
 from tests.fuzz.fuzzer import Seen, fuzz_chunk
 from tests.fuzz.kinds import KINDS
 
-__all__ = ["main"]
-
 #: Inputs of one kind that a worker gets at a time.
 CHUNK = 500
 

@@ -4,7 +4,8 @@ Agents in processes of their own set clocks, memory clocks and power limits on a
 through the unmodified pynvml, or clocks and power caps of the cores of a made-up sysfs, one setting
 after the other, and are ended at a random moment: by
 SIGKILL, SIGTERM or SIGINT to the whole process group (with the driver that started them), by
-SIGKILL to the agent alone while a child holds its pipe, by an exception, by `_exit`. In other cases
+SIGKILL to the agent alone while a child holds its pipe, by an exception, by `_exit`. On a GPU node
+where only root may set clocks, agents ask the guard of root, as a unit starts it. In other cases
 a setter fails half-way, a restore fails at first, or the guard is killed. Afterwards every device
 must have its earlier settings within ten seconds. Target: none left wrong.
 """
@@ -15,16 +16,21 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.clocks import guard
+from tuner.workload.clocks.guard_client import SOCKET
 
 FAULTS = (
     "kill_group",
@@ -50,6 +56,7 @@ from tuner.workload.clocks.base import GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
 node = TwinNode.of_environment()
 governor = NvmlGovernor(environ={})
+guard_pid = lambda: governor._guard.pid
 choices = {
     "clock_MHz": (0.7, [600, 900, (750, 1305), 1410]),
     "memory_clock_MHz": (0.4, [405, 1593]),
@@ -61,6 +68,11 @@ def fail_setter():
 def fail_restore():
     node.fail("nvmlDeviceResetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, times=2)
 """
+#: ... the same through the guard of root, ...
+BY_ROOT = GPUS.replace("environ={}", "environ={SOCKET: os.environ[SOCKET]}").replace(
+    "governor._guard.pid", "governor._nvml.ask(verb='state')['pid']"
+)
+BY_ROOT = f"SOCKET = {SOCKET!r}\n{BY_ROOT}"
 #: ... or the cores of a made-up sysfs.
 CORES = """
 import os, random, signal, sys, time
@@ -69,6 +81,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.clocks.cpu import CpuGovernor
 governor = CpuGovernor(sys.argv[3], cpus=range(4))
+guard_pid = lambda: governor._guard.pid
 choices = {
     "clock_MHz": (0.7, [900, 1800, (1500, 2500), 3600]),
     "power_limit_W": (0.5, [14, 20, 27]),
@@ -101,7 +114,7 @@ governor.apply(some())
 if fault == "kill_agent_leaky" and os.fork() == 0:
     time.sleep(30)
     os._exit(0)
-print(governor._guard.pid, flush=True)
+print(guard_pid(), flush=True)
 count = draw.randrange(1, 12)
 for number in range(10**9):
     if fault in ("exception", "exit", "clean", "guard_killed") and number == count:
@@ -125,7 +138,7 @@ if fault == "exception":
 if fault == "exit":
     os._exit(3)
 if fault == "guard_killed":
-    os.kill(governor._guard.pid, signal.SIGKILL)
+    os.kill(guard_pid(), signal.SIGKILL)
     governor.apply(some())  # a new guard is made before anything is touched
     os.kill(os.getpid(), signal.SIGKILL)
 governor.close()
@@ -146,14 +159,57 @@ def stands(node: TwinNode) -> list[tuple[object, ...]]:
     ]
 
 
-def try_fault(fault: str, seed: int, folder: Path) -> str:
-    """Try one fault on GPUs; what was left wrong, or empty."""
+@contextlib.contextmanager
+def unit(node: TwinNode, folder: Path, *users: str) -> Iterator[Path]:
+    """Start a guard of root for each connection, as systemd does, and return the socket's path."""
+    path = folder / "guard.sock"
+    environ = os.environ | node.environment() | {"JOULEFRONT_TWIN_ROOT": "1"}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                with listener.accept()[0] as asker:
+                    words = [sys.executable, "-IS", guard.__file__, *users]
+                    started.append(subprocess.Popen(words, stdin=asker, env=environ))
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o666)
+        listener.listen()
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield path
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    for process in started:
+        process.wait(LIMIT_S)
+
+
+def _twin(path: Path, **options: Any) -> tuple[TwinNode, dict[str, str]]:
     gpus = [TwinGpu(limit_W=limit, memory_MHz=(405, 1593)) for limit in (350.0, 375.0)]
-    node = TwinNode(folder / f"{fault}-{seed}", gpus, virtual_time=False)
+    node = TwinNode(path, gpus, virtual_time=False, **options)
     environ = os.environ | node.environment() | {"PYTHONPATH": str(ROOT)}
     environ.pop("CUDA_VISIBLE_DEVICES", None)
+    return node, environ
+
+
+def try_fault(fault: str, seed: int, folder: Path) -> str:
+    """Try one fault on GPUs; what was left wrong, or empty."""
+    node, environ = _twin(folder / f"{fault}-{seed}")
     words = [GPUS + AGENT, fault, str(seed)]
     return _try(fault, seed, words, environ, lambda: stands(node))
+
+
+def try_root_fault(fault: str, seed: int, folder: Path) -> str:
+    """Try one fault on GPUs that only the guard of root may set; what was left wrong, or empty."""
+    node, environ = _twin(folder / f"{fault}-{seed}-root", root=False)
+    words = [BY_ROOT + AGENT, fault, str(seed)]
+    with tempfile.TemporaryDirectory() as place, unit(node, Path(place)) as path:
+        environ[SOCKET] = str(path)
+        return _try(fault, seed, words, environ, lambda: stands(node))
 
 
 def try_cpu_fault(fault: str, seed: int, folder: Path) -> str:
@@ -221,7 +277,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for fault in FAULTS:
             bad = 0
-            for attempt, devices in ((try_fault, "GPUs"), (try_cpu_fault, "cores")):
+            kinds = ((try_fault, "GPUs"), (try_root_fault, "root's"), (try_cpu_fault, "cores"))
+            for attempt, devices in kinds:
                 for seed in range(options.rounds):
                     said = attempt(fault, seed, Path(folder))
                     tried += 1
@@ -229,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     if said:
                         print(f"{fault} {devices} {seed}: {said}", flush=True)
             wrong += bad
-            print(f"{fault:22} {2 * options.rounds} tried, {bad} left wrong", flush=True)
+            print(f"{fault:22} {3 * options.rounds} tried, {bad} left wrong", flush=True)
     publish(
         [Figure("faults_tried", tried, "count"), Figure("clocks_left_wrong", wrong, "count")],
         options.json,

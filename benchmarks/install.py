@@ -21,23 +21,6 @@ from pathlib import Path
 
 from benchmarks.figures import ROOT
 
-__all__ = [
-    "EXTRAS",
-    "PYTHONS",
-    "Built",
-    "Interpreter",
-    "build",
-    "core_requirements",
-    "core_works",
-    "empty_environment",
-    "extra_alone",
-    "find_interpreters",
-    "install",
-    "packaging_errors",
-    "resolves",
-    "seconds_to_install",
-]
-
 #: Interpreters that the metadata names.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Extras, and the modules that each is for.
@@ -45,10 +28,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "train": ("torch", "deepspeed", "transformers"),
     "ray": ("ray",),
     "dashboard": ("optuna_dashboard",),
-    "notebook": ("pandas", "pyarrow", "matplotlib"),
+    "notebook": ("pandas", "pyarrow"),
     "terminal": ("rich", "shtab"),
     "postgresql": ("psycopg2",),
-    "botorch": ("botorch",),
     "docs": ("mkdocs", "mkdocstrings"),
 }
 _NOT_CLONED = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "site")

@@ -21,7 +21,8 @@ from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.program_rules import unrunnable
+from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import load_space
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.ops import cannot_build
@@ -57,8 +58,6 @@ _TESTED: dict[tuple[str, Value], str] = {
     ("parameter_offload", "nvme"): "its settings are read by DeepSpeed's own schema",
     ("activation_offload", "sync"): "it trains the same on a CPU with the rule set aside",
     ("activation_offload", "async"): "a fake plays the streams and events",
-    ("fp8", "tensorwise"): "its products run on a CPU",
-    ("fp8", "rowwise"): "its products run on a CPU",
 }
 
 
@@ -179,8 +178,6 @@ def main() -> None:
             job = small_sparse_job() if sparse else small_dense_job()
             if value == "every_8":
                 job = replace(job, name="deep", model={**job.model, "num_hidden_layers": 8})
-            if name == "fp8":
-                job = replace(job, name="bf16", precision="bf16")
             asked = configuration_with(name, value)
             refused = [*broken_rules(asked, job, cluster), *unrunnable(asked, job)]
             offered = not broken_rules(asked, job, cuda) and not unrunnable(asked, job)

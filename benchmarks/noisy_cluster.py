@@ -24,17 +24,6 @@ from tuner.workload.measure.statistics import standard_error
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.table import load_table
 
-__all__ = [
-    "Noise",
-    "NoisyRunner",
-    "Truth",
-    "correlated",
-    "draws",
-    "flat_truth",
-    "made_up_truth",
-    "recorded_truths",
-]
-
 METER = MeterInfo("drawn", "gpu", "a benchmark's draws")
 COST = ProbeCost(launch_s=20.0, launch_power=0.5, settle_s=1.0, window_s=5.0, min_steps=3)
 #: Clocks of the made-up problems, as shares of the highest.

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
 
-__all__ = ["main"]
-
 JOB, CLUSTER = "qwen2.5-7b", "h100-32"
 #: Numbers of GPUs of the large plan.
 SIZES = (8, 16, 32, 64, 128, 256)

@@ -4,8 +4,9 @@ Every group of findings is attacked as in the review, harmlessly and inside a te
 the commands, files and sockets that a user has. One local study runs in a network namespace of its
 own, where its listening sockets are sampled and every packet to another machine is counted. Attacks
 by a second user use another user ID if this runs as root; otherwise they are reported as not tried.
-`--only N` attacks one group. Targets: no finding open, no connection to another machine, no
-listening socket beyond loopback.
+`--only N` attacks one group; from 13 on they are those of the second review, whose finding N is
+12 + N. Targets: no finding open, no connection to another machine, no listening socket beyond
+loopback, and 500 lines that run as root where the user is not root.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import security_checks as checks
+from benchmarks import security_second as second
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.security_study import Seen, unavailable, watch
 from benchmarks.security_tools import Attempt, Finding, not_tried, tried
-
-__all__ = ["FINDINGS", "attack", "main"]
 
 #: Groups that are seen in the study, and by which other attacks.
 _IN_STUDY = (1, 2, 7, 12)
@@ -123,6 +123,23 @@ FINDINGS = (
     Finding(10, "power samples without a limit", checks.power_samples),
     Finding(11, "root's rights of training scripts", checks.other_users_rights),
     Finding(12, "smaller findings", _smaller),
+    Finding(13, "launch.sh's rendezvous", second.launch_script),
+    Finding(14, "root reads for the caller of sudo", checks.root_for_another),
+    Finding(15, "root gives files away", checks.root_for_another),
+    Finding(16, "root follows links in a cache", checks.root_for_another),
+    Finding(17, "what --sync deletes and overwrites", second.copies),
+    Finding(18, "a parser of the caller's as root", checks.root_for_another),
+    Finding(19, "variables before a command", second.secrets),
+    Finding(20, "linked folders in a bundle", second.linked_bundle),
+    Finding(21, "environment of live knobs", second.inherited),
+    Finding(22, "code in a file from a stranger", second.shown_commands),
+    Finding(23, "what --sync copies", second.copied_secrets),
+    Finding(24, "a trace without a limit", second.large_trace),
+    Finding(25, "names of variables in scripts", second.exported_names),
+    Finding(26, "files that a driver names", second.driver_patterns),
+    Finding(27, "an idle connection to the dashboard", second.idle_connection),
+    Finding(28, "another user's zeusd", second.foreign_listener),
+    Finding(29, "smaller findings of the second review", second.inherited),
 )
 
 
@@ -147,7 +164,7 @@ def _line(finding: Finding, attempt: Attempt) -> str:
 def main() -> None:
     parser = arguments("attacks of the security review")
     parser.add_argument(
-        "--only", type=int, metavar="N", choices=range(1, 13), help="one group of findings, 1 to 12"
+        "--only", type=int, metavar="N", choices=range(1, 30), help="one group of findings, 1 to 29"
     )
     options = parser.parse_args()
     chosen = [f for f in FINDINGS if options.only in (None, f.number)]
@@ -157,7 +174,10 @@ def main() -> None:
         opened += any(attempt.open for attempt in attempts)
         for attempt in attempts:
             print(_line(finding, attempt), flush=True)
-    figures = [Figure("findings_open", opened, "count")]
+    figures = [
+        Figure("findings_open", opened, "count"),
+        Figure("lines_as_root", second.lines_as_root(), "lines"),
+    ]
     if options.only is None or options.only in _IN_STUDY:
         seen = _STUDY.seen()
         if seen is None:

@@ -40,21 +40,6 @@ from benchmarks.security_tools import (
 )
 from tuner.testing.commands import finished
 
-__all__ = [
-    "clock_script",
-    "command_line",
-    "dashboard",
-    "links",
-    "other_users_rights",
-    "power_samples",
-    "process_groups",
-    "ray_floor",
-    "slurm_script",
-    "slurm_token",
-    "smaller",
-    "terminal",
-]
-
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 #: What a server answers that does not let the caller in; a conflict, say, comes after that.
 REFUSED = (400, 401, 403, 421)
@@ -469,7 +454,7 @@ def power_samples(folder: Path) -> Sequence[Attempt]:
 
 def other_users_rights(folder: Path) -> Sequence[Attempt]:
     """Finding 11: the training script with root's rights, and advice that opens counters to all."""
-    attempts = [_rank_of_root(folder)]
+    attempts = [*root_for_another(folder)]
     advice = [
         path.relative_to(ROOT)
         for package in ("workload", "tuner", "docs")
@@ -480,55 +465,29 @@ def other_users_rights(folder: Path) -> Sequence[Attempt]:
     return [*attempts, tried(what, bool(advice), ", ".join(map(str, advice)))]
 
 
-def _rank_of_root(folder: Path) -> Attempt:
-    what = "under sudo, a training script runs with root's rights"
+def root_for_another(folder: Path) -> Sequence[Attempt]:
+    """Findings 2, 3, 4 and 6 of the second review: what root does for the caller of sudo."""
+    what = "under sudo, root starts, makes or gives away something for the caller"
     if os.geteuid() != 0:
-        return not_tried(what, "only root can start tuner as sudo does")
-    told, script = folder / "told", folder / "script.py"
-    told.mkdir()
-    told.chmod(0o777)
-    for path in (folder, *folder.parents[:-1]):
-        if path.stat().st_uid == 0 and path != Path("/tmp"):
-            path.chmod(path.stat().st_mode | 0o011)
-    script.write_text(
-        f"import os\nopen(f'{told}/{{os.getpid()}}', 'w').write(' '.join(map(str, (os.getuid(), "
-        "os.geteuid(), os.getgid(), *os.getgroups()))))\n"
-    )
-    words = ["probe", "--script", str(script), "--steps", "9", "--global-batch", "2"]
+        return [not_tried(what, "only root can start tuner as sudo does")]
+    told, own = folder / "told", folder / "own"
+    own.mkdir()
+    (own / "script.py").write_text(f"open({str(told)!r}, 'a').write('the script ran; ')\n")
+    (own / "sitecustomize.py").write_text(f"open({str(told)!r}, 'a').write('a parser ran; ')\n")
+    for path in (own, *own.iterdir()):
+        os.chown(path, OTHER_UID, OTHER_UID)
+    before = {path: path.stat().st_uid for path in own.rglob("*")}
     env = environment(SUDO_UID=str(OTHER_UID), SUDO_GID=str(OTHER_UID), SUDO_USER="nobody")
-    done = finished(
-        [*_READABLE, *_TUNER, *words],
-        cwd=folder,
-        env=env | {"HIDDEN": _hidden(), "BASE": sys.base_prefix},
-        timeout=120,
-    )
-    seen = {path.read_text() for path in told.iterdir()}
-    if not seen:
-        return Attempt(what, True, f"the script did not run: {done.stderr.strip()[-300:]}")
-    root = any(word == "0" for text in seen for word in text.split())
-    return tried(what, root, f"user and group ids of the script: {'; '.join(sorted(seen))}")
-
-
-#: Starts a command in a mount namespace in which every user can reach the interpreter, although it
-#: lies in a folder that only its owner may enter ($HIDDEN, e.g. /root; empty if there is none).
-_READABLE = [
-    "unshare",
-    "--mount",
-    "bash",
-    "-euc",
-    'if [ -n "$HIDDEN" ]; then\n'
-    'kept=$(mktemp -d); mount --bind "$BASE" "$kept"\n'
-    'mount -t tmpfs -o mode=755 none "$HIDDEN"; mkdir -p "$BASE"; mount --bind "$kept" "$BASE"\n'
-    'fi; exec "$@"',
-    "bash",
-]
-
-
-def _hidden() -> str:
-    """Return the topmost folder above the interpreter that others may not enter, or ""."""
-    base = Path(sys.base_prefix).resolve()
-    closed = [p for p in (*reversed(base.parents), base) if not p.stat().st_mode & 0o001]
-    return str(closed[0]) if closed else ""
+    pasted = [f"PYTHONPATH={own}", "torchrun", "--nproc-per-node", "1", "script.py"]
+    for words in (
+        ["probe", "--script", "script.py", "--steps", "9", "--global-batch", "2"],
+        ["optimize", "--dry-run", "--", *pasted],
+    ):
+        tuner(words, own, env=env)
+    after = {path: path.stat().st_uid for path in own.rglob("*")}
+    seen = told.read_text() if told.exists() else ""
+    changed = {path.name for path, owner in after.items() if before.get(path) != owner}
+    return [tried(what, bool(seen or changed), seen + ", ".join(sorted(changed)))]
 
 
 def slurm_token(folder: Path) -> Sequence[Attempt]:

@@ -33,8 +33,6 @@ from benchmarks.security_tools import (
 )
 from tuner.testing.commands import finished
 
-__all__ = ["Seen", "unavailable", "watch"]
-
 #: The machine's own address in the namespace, and one that is another machine's (RFC 5737).
 HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
 STUDY_S = 240.0

@@ -13,21 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "OTHER_UID",
-    "ROOT",
-    "SIMULATED",
-    "Attempt",
-    "Finding",
-    "as_other_user",
-    "environment",
-    "not_tried",
-    "study",
-    "tried",
-    "tuner",
-    "writable_by_others",
-]
-
 ROOT = Path(__file__).resolve().parents[1]
 #: A user without rights and without an entry in /etc/passwd: "nobody" on most systems.
 OTHER_UID = 65534

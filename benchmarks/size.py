@@ -1,23 +1,27 @@
 """Size and shape of the code: lines, longest pieces, layers and missing docstrings.
 
 Lines are counted in .py files as `wc -l` does. `production_lines` is the import package without
-`tuner.testing`, whose lines are counted with the tests that use it. The two public entry points
-`optimize` and `replay` are left out of `most_parameters`; each longest piece is named above the
-figures.
+`tuner.testing`, whose lines are counted with the tests that use it. The public entry points
+`optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece is named above
+the figures. `lines.tuner` are the modules beside the packages, `docs_words` the words of `docs` and
+of the changelog, `import_cycles` the groups of modules that import each other (inside functions,
+too); `places_of_a_change` is explained in `benchmarks.places`. The maxima of all of them are stored
+in `size.toml` (`benchmarks.ratchet`).
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from benchmarks import ratchet
 from benchmarks.figures import Figure, arguments, publish
-
-__all__ = ["LAYERS", "Module", "import_violations", "production", "undocumented"]
+from benchmarks.places import places
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -222,12 +226,43 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum(each.arg not in ("self", "cls") for each in every)
 
 
-def main() -> None:
-    """Print the longest pieces and the figures."""
-    parser = arguments("size and shape of the code")
-    parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
-    options = parser.parse_args()
-    modules = production()
+def import_cycles(modules: list[Module]) -> list[list[str]]:
+    """Return the groups of modules that import each other, also inside functions."""
+    names = {module.name for module in modules}
+    graph = {module.name: _imported(module, names) for module in modules}
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        stack = [*graph[start]]
+        while stack:
+            if (name := stack.pop()) not in seen:
+                seen.add(name)
+                stack += graph[name]
+        reach[start] = seen
+    groups = {
+        tuple(sorted(other for other in reach[name] if name in reach[other]))
+        for name in names
+        if name in reach[name]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def _imported(module: Module, names: set[str]) -> set[str]:
+    """Return the modules among `names` that a module imports."""
+    found = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            below = {f"{node.module}.{alias.name}" for alias in node.names} & names
+            found |= below
+            if len(below) < len(node.names):
+                found.add(node.module)
+    return found & names - {module.name}
+
+
+def largest_pieces(modules: list[Module]) -> dict[str, list[tuple[int, str]]]:
+    """Return files, classes, functions and so on with their sizes, largest first."""
     pieces: dict[str, list[tuple[int, str]]] = {
         "file": [(module.lines, module.name) for module in modules],
         "class": [],
@@ -245,25 +280,83 @@ def main() -> None:
                 pieces["parameters"].append((_parameters(node), name))
     packages = Counter(module.name.rpartition(".")[0] for module in modules)
     pieces["modules"] = [(count, name) for name, count in packages.items()]
+    return {what: sorted(found, reverse=True) for what, found in pieces.items()}
+
+
+def _docs_words() -> int:
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "CHANGELOG.md"]
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
+
+def _lines_by_package(modules: list[Module]) -> dict[str, int]:
+    packages = {module.layer for module in modules if module.name.count(".") > 1}
+    lines: Counter[str] = Counter()
+    for module in modules:
+        lines[module.layer if module.layer in packages else "tuner"] += module.lines
+    return {f"lines.{package}": lines[package] for package in sorted(lines)}
+
+
+def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> dict[str, int]:
+    """Return every figure that may only fall."""
+    long = {"file": 450, "class": 300, "function": 60}
+    over = {what: sum(size > most for size, _ in pieces[what]) for what, most in long.items()}
+    return {
+        "production_lines": sum(module.lines for module in modules),
+        "test_lines": _lines("tests", "tuner/testing"),
+        "benchmark_lines": _lines("benchmarks"),
+        "docs_words": _docs_words(),
+        "production_modules": len(modules),
+        **_lines_by_package(modules),
+        **{f"longest_{what}": pieces[what][0][0] for what in long},
+        **{
+            f"{what}{'es' * (what == 'class') or 's'}_over_{long[what]}": over[what]
+            for what in long
+        },
+        "most_parameters": pieces["parameters"][0][0],
+        "modules_in_largest_package": pieces["modules"][0][0],
+        "import_violations": len(import_violations(modules)),
+        "import_cycles": len(import_cycles(modules)),
+        "public_without_docstring": len(undocumented(modules)),
+        **{f"places_of_a_change.{change}": len(files) for change, files in places().items()},
+    }
+
+
+def main() -> None:
+    """Print the longest pieces and the figures."""
+    parser = arguments("size and shape of the code")
+    parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
+    parser.add_argument("--tighten", action="store_true", help="lower the maxima of size.toml")
+    options = parser.parse_args()
+    modules = production()
+    pieces = largest_pieces(modules)
     for what, found in pieces.items():
-        found.sort(reverse=True)
         for length, name in found[: options.top]:
             print(f"{what:10} {length:5} {name}")
-    violations, missing = import_violations(modules), undocumented(modules)
-    for line in (*violations, *(f"no docstring: {name}" for name in missing)):
+    for change, files in places().items():
+        print(f"places of a {change}: {' '.join(files)}")
+    for cycle in import_cycles(modules):
+        print(f"import each other: {' '.join(cycle)}")
+    for line in import_violations(modules):
         print(line)
+    for name in undocumented(modules):
+        print(f"no docstring: {name}")
+    measured = measure(modules, pieces)
+    stored = ratchet.read()
+    for sentence in ratchet.excesses(measured, stored):
+        print(sentence)
+    if options.tighten:
+        ratchet.STORED.write_text(ratchet.tightened(measured, stored), encoding="utf-8")
+    units = {"lines": "lines", "longest": "lines", "docs": "words"}
     publish(
         [
-            Figure("production_lines", sum(module.lines for module in modules), "lines"),
-            Figure("test_lines", _lines("tests", "tuner/testing"), "lines"),
-            Figure("benchmark_lines", _lines("benchmarks"), "lines"),
-            Figure("longest_file", pieces["file"][0][0], "lines"),
-            Figure("longest_class", pieces["class"][0][0], "lines"),
-            Figure("longest_function", pieces["function"][0][0], "lines"),
-            Figure("most_parameters", pieces["parameters"][0][0], "count"),
-            Figure("modules_in_largest_package", pieces["modules"][0][0], "count"),
-            Figure("import_violations", len(violations), "count"),
-            Figure("public_without_docstring", len(missing), "count"),
+            Figure(
+                name,
+                value,
+                "lines"
+                if name.endswith("_lines")
+                else units.get(re.split("[._]", name)[0], "count"),
+            )
+            for name, value in measured.items()
         ],
         options.json,
     )

@@ -1,172 +1,107 @@
-"""Error rates of verification and of drift detection.
+"""Error rates of recommendations, and of drift detection.
 
-Both are run many times on random launches and blocks whose truth is known. A choice that is no
-better than the baseline should be rejected (the search found it by luck), and one that is better by
-a given percentage should be confirmed, with a saving that is not stated too high (`saving_bias`). A
-job that runs as measured should raise no alarm for as long as it lasts, and one that drifts should
-raise one soon. Nothing is timed, so a busy machine does not matter.
+Whole made-up searches whose truth is known: a baseline and nine other configurations, of which the
+search measures what its limit of probes leaves room for (one rough window a launch), the baseline
+again after some launches, and then launches one at a time while they are worth it, by the product's
+own judge (`tuner.results.judge`). A configuration that truly saves is always among those that the
+search measured, at a random place. Launches differ by 1, 3 or 5 % in time and power; with drift the
+machine slows down by half a per cent with each launch. Nothing is timed, so a busy machine does not
+matter.
+
+`--against 82b5105` gives the same searches to the rule of that commit (`benchmarks.earlier_rule`):
+pairs of launches of the choice and of the baseline, until a test is clear.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import numpy as np
-from scipy import stats
 
-from benchmarks.figures import Figure, arguments, publish
+from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.made_up_searches import (
+    CONFIGURATIONS,
+    METER,
+    SPREADS,
+    STEPS,
+    Machine,
+    Outcome,
+    Row,
+)
 from tuner.deploy.drift import DriftMonitor, Expectation
-from tuner.problem.settings import MOST_PAIRS
-from tuner.results.alpha_spending import LEAST_PAIRS, MOST_TRIES, look_level, with_plan
-from tuner.results.parts import Attempt
-from tuner.results.verification import attempts_of, next_is_baseline
-from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.problem.constraints import Constraints
+from tuner.problem.settings import SearchSettings
+from tuner.results.judge import Judge, failed_again
+from tuner.results.posterior import Posterior
+from tuner.results.recommendation import advise
+from tuner.results.state import points_of
+from tuner.results.windows import Windows
+from tuner.study.loop import REPEAT_AFTER
+from tuner.workload.probe import ProbeRecord
 
-METER = MeterInfo("drawn", "node", "a benchmark's draws", estimated=True)
-BASELINE = Configuration.of(data_parallel=2, micro_batch=1)
-TRIED = tuple(Configuration.of(data_parallel=2, micro_batch=size) for size in (2, 4, 8))
-#: Time over the baseline's of a candidate that saves energy by a lower clock or power limit.
-SLOWER = 1.03
-#: Share of true savings that should be confirmed.
-AIM = 0.7
+#: Energy of a launch over that of the training.
+LAUNCH_SHARE = 1 / 2000
+TRUTHS = ("flat", "worse", "2", "5", "10", "30", "73")
+LIMITS = (5, 8, 12, 24)
 
 
-def _launch(
-    number: int,
-    configuration: Configuration,
-    seconds: float,
-    power_W: float,
-    purpose: str = "verify",
-) -> ProbeRecord:
-    window = Measurement(
-        live=configuration.live,
-        steps=10,
-        window_s=10 * seconds,
-        step_time_s=seconds,
-        energy_J=10 * seconds * power_W,
-        power_W=power_W,
+def judge_of(records: Sequence[ProbeRecord]) -> Judge:
+    """Return the judge of what was measured, for the least energy."""
+    posterior = Posterior.of(Windows.of(records))
+    points = points_of(posterior, STEPS)
+    today = next(p for p in points if p.configuration == CONFIGURATIONS[0])
+    fresh = [i for i, r in enumerate(records) if r.request.purpose == "verify"]
+    return Judge(
+        points,
+        today,
+        Constraints(objective="least-energy"),
+        STEPS,
+        posterior,
+        frozenset(fresh),
+        failed_again(records),
     )
-    request = ProbeRequest(f"p{number:04d}", configuration.launch, purpose=purpose)
-    return ProbeRecord(request, (window,), METER)
 
 
-def verified(
-    rng: np.random.Generator,
-    savings: Sequence[float],
-    *,
-    pairs: int = MOST_PAIRS * MOST_TRIES,
-    spread: float = 0.01,
-    power_spread: float = 0.02,
-    time_ratio: float | None = None,
-) -> tuple[Attempt | None, int]:
-    """Verify candidates one after the other, pair by pair, until one is confirmed.
-
-    The search had found 5 % less energy in each of them, by luck or not, at the power of the
-    baseline or with another time.
-
-    Args:
-        rng: of the draws.
-        savings: by what share each candidate's energy is truly lower, in order.
-        pairs: room for pairs of launches in all.
-        spread: standard deviation of a launch's log step time.
-        power_spread: the same of its log power.
-        time_ratio: each candidate's true time over the baseline's; None if power is the same, so
-            that time is lower by the same share as energy.
-
-    Returns:
-        The attempt that confirmed a candidate, None if none did, and the pairs that it took.
-    """
-    records = [_launch(0, BASELINE, 1.0, 20.0, "baseline")]
-    found_s = 0.95 if time_ratio is None else time_ratio
-    records += [
-        _launch(1 + i, tried, found_s, 20.0 * 0.95 / found_s, "search")
-        for i, tried in enumerate(TRIED)
-    ]
-    made = 0
-    planned: tuple[int, ...] = ()
-    for rank, (tried, saving) in enumerate(zip(TRIED, savings, strict=False)):
-        group: list[ProbeRecord] = []
-        if pairs - made < LEAST_PAIRS:
+def search(row: Row, seed: int) -> Outcome:
+    """Return the answer of one made-up search."""
+    machine = Machine(row, seed)
+    records = machine.records
+    room = row.limit - SearchSettings(max_probes=row.limit).reserved_probes
+    repeats = 0
+    for number in machine.candidates(room):
+        settings = len({r.request.launch for r in records if r.measurements})
+        while repeats < sum(settings >= count for count in REPEAT_AFTER):
+            machine.launch(0, "verify")
+            repeats += 1
+        machine.launch(number, "search")
+    launches = 0
+    while True:
+        judge = judge_of(records)
+        best, choice = judge.choose()
+        assert best is not None
+        more = judge.more(best, LAUNCH_SHARE)
+        if more is None or len(records) >= row.limit or row.ended == "interrupted":
             break
-        planned = with_plan(planned, rank, pairs - made)
-        while made < pairs:
-            for _ in range(2):
-                of_baseline = next_is_baseline(group, BASELINE)
-                ratio = 1 - saving if time_ratio is None else time_ratio
-                seconds = (1.0 if of_baseline else ratio) * math.exp(rng.normal(0, spread))
-                power_W = 20.0 * (1.0 if of_baseline else (1 - saving) / ratio)
-                power_W *= math.exp(rng.normal(0, power_spread))
-                what = BASELINE if of_baseline else tried
-                group.append(_launch(len(records) + len(group), what, seconds, power_W))
-            made += 1
-            attempts = attempts_of([*records, *group], BASELINE, planned=planned)
-            found = [each for each in attempts if each.configuration == tried]
-            if found and found[0].survived:
-                return found[0], made
-            if found and not found[0].undecided:
-                break
-        records += group
-    return None, made
-
-
-def saving_bias(attempts: Sequence[Attempt], saving: float) -> float:
-    """Return by how much confirmed savings are stated too high.
-
-    The mean error of every saving that was shown, of energy or time, over the mean half-width of
-    their intervals, in logarithms; positive is too much. nan if none was shown.
-
-    Args:
-        attempts: that confirmed a candidate.
-        saving: by what share its time and energy are truly lower.
-    """
-    shown = [d for a in attempts for d in (a.energy, a.step_time) if d and d.shown]
-    errors = [math.log1p(-saving) - math.log1p(each.relative) for each in shown]
-    halves = [(math.log1p(each.high) - math.log1p(each.low)) / 2 for each in shown]
-    return float(np.mean(errors) / np.mean(halves)) if shown else math.nan
-
-
-def pairs_needed(saving: float, spread: float) -> int:
-    """Return the least number of pairs that would confirm a saving of energy alone in `AIM`.
-
-    Of one look, at the level of the look at `MOST_PAIRS` pairs: with n pairs, the t statistic of
-    2 (n - 1) degrees of freedom has the noncentrality -log(1 - saving) / (spread sqrt(2 / n)).
-
-    Args:
-        saving: share by which the energy is truly lower.
-        spread: standard deviation of a launch's log energy.
-    """
-    level = look_level(0, MOST_PAIRS, (MOST_PAIRS,))
-    for pairs in range(LEAST_PAIRS, 1000):
-        freedom = 2 * (pairs - 1)
-        apart = -math.log1p(-saving) / (spread * math.sqrt(2 / pairs))
-        if stats.nct.sf(stats.t.isf(level, freedom), freedom, apart) >= AIM:
-            return pairs
-    raise ValueError(f"a saving of {saving} is lost in a spread of {spread}")
-
-
-def _energy_alone(trials: int) -> list[Figure]:
-    """Return how often 2 % less energy at 3 % more time, as of a lower clock, is confirmed."""
-    figures = []
-    for power_spread in (0.01, 0.02):
-        rng = np.random.default_rng(int(1000 * power_spread))
-        found = []
-        for _ in range(trials):
-            confirmed, _made = verified(
-                rng, (0.02,), pairs=MOST_PAIRS, power_spread=power_spread, time_ratio=SLOWER
-            )
-            found.append(confirmed is not None)
-        share, percents = float(np.mean(found)), round(100 * power_spread)
-        needed = pairs_needed(0.02, math.hypot(0.01, power_spread))
-        print(
-            f"room for {MOST_PAIRS} pairs, truly 2 % less energy at 3 % more time, launches that "
-            f"differ by {percents} % in power: confirmed in {100 * share:.1f} % (aim "
-            f"{100 * AIM:.0f} %, which {needed} pairs would reach)"
+        machine.launch(
+            0 if more.of_baseline else CONFIGURATIONS.index(best.configuration), "verify"
         )
-        name = f"power_2_percent_energy_{percents}_percent_spread"
-        figures += [Figure(name, share, "ratio"), Figure(f"{name}_pairs", needed, "count")]
-    return figures
+        launches += 1
+    advice = advise(judge, best, met=choice.met)
+    if advice.action == "keep" or advice.energy is None:
+        return Outcome(None, launches)
+    saved = -float(machine.logs[CONFIGURATIONS.index(advice.point.configuration)])
+    stated = [
+        -math.log1p(v) for v in (advice.energy.relative, advice.energy.high, advice.energy.low)
+    ]
+    return Outcome(saved, launches, *stated)
 
 
 def drift_at(rng: np.random.Generator, off: float, blocks: int) -> int | None:
@@ -180,44 +115,111 @@ def drift_at(rng: np.random.Generator, off: float, blocks: int) -> int | None:
     return None
 
 
-def main() -> None:
-    parser = arguments("how often verifying and drift detection are right")
-    parser.add_argument("--trials", type=int, default=400)
-    options = parser.parse_args()
+def rows(quick: bool) -> list[Row]:
+    """Return every kind of search; with `quick` those that the aims name."""
+    kinds = [Row(truth, spread) for spread in SPREADS for truth in TRUTHS]
+    kinds += [Row("73", spread, 5) for spread in SPREADS]
+    kinds += [Row("flat", spread, 8) for spread in SPREADS]
+    if quick:
+        return kinds
+    kinds += [Row(t, s, limit) for s in SPREADS for t in TRUTHS for limit in LIMITS[:-1]]
+    kinds += [Row(truth, spread, drift=True) for spread in SPREADS for truth in TRUTHS]
+    for ended in ("interrupted", "failed"):
+        kinds += [Row(t, s, 12, ended=ended) for s in SPREADS for t in ("flat", "10", "30", "73")]
+    return list(dict.fromkeys(kinds))
+
+
+def measured(kinds: Sequence[Row], trials: int, first: int) -> Iterator[list[Outcome]]:
+    """Return the answers of searches of each kind."""
+    for row in kinds:
+        yield [search(row, first + i) for i in range(trials)]
+
+
+def by_earlier_rule(
+    kinds: Sequence[Row], trials: int, first: int, commit: str
+) -> Iterator[list[Outcome]]:
+    """Return the answers by the rule of an earlier commit, whose package is run beside ours."""
+    parts = ["tuner", "workload", "models", "search_spaces"]
+    with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryFile() as packed:
+            subprocess.run(["git", "archive", commit, *parts], cwd=ROOT, stdout=packed, check=True)
+            packed.seek(0)
+            with tarfile.open(fileobj=packed) as archive:
+                archive.extractall(folder, filter="tar")
+        asked = {"rows": [asdict(row) for row in kinds], "trials": trials, "first": first}
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
+        with subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.earlier_rule", json.dumps(asked)],
+            cwd=folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield [Outcome(**each) for each in json.loads(line)]
+        if process.returncode:
+            raise RuntimeError(f"the rule of {commit} ended with {process.returncode}")
+
+
+def told(rule: str, row: Row, found: Sequence[Outcome]) -> None:
+    """Print the answers of searches of one kind in a line."""
+    better = [o for o in found if o.saved is not None]
+    wrong = sum(o.saved <= 0 for o in better if o.saved is not None)
+    name = f"{row.truth + (' %' if row.truth.isdigit() else ''):>6}"
+    how = f"launches differ by {row.spread} %, {row.limit:2} probes"
+    how += ", drift" * row.drift + f", {row.ended}" * bool(row.ended)
+    print(
+        f"{rule}{name}, {how}: recommended {len(better) / len(found):.3f}, of which no better "
+        f"{wrong / len(found):.3f}; {np.mean([o.launches for o in found]):.1f} launches",
+        flush=True,
+    )
+
+
+def figures_of(kinds: dict[Row, list[Outcome]]) -> list[Figure]:
+    """Return the figures that have an aim: the worst of the rows that each covers."""
+
+    def share(found: list[Outcome]) -> float:
+        return float(np.mean([o.saved is not None for o in found]))
+
+    def false(found: list[Outcome]) -> float:
+        return float(np.mean([o.saved is not None and o.saved <= 0 for o in found]))
+
+    def of(truth: str, spreads: str = "135") -> dict[Row, list[Outcome]]:
+        return {r: f for r, f in kinds.items() if r.truth == truth and r.spread in spreads}
+
+    def plain(truth: str, spreads: str) -> list[list[Outcome]]:
+        every = of(truth, spreads).items()
+        return [f for r, f in every if r.limit == 24 and not r.drift and not r.ended]
+
+    def launches(truth: str) -> float:
+        return float(np.mean([o.launches for found in plain(truth, "13") for o in found]))
+
+    five = [o for found in plain("5", "1") for o in found if o.saved is not None]
+    errors = [o.stated - o.saved for o in five if o.saved is not None]
+    sure = [o for r, f in kinds.items() if r.truth in ("10", "30", "73") for o in f]
+    sure = [o for o in sure if o.saved is not None and o.saved > 0]
+    held = [o.low <= o.saved <= o.high for o in sure if o.saved is not None]
+    return [
+        Figure("false_recommendations_flat", max(map(false, of("flat").values())), "ratio"),
+        Figure("recommended_10_percent", min(map(share, plain("10", "13"))), "ratio"),
+        Figure("recommended_5_percent", min(map(share, plain("5", "1"))), "ratio"),
+        Figure("recommended_73_percent", min(map(share, of("73").values())), "ratio"),
+        Figure("fresh_launches_30_percent", launches("30"), "count"),
+        Figure("fresh_launches_10_percent", launches("10"), "count"),
+        Figure(
+            "saving_bias_5_percent",
+            float(np.mean(errors) / np.mean([(o.high - o.low) / 2 for o in five])),
+            "ratio",
+        ),
+        Figure("saving_coverage", float(np.mean(held)), "ratio"),
+    ]
+
+
+def _drifts(trials: int) -> list[Figure]:
     figures = []
-    rng = np.random.default_rng(0)
-    wrong = [verified(rng, (0.0, 0.0, 0.0)) for _ in range(3 * options.trials)]
-    share = float(np.mean([confirmed is not None for confirmed, _ in wrong]))
-    print(f"three candidates that are no better: one is confirmed in {100 * share:.1f} %")
-    figures.append(Figure("false_confirmations", share, "ratio"))
-    for pairs in (2, 3, 5):
-        rng = np.random.default_rng(pairs)
-        wrong = [verified(rng, (0.0, 0.0, 0.0), pairs=pairs) for _ in range(3 * options.trials)]
-        share = float(np.mean([confirmed is not None for confirmed, _ in wrong]))
-        print(f"the same with room for {pairs} pairs: one is confirmed in {100 * share:.1f} %")
-        figures.append(Figure(f"false_confirmations_{pairs}_pairs", share, "ratio"))
-    for pairs in (2, 3, 5, MOST_PAIRS):
-        for saving in (0.02, 0.05, 0.10):
-            rng = np.random.default_rng(int(1000 * saving) + pairs)
-            found = [verified(rng, (saving,), pairs=pairs) for _ in range(options.trials)]
-            confirmed = [attempt for attempt, _ in found if attempt is not None]
-            share = len(confirmed) / len(found)
-            made = float(np.mean([taken for _, taken in found]))
-            bias = saving_bias(confirmed, saving)
-            print(
-                f"room for {pairs} pairs, truly {100 * saving:.0f} % less time and energy: "
-                f"confirmed in "
-                f"{100 * share:.1f} %, after {made:.1f} pairs; what is shown is stated "
-                f"{bias:+.2f} half-widths too high"
-            )
-            name = f"{100 * saving:.0f}_percent"
-            name += "" if pairs == MOST_PAIRS else f"_{pairs}_pairs"
-            figures.append(Figure(f"power_{name}", share, "ratio"))
-            figures.append(Figure(f"saving_bias_{name}", bias, "ratio"))
-    figures += _energy_alone(options.trials)
     for off, blocks in ((0.0, 1000), (0.03, 1000), (0.05, 1000), (0.10, 1000)):
         rng = np.random.default_rng(int(1000 * off))
-        trials = max(20, options.trials // 4)
         told = [drift_at(rng, off, blocks) for _ in range(trials)]
         seen = [block for block in told if block is not None]
         share = 100 * len(seen) / trials
@@ -226,7 +228,28 @@ def main() -> None:
         figures.append(Figure(f"drift_{100 * off:.0f}_per_cent_told", share, "%"))
         if off and seen:
             figures.append(Figure(f"drift_{100 * off:.0f}_per_cent_blocks", middle, "count"))
-    publish(figures, options.json)
+    return figures
+
+
+def main() -> None:
+    parser = arguments("how often recommendations and drift detection are right")
+    parser.add_argument("--trials", type=int, default=400, help="searches a row")
+    parser.add_argument("--first", type=int, default=100_000, help="first seed")
+    parser.add_argument("--against", metavar="COMMIT", help="also by this commit's rule")
+    parser.add_argument("--quick", action="store_true", help="only the rows that the aims name")
+    options = parser.parse_args()
+    kinds, figures = rows(options.quick), []
+    rules = {"": measured(kinds, options.trials, options.first)}
+    if options.against:
+        earlier = by_earlier_rule(kinds, options.trials, options.first, options.against)
+        rules["earlier_rule_"] = earlier
+    for prefix, answers in rules.items():
+        found = {}
+        for row, outcomes in zip(kinds, answers, strict=True):
+            found[row] = outcomes
+            told(f"{options.against}: " if prefix else "", row, outcomes)
+        figures += [Figure(prefix + f.name, f.value, f.unit) for f in figures_of(found)]
+    publish([*figures, *_drifts(max(20, options.trials // 4))], options.json)
 
 
 if __name__ == "__main__":

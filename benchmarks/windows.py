@@ -38,8 +38,10 @@ from tuner.problem.from_job import problem_of_job
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
-from tuner.results.build import measured_points
 from tuner.results.parts import Point
+from tuner.results.posterior import Posterior
+from tuner.results.state import points_of
+from tuner.results.windows import Windows
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
@@ -49,8 +51,6 @@ from tuner.workload.measure.measurement import measurement, reached
 from tuner.workload.measure.window import Conductor
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest, WindowPolicy
-
-__all__ = ["Scatter", "WindowRunner", "search"]
 
 #: Share of the true front's hypervolume that a front may always miss.
 GOOD_ENOUGH = 0.02
@@ -303,7 +303,7 @@ def _judge(truth: Truth, records: Sequence[ProbeRecord], found: Search) -> None:
     ]
     long = {configuration for configuration, early in ended if not early}
     found.early = (sum(early for _, early in ended), len(ended))
-    for point in measured_points(records, 1):
+    for point in points_of(Posterior.of(Windows.of(records)), 1):
         held = list(_held(truth, point))
         found.held += held
         if point.configuration not in long:

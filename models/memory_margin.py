@@ -14,15 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-__all__ = [
-    "MEMORY_BIAS",
-    "MEMORY_POLICY",
-    "MEMORY_SPREAD",
-    "MemoryMargin",
-    "MemoryPolicy",
-    "learned_margin",
-]
-
 #: Standard deviations of log(true / predicted) before any probe: common to a study, and a
 #: configuration's own. Held out, Sailor's plans are within 9 % and half of them within 2 %
 #: (`benchmarks.published`); another framework's own share may be off by more.
@@ -39,7 +30,7 @@ class MemoryPolicy:
     Attributes:
         candidate_factor: a candidate's predicted peak is at most this factor times the device's
             memory; the largest error of predicted memory in `benchmarks.published` is below it.
-        refused_below: a launch with a lower probability of fitting is not proposed.
+        refused_below: of very many launches, those with a lower probability of fitting come last.
         likely_from: the first launches of a search, and predictions for more GPUs, take only
             configurations that fit with at least this probability, if there are any.
     """
@@ -56,11 +47,8 @@ MEMORY_POLICY = MemoryPolicy()
 class MemoryMargin:
     """Posterior of the error of predicted memory.
 
-    Args:
-        capacity_bytes: memory of one device.
-
     Raises:
-        ValueError: it is not above 0.
+        ValueError: the capacity is not above 0.
     """
 
     def __init__(self, capacity_bytes: float) -> None:
@@ -106,8 +94,8 @@ class MemoryMargin:
         # A smooth function of the room, interpolated from a grid, so that 100,000 cost little.
         edge = float(-self._grid[0]) + 6 * MEMORY_SPREAD
         at = np.linspace(-edge, edge, 801)
-        chance = ndtr((at[:, None] - self._grid) / MEMORY_SPREAD) @ self._weights()
-        return np.asarray(np.interp(room, at, chance))
+        probability = ndtr((at[:, None] - self._grid) / MEMORY_SPREAD) @ self._weights()
+        return np.asarray(np.interp(room, at, probability))
 
 
 def learned_margin(
@@ -116,7 +104,6 @@ def learned_margin(
     """Return the margin given the probes of a study.
 
     Args:
-        capacity_bytes: memory of one device.
         predicted_bytes: prediction of every configuration (or launch).
         peaks: measured peak in bytes by the number of the configuration; infinite if it ran out of
             memory, NaN if it ran without a recorded peak.

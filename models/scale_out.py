@@ -22,8 +22,6 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.measure.statistics import Z90
 
-__all__ = ["UNCERTAIN", "Corrected", "ScaleOut", "Scaled", "predictor"]
-
 #: Standard deviations of the constants' logs before any probe. The efficiencies of arithmetic and
 #: memory vary by a fifth between programs on one GPU kind; constants fitted to Sailor's plans on
 #: GH200 differ from the defaults by a factor of 1.5 in the links, of 4 in the reduction, of 5 in
@@ -214,12 +212,7 @@ class ScaleOut:
         return log, rows
 
     def correct(self, predict: Predict, gpus: Sequence[int]) -> Scaled:
-        """Return the figures of other configurations, at any size.
-
-        Args:
-            predict: prediction of these configurations.
-            gpus: number of GPUs of each.
-        """
+        """Return the figures of other configurations, at any size."""
         log, rows = self._linear(predict, gpus)
         return Scaled(log, rows, self._root)
 

@@ -30,8 +30,6 @@ from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, P
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prediction
 
-__all__ = ["Conditions", "SimulatedRunner", "simulated_meter"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
@@ -100,10 +98,6 @@ class SimulatedRunner:
     """Runner that makes records from the analytic models, as a cluster would.
 
     Args:
-        job: the training job.
-        cluster: the cluster to simulate.
-        seed: random seed.
-        conditions: noise, costs and failures.
         truth: figures of the cluster, including host memory; by default those of
             `AnalyticModel`.
 

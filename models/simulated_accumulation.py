@@ -14,8 +14,6 @@ from tuner.workload.measure.accumulated import LEAST_STEPS, SHARES
 from tuner.workload.measure.accumulation_fit import AccumulationPoint, fit_accumulation
 from tuner.workload.probe import Measurement, WindowPolicy
 
-__all__ = ["ShortSteps", "short_steps"]
-
 
 @dataclass(frozen=True)
 class ShortSteps:
@@ -51,8 +49,6 @@ class ShortSteps:
         """Draw windows of each, and return the measurement of the whole step from them.
 
         Args:
-            policy: lengths of windows.
-            draw: random numbers.
             time_noise, step_noise, power_noise: relative standard deviations of a window's step
                 time, of a step, and of a window's power.
             power_W: power of a whole step now.
@@ -92,8 +88,6 @@ def short_steps(
 
     Args:
         model: predicts the cluster; only the analytic model predicts other accumulations.
-        configuration: what is measured.
-        policy: lengths of windows.
         step_time_s: time of a whole step on the cluster, which may be slower than the model's: the
             short steps are slower alike.
     """

@@ -9,8 +9,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
 from tuner.search_spaces.rules import broken_rules
 
-__all__ = ["default_configuration", "degrees"]
-
 #: Share of a device's memory that model states may take before a user reaches for the next ZeRO
 #: stage, and share that states and activations may take together; the rest is for buffers, the
 #: framework's context and fragmentation (DeepSpeed's buckets alone are 1 to 4 GB).

@@ -17,8 +17,6 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS
 
-__all__ = ["Candidates"]
-
 
 @dataclass(frozen=True)
 class Candidates:

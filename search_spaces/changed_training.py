@@ -13,8 +13,6 @@ from tuner.search_spaces.knobs import KNOBS, Value
 if TYPE_CHECKING:
     from tuner.search_spaces.declared import Knob
 
-__all__ = ["CHANGED", "MARK", "changed_training", "marked"]
-
 #: Setting that marks a launch which learns something else than the baseline, wherever it is shown.
 CHANGED, MARK = "training", "changed"
 #: The standard knobs that do so.
@@ -25,7 +23,6 @@ def changed_training(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> tupl
     """Return the values by which a launch learns something else than the baseline.
 
     Args:
-        launch: the settings of the launch.
         knobs: the declared knobs of the job. A standard knob learns the same at its default.
     """
     standard = [

@@ -14,19 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.typed import check_fields, names_a_file
-
-__all__ = [
-    "Cluster",
-    "Device",
-    "cluster_names",
-    "device_names",
-    "enlarged",
-    "load_cluster",
-    "load_device",
-]
-
 
 #: Upper limit of nodes and of devices per node: more than any machine has, and still enumerable.
 LARGEST = 100_000
@@ -45,8 +34,6 @@ class Device:
 
     Attributes:
         name: the product, e.g. "H100-SXM-80GB".
-        type: "cuda" or "cpu".
-        memory_bytes: memory of one device.
         peak_flops: dense bf16 peak, FLOP/s.
         fp32_flops: fp32 peak without tensor cores, FLOP/s; 0 if unknown.
         fp8_flops: dense FP8 peak with a scale of each matrix or row, FLOP/s; 0 if it has none.
@@ -90,10 +77,7 @@ class Device:
         for name in ("min_limit_W", "default_clock_MHz", "memory_clock_MHz"):
             if getattr(self, name) is not None:
                 _check_amount(f"{name} {where}", getattr(self, name))
-        if type(self.devices_per_limit) is not int or self.devices_per_limit < 1:
-            raise InvalidValue(
-                f"devices_per_limit {where}", self.devices_per_limit, "an integer of at least 1"
-            )
+        check_integer(f"devices_per_limit {where}", self.devices_per_limit)
         clocks = self.clocks_MHz
         legal = isinstance(clocks, tuple) and all(type(c) is int and c > 0 for c in clocks)
         if not legal or list(clocks) != sorted(set(clocks)):
@@ -114,10 +98,7 @@ class Cluster:
     """Nodes of one kind of device. A front never mixes two kinds.
 
     Attributes:
-        name: name in reports.
-        device: the kind of device.
         devices_per_node: number of devices of each node; a CPU node has one per core.
-        nodes: number of nodes.
         link_Bps: of one device to the others of its node, bytes per second per direction.
         link_mesh: True if link_Bps is divided among the other devices (each pair has links of its
             own), False if a switch gives all of it to any of them.
@@ -153,15 +134,8 @@ class Cluster:
         if not isinstance(self.nvme_path, str):
             raise InvalidValue(f"nvme_path of cluster {self.name!r}", self.nvme_path, "a folder")
         for name in ("devices_per_node", "nodes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidValue(
-                    f"{name} of cluster {self.name!r}", value, "an integer of at least 1"
-                )
-            if value > LARGEST:
-                raise InvalidValue(
-                    f"{name} of cluster {self.name!r}", "larger", f"at most {LARGEST:,}"
-                )
+            what = f"{name} of cluster {self.name!r}"
+            check_integer(what, getattr(self, name), most=LARGEST)
         amounts = ("link_Bps", "network_Bps", "host_link_Bps", "host_memory_bytes")
         for name in (*amounts, "host_memory_Bps", "host_W", "supply_loss"):
             _check_amount(f"{name} of cluster {self.name!r}", getattr(self, name))
@@ -247,6 +221,6 @@ def enlarged(cluster: Cluster, gpus: int) -> Cluster:
     """
     if gpus < 1 or (gpus > cluster.devices_per_node and gpus % cluster.devices_per_node):
         raise InvalidValue(
-            "target_gpus", gpus, f"a multiple of the {cluster.devices_per_node} devices of a node"
+            "gpus", gpus, f"a multiple of the {cluster.devices_per_node} devices of a node"
         )
     return replace(cluster, nodes=-(-gpus // cluster.devices_per_node))

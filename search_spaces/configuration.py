@@ -17,8 +17,6 @@ from tuner.search_spaces.knobs import KNOBS, Value, knob_named
 from tuner.search_spaces.short_names import short_name, values_of
 from tuner.search_spaces.typed import plain_setting
 
-__all__ = ["Configuration", "Settings"]
-
 
 class Settings(Mapping[str, Value]):
     """Frozen, hashable mapping from knob name to value, ordered by name."""

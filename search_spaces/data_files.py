@@ -12,8 +12,6 @@ from typing import Any
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.typed import names_a_file
 
-__all__ = ["check_keys", "data_folder", "find_file", "included_names", "read_toml"]
-
 
 def data_folder(kind: str) -> Traversable:
     """Return the folder of the included files of a kind: "jobs", "clusters", "models", ..."""
@@ -32,9 +30,6 @@ def find_file(
     """Return the file of a name or a path, and its name without the suffix.
 
     Args:
-        kind: folder of the included files.
-        name: name of one of them, or a path.
-        what: the thing that the file describes, for the sentence.
         other: names that are listed beside those of the included files.
 
     Raises:

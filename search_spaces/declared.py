@@ -32,19 +32,6 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition, holds, names_in
 
-__all__ = [
-    "FILE_KINDS",
-    "Knob",
-    "check_knobs",
-    "declared_words",
-    "expanded",
-    "fixed",
-    "live_choices",
-    "parse_knob",
-    "read_knobs",
-    "with_baseline",
-]
-
 #: Suffixes of configuration files in which a key can be set.
 FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
 
@@ -183,6 +170,13 @@ class Knob:
             raise invalid(self.name, value, "one of " + ", ".join(map(str, known)))
         return made
 
+    def reads_as(self, read: object, value: Value) -> bool:
+        """Return True if what was read is a value of the knob, however written: 1e3 and 1000."""
+        try:
+            return self.check(read) == value
+        except InputError:
+            return False
+
     def native(self, value: Value) -> Any:
         """Return a value as Python, JSON, YAML and TOML have it: a flag as a truth value."""
         return value == "true" if self.kind == "flag" else value
@@ -220,7 +214,6 @@ def _check_how(how: str, where: str) -> None:
 
 
 def _check_live(knob: Knob) -> None:
-    """Check what a knob says of changing while the job runs."""
     name = f"knob {knob.name!r}"
     if not knob.live:
         if knob.set or knob.read:
@@ -275,10 +268,6 @@ def parse_knob(text: str) -> Knob:
 
 def read_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
     """Read the tables `[knobs.NAME]` of a parsed TOML or JSON file.
-
-    Args:
-        tables: the table `knobs`.
-        where: the file, for errors.
 
     Raises:
         InputError: a table declares no knob.
@@ -344,7 +333,6 @@ def fixed(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
 
 
 def _applies(knob: Knob, launch: Mapping[str, Value], knobs: Sequence[Knob]) -> bool:
-    """Return True if the condition of a knob holds in a launch."""
     if not knob.when:
         return True
     values: dict[str, Any] = {}
@@ -363,7 +351,6 @@ def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
     """Yield a launch with each combination of the declared knobs that apply to it, baseline first.
 
     Args:
-        launch: standard knobs.
         knobs: in the order of `check_knobs`; live ones are no part of a launch. One that does not
             apply, or that is not set, is left out of the settings. A launch that learns something
             else has the setting `CHANGED`.

@@ -10,9 +10,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = ["InputError", "InvalidConfiguration", "InvalidValue", "UnknownName", "did_you_mean"]
-
-
 #: Names that a sentence lists; with a close match at hand fewer are of use.
 MOST_LISTED, MOST_LISTED_WITH_MATCH = 15, 8
 
@@ -49,7 +46,6 @@ class UnknownName(InputError):
 
     Attributes:
         kind: kind of thing that was looked up ("knob", "job", "cluster", ...).
-        name: the given name.
         known: the names that exist, sorted; a phrase "or ..." comes last.
     """
 
@@ -71,13 +67,30 @@ class InvalidValue(InputError):
 
     Attributes:
         what: the quantity and its place ("global_batch in job.toml").
-        value: the given value.
         legal: phrase for the allowed values.
     """
 
     def __init__(self, what: str, value: object, legal: str) -> None:
         self.what, self.value, self.legal = what, value, legal
         super().__init__(f"{what} is {value!r}; it must be {legal}")
+
+
+#: Upper limit of every size and count, so that products of several fit a float.
+LARGEST = 10**12
+
+
+def check_integer(what: str, value: object, *, least: int = 1, most: int = LARGEST) -> int:
+    """Return a value that must be an integer; a truth value is none.
+
+    Raises:
+        InvalidValue: it is no integer from `least` to `most`.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidValue(what, value, f"an integer of at least {least}")
+    if value > most:
+        limit = f"{most:,}" if most < 1e9 else f"{most:g}"
+        raise InvalidValue(what, "larger", f"at most {limit}")
+    return value
 
 
 class InvalidConfiguration(InputError):

@@ -19,35 +19,12 @@ from typing import Any, Literal, Self
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import check_keys, data_folder, find_file, included_names
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
 from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.typed import names_a_file
 
-__all__ = ["TrainingJob", "job_names", "load_job", "token_file"]
-
 Precision = Literal["fp32", "bf16", "fp16"]
-_FIELDS = {
-    "name",
-    "model",
-    "sequence_length",
-    "frames",
-    "global_batch",
-    "steps",
-    "tokens",
-    "precision",
-    "learning_rate",
-    "seed",
-    "data",
-    "steps_at",
-    "noise_scale",
-    "min_steps",
-    "knobs",
-    "lora",
-}
 _OPTIONAL = ("precision", "learning_rate", "seed", "frames")
-
-#: Upper limit of every count of a job (steps, samples, tokens), so that products fit a float.
-LARGEST = 10**12
 
 
 @dataclass(frozen=True)
@@ -55,14 +32,11 @@ class TrainingJob:
     """Model to train and amount of training.
 
     Attributes:
-        name: name in reports.
         model: the model's Hugging Face configuration, as in its `config.json`.
         sequence_length: tokens per sequence, including those of its video.
         global_batch: sequences per optimizer step, over all replicas.
         steps: number of optimizer steps to the solution.
-        precision: "fp32", "bf16" or "fp16".
         learning_rate: learning rate of the built-in training program.
-        seed: random seed of weights and data.
         frames: video frames per sequence, for a model that encodes them; 0 for text alone.
         steps_at: number of optimizer steps to the solution at other global batches.
         noise_scale: the gradient noise scale, sequences, which gives the steps at any global batch
@@ -103,15 +77,9 @@ class TrainingJob:
                 'config.json" (it must hold model_type)'
             )
         for name in ("sequence_length", "global_batch", "steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidValue(f"{name} {where}", value, "an integer of at least 1")
-            if value > LARGEST:
-                raise InvalidValue(f"{name} {where}", "larger", f"at most {LARGEST:g}")
+            check_integer(f"{name} {where}", getattr(self, name))
         for name in ("seed", "frames"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InvalidValue(f"{name} {where}", value, "an integer of at least 0")
+            check_integer(f"{name} {where}", getattr(self, name), least=0)
         if not isinstance(self.data, str):
             raise InvalidValue(f"data {where}", self.data, "the path of a file of tokens")
         if self.data and self.frames:
@@ -132,9 +100,7 @@ class TrainingJob:
         for size, steps in self.steps_at.items():
             if not str(size).isdigit() or int(size) < 1:
                 raise InvalidValue(f"a size of steps_at {where}", size, "an integer of at least 1")
-            if type(steps) is not int or steps < 1:
-                raise InvalidValue(f"steps_at {size} {where}", steps, "an integer of at least 1")
-            table[int(size)] = steps
+            table[int(size)] = check_integer(f"steps_at {size} {where}", steps)
         object.__setattr__(self, "steps_at", dict(sorted(table.items())))
         if bool(self.noise_scale) != bool(self.min_steps):
             raise InputError(f"noise_scale and min_steps {where} are given together or not at all")
@@ -242,7 +208,7 @@ class TrainingJob:
                     f'and names the model by [model] config = "{Path(path).name}"'
                 )
             raise InputError(sentence) from error
-        check_keys(data, _FIELDS, path.name)
+        check_keys(data, (*cls.__dataclass_fields__, "tokens"), path.name)
         name = str(data.get("name") or path.stem)
         table = data.get("model")
         if not isinstance(table, dict) or "config" not in table:
@@ -252,15 +218,10 @@ class TrainingJob:
             )
         check_keys(table, ("config",), f"[model] of {path.name}")
         model = _load_model(table["config"], path.parent)
-        sequence_length = data.get("sequence_length")
-        global_batch = data.get("global_batch")
-        for key, value in (("sequence_length", sequence_length), ("global_batch", global_batch)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidValue(f"{key} in {path.name}", value, "an integer of at least 1")
-            if value > LARGEST:
-                raise InvalidValue(f"{key} in {path.name}", "larger", f"at most {LARGEST:g}")
-        assert isinstance(sequence_length, int)
-        assert isinstance(global_batch, int)
+        sequence_length, global_batch = (
+            check_integer(f"{key} in {path.name}", data.get(key))
+            for key in ("sequence_length", "global_batch")
+        )
         by_batch: dict[str, Any] = {
             k: data[k] for k in ("steps_at", "noise_scale", "min_steps") if k in data
         }
@@ -275,9 +236,7 @@ class TrainingJob:
         elif "steps" in data:
             steps = data["steps"]
         else:
-            tokens = data["tokens"]
-            if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-                raise InvalidValue(f"tokens in {path.name}", tokens, "an integer of at least 1")
+            tokens = check_integer(f"tokens in {path.name}", data["tokens"], most=LARGEST**2)
             steps = -(-tokens // (global_batch * sequence_length))
         optional = {k: data[k] for k in _OPTIONAL if k in data}
         if "knobs" in data:
@@ -298,11 +257,7 @@ class TrainingJob:
 
 
 def _program_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
-    """Return the declared knobs of a job file, which the built-in training program runs.
-
-    Raises:
-        InputError: one of them could be applied to a script only.
-    """
+    """Return the declared knobs of a job file, which the built-in training program runs."""
     knobs = check_knobs(read_knobs(tables, where))
     for knob in knobs:
         if knob.target[0] not in ("env", "deepspeed"):

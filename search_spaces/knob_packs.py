@@ -8,18 +8,10 @@ from pathlib import Path
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 
-__all__ = ["KnobPack", "load_pack", "pack_names"]
-
 
 @dataclass(frozen=True)
 class KnobPack:
-    """Knobs that are declared together.
-
-    Attributes:
-        name: name of the pack.
-        knobs: its knobs.
-        what: description for the user.
-    """
+    """Knobs that are declared together."""
 
     name: str
     knobs: tuple[Knob, ...]

@@ -10,8 +10,6 @@ from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.typed import plain_text
 
-__all__ = ["KINDS", "SHORT_KINDS", "SHOWN", "invalid", "is_log", "kind_of", "value_of", "words_of"]
-
 Kind = Literal["category", "integer", "log-integer", "float", "flag"]
 KINDS: tuple[str, ...] = get_args(Kind)
 SHORT_KINDS = {"int": "integer", "log-int": "log-integer", "bool": "flag"}

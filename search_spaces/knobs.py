@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.search_spaces.errors import InvalidValue, UnknownName
-
-__all__ = ["KNOBS", "StandardKnob", "Value", "knob_named", "parse_value"]
+from tuner.search_spaces.errors import InvalidValue, UnknownName, check_integer
 
 #: Value of a knob. A tuple has one value per pipeline stage.
 Value = int | float | str | tuple[int, ...]
@@ -37,7 +35,6 @@ class StandardKnob:
         choices: the legal values of a category; empty for numbers.
         minimum: the least legal number; None for a category.
         changes_training: a value other than the default changes what is learnt.
-        what: description for the user.
     """
 
     name: str
@@ -66,154 +63,82 @@ class StandardKnob:
                     self.check(part)
                 return tuple(value)
             raise InvalidValue(self.name, value, f"an integer of at least {self.minimum}")
-        if not isinstance(value, int) or isinstance(value, bool) or value < (self.minimum or 0):
-            raise InvalidValue(self.name, value, f"an integer of at least {self.minimum}")
-        if value > LARGEST:
-            raise InvalidValue(self.name, "larger", f"an integer of at most {LARGEST:g}")
-        return value
+        return check_integer(self.name, value, least=self.minimum or 0, most=LARGEST)
 
 
-KNOBS: Mapping[str, StandardKnob] = {
-    knob.name: knob
-    for knob in (
-        StandardKnob(
-            "data_parallel", "launch", "log2", 1, "replicas that split the batch", minimum=1
-        ),
-        StandardKnob(
-            "tensor_parallel", "launch", "log2", 1, "ranks that split each layer", minimum=1
-        ),
-        StandardKnob(
-            "pipeline_parallel", "launch", "log2", 1, "stages that split the depth", minimum=1
-        ),
-        StandardKnob(
-            "pipeline_schedule",
-            "launch",
-            "category",
-            "1f1b",
-            "order of a pipeline's passes: one forward and one backward in turn, the same over "
-            "virtual stages, or with gradients of weights in what was idle time",
-            choices=("1f1b", "interleaved", "zero_bubble"),
-        ),
-        StandardKnob(
-            "virtual_stages",
-            "launch",
-            "log2",
-            1,
-            "parts of the depth that each rank of a pipeline holds",
-            minimum=1,
-        ),
-        StandardKnob(
-            "sequence_parallel", "launch", "log2", 1, "ranks that split the sequence", minimum=1
-        ),
-        StandardKnob(
-            "sequence_method",
-            "launch",
-            "category",
-            "ulysses",
-            "how ranks of one sequence attend: by exchanging heads, or with all keys and values",
-            choices=("ulysses", "all_gather"),
-        ),
-        StandardKnob(
-            "expert_parallel", "launch", "log2", 1, "ranks that split the experts", minimum=1
-        ),
-        # Its default is the job's own; for another the number of steps must be known.
-        StandardKnob(
-            "global_batch", "launch", "log2", None, "sequences an optimizer step", minimum=1
-        ),
-        StandardKnob(
-            "micro_batch", "launch", "log2", 1, "sequences a rank takes at once", minimum=1
-        ),
-        StandardKnob(
-            "zero_stage",
-            "launch",
-            "category",
-            0,
-            "ZeRO: what is sharded over the replicas",
-            choices=(0, 1, 2, 3),
-        ),
-        StandardKnob(
-            "sharding",
-            "launch",
-            "category",
-            "deepspeed",
-            "who shards over the replicas: ZeRO, or torch's FSDP2, which frees gathered parameters "
-            "after the forward pass or not",
-            choices=("deepspeed", "fsdp2", "fsdp2_no_reshard"),
-        ),
-        StandardKnob(
-            "hsdp_replicas",
-            "launch",
-            "log2",
-            1,
-            "FSDP2: groups that each hold a whole copy of the training state",
-            minimum=1,
-        ),
-        StandardKnob(
-            "optimizer_offload",
-            "launch",
-            "category",
-            "none",
-            "where the optimizer's states live",
-            choices=("none", "cpu", "async", "nvme"),
-        ),
-        StandardKnob(
-            "parameter_offload",
-            "launch",
-            "category",
-            "none",
-            "where the parameters live between uses",
-            choices=("none", "cpu", "nvme"),
-        ),
-        StandardKnob(
-            "activation_checkpointing",
-            "launch",
-            "category",
-            "none",
-            "which blocks, or by operator what of each block, are recomputed instead of kept",
-            choices=("none", "selective", "every_8", "every_4", "every_2", "full"),
-        ),
-        StandardKnob(
-            "activation_offload",
-            "launch",
-            "category",
-            "none",
-            "where kept activations live",
-            choices=("none", "sync", "async"),
-        ),
-        StandardKnob(
-            "compilation",
-            "launch",
-            "category",
-            "none",
-            "what torch.compile compiles: nothing, each block, or the whole model",
-            choices=("none", "regional", "full"),
-        ),
-        StandardKnob(
-            "fp8",
-            "launch",
-            "category",
-            "none",
-            "matrix products of the blocks in FP8, with a scale of each tensor, of each row, or of "
-            "each 32 values (MX)",
-            choices=("none", "tensorwise", "rowwise", "mx"),
-            changes_training=True,
-        ),
-        StandardKnob(
-            "clock_MHz", "live", "linear", None, "SM clock, one for all or one a stage", minimum=1
-        ),
-        StandardKnob(
-            "memory_clock_MHz", "live", "linear", None, "memory clock of each GPU", minimum=1
-        ),
-        StandardKnob(
-            "power_limit_W",
-            "live",
-            "linear",
-            None,
-            "power limit of each GPU or package",
-            minimum=1,
-        ),
+def _degree(name: str, what: str, default: int | None = 1) -> StandardKnob:
+    return StandardKnob(name, "launch", "log2", default, what, minimum=1)
+
+
+def _choice(
+    name: str, what: str, choices: tuple[Value, ...], changes_training: bool = False
+) -> StandardKnob:
+    """Return a launch knob without an order, whose first choice is the default."""
+    return StandardKnob(
+        name, "launch", "category", choices[0], what, choices, changes_training=changes_training
     )
-}
+
+
+def _live(name: str, what: str) -> StandardKnob:
+    return StandardKnob(name, "live", "linear", None, what, minimum=1)
+
+
+_STANDARD = (
+    _degree("data_parallel", "replicas that split the batch"),
+    _degree("tensor_parallel", "ranks that split each layer"),
+    _degree("pipeline_parallel", "stages that split the depth"),
+    _choice(
+        "pipeline_schedule",
+        "order of a pipeline's passes: one forward and one backward in turn, the same over "
+        "virtual stages, or with gradients of weights in what was idle time",
+        ("1f1b", "interleaved", "zero_bubble"),
+    ),
+    _degree("virtual_stages", "parts of the depth that each rank of a pipeline holds"),
+    _degree("sequence_parallel", "ranks that split the sequence"),
+    _choice(
+        "sequence_method",
+        "how ranks of one sequence attend: by exchanging heads, or with all keys and values",
+        ("ulysses", "all_gather"),
+    ),
+    _degree("expert_parallel", "ranks that split the experts"),
+    # Its default is the job's own; for another the number of steps must be known.
+    _degree("global_batch", "sequences an optimizer step", default=None),
+    _degree("micro_batch", "sequences a rank takes at once"),
+    _choice("zero_stage", "ZeRO: what is sharded over the replicas", (0, 1, 2, 3)),
+    _choice(
+        "sharding",
+        "who shards over the replicas: ZeRO, or torch's FSDP2, which frees gathered parameters "
+        "after the forward pass or not",
+        ("deepspeed", "fsdp2", "fsdp2_no_reshard"),
+    ),
+    _degree("hsdp_replicas", "FSDP2: groups that each hold a whole copy of the training state"),
+    _choice(
+        "optimizer_offload", "where the optimizer's states live", ("none", "cpu", "async", "nvme")
+    ),
+    _choice("parameter_offload", "where the parameters live between uses", ("none", "cpu", "nvme")),
+    _choice(
+        "activation_checkpointing",
+        "which blocks, or by operator what of each block, are recomputed instead of kept",
+        ("none", "selective", "every_8", "every_4", "every_2", "full"),
+    ),
+    _choice("activation_offload", "where kept activations live", ("none", "sync", "async")),
+    _choice(
+        "compilation",
+        "what torch.compile compiles: nothing, each block, or the whole model",
+        ("none", "regional", "full"),
+    ),
+    _choice(
+        "fp8",
+        "matrix products of the blocks in FP8, with a scale of each tensor, of each row, or of "
+        "each 32 values (MX)",
+        ("none", "tensorwise", "rowwise", "mx"),
+        changes_training=True,
+    ),
+    _live("clock_MHz", "SM clock, one for all or one a stage"),
+    _live("memory_clock_MHz", "memory clock of each GPU"),
+    _live("power_limit_W", "power limit of each GPU or package"),
+)
+KNOBS: Mapping[str, StandardKnob] = {knob.name: knob for knob in _STANDARD}
 
 
 def knob_named(name: str) -> StandardKnob:

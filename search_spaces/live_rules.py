@@ -10,8 +10,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rule import Rule, registering
 
-__all__ = ["LIVE_RULES"]
-
 _RULES: list[Rule] = []
 _rule = registering(_RULES)
 

@@ -12,14 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tuner.search_spaces.data_files import check_keys
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.parameter_count import Sizes
 
-__all__ = ["LoRA", "LoRAFacts"]
-
 TARGETS = ("attention", "all-linear")
-#: Upper limit of the rank, as of every dimension of a model, so that products fit a float.
-LARGEST = 10**12
 #: Families whose query, key and value projections are one linear layer.
 _FUSED = ("gpt2", "gpt_neox")
 
@@ -38,9 +34,7 @@ class LoRA:
     targets: str = "attention"
 
     def __post_init__(self) -> None:
-        rank = self.rank
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= LARGEST:
-            raise InvalidValue("rank of [lora]", rank, "an integer of at least 1")
+        check_integer("rank of [lora]", self.rank)
         if self.targets not in TARGETS:
             raise InvalidValue("targets of [lora]", self.targets, "one of " + ", ".join(TARGETS))
 
@@ -81,10 +75,8 @@ class LoRAFacts:
     """Sizes of a model's adapters.
 
     Attributes:
-        rank: rank of each.
         adapters: number of adapters in a block.
         inputs, outputs: sums of the widths that a block's adapters read and write.
-        layers: number of blocks.
         mlp: True if the MLP's linear layers are adapted beside attention's.
         first: parameters of the products of the first block's input. Nothing before it is trained,
             so the backward pass does not compute its gradient.

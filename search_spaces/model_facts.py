@@ -20,15 +20,6 @@ from tuner.search_spaces.lora import LoRAFacts
 from tuner.search_spaces.parameter_count import Sizes, count_parameters, read_flag
 from tuner.search_spaces.vision_facts import VisionFacts
 
-__all__ = [
-    "UNKNOWN_MODEL",
-    "ModelFacts",
-    "facts_of",
-    "job_state_bytes",
-    "model_state_bytes",
-    "model_state_parts",
-]
-
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -38,14 +29,9 @@ class ModelFacts:
     the language model's alone.
 
     Attributes:
-        model_type: name of the family in the configuration.
-        layers: number of transformer blocks.
         hidden: width of the residual stream.
         heads: number of query heads.
-        kv_heads: number of key and value heads.
-        head_dim: width of one head.
         intermediate: width of a dense MLP, or of one expert if there are experts.
-        vocab: entries of the embedding table.
         positions: the longest sequence the configuration states; None if it states none.
         learned_positions: True if no sequence can be longer than `positions`.
         experts: number of experts per layer; 0 for a dense model.
@@ -104,25 +90,13 @@ class ModelFacts:
         if model_type == "llava_onevision":
             return _with_encoder(config)
         sizes = Sizes.from_config(config, model_type)
+        names = cls.__dataclass_fields__.keys() & Sizes.__dataclass_fields__.keys()
+        values: dict[str, Any] = {name: getattr(sizes, name) for name in names}
         return cls(
-            model_type=model_type,
-            layers=sizes.layers,
-            hidden=sizes.hidden,
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            head_dim=sizes.head_dim,
+            **values | count_parameters(config, sizes),
             intermediate=sizes.expert,
-            vocab=sizes.vocab,
-            positions=sizes.positions,
             learned_positions=sizes.family.learned_positions,
-            experts=sizes.experts,
-            experts_per_token=sizes.experts_per_token,
             gated=sizes.family.gated,
-            tied=sizes.tied,
-            exact=sizes.exact,
-            vision=None,
-            lora=None,
-            **count_parameters(config, sizes),
         )
 
     @property
@@ -147,7 +121,6 @@ class ModelFacts:
         computed, and adapters 6; the gradient of the first block's input is not computed either.
 
         Args:
-            sequences: number of sequences.
             sequence_length: tokens of each, including those of its video.
             frames: number of video frames of each.
         """
@@ -172,7 +145,6 @@ class ModelFacts:
 
 
 def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:
-    """Return the facts of a language model with an encoder of video frames."""
     text = config.get("text_config")
     if not isinstance(text, Mapping) or not isinstance(config.get("vision_config"), Mapping):
         raise InputError("the llava_onevision model config lacks text_config or vision_config")
@@ -225,9 +197,7 @@ def model_state_parts(
 
     Args:
         parameters: number of parameters in this rank's share of the model, before ZeRO shards them.
-        zero_stage: 0 to 3.
         replicas: number of ranks that ZeRO shards over (data x sequence parallelism).
-        precision: precision of the job.
     """
     weights, gradients, states = (4.0, 4.0, 8.0) if precision == "fp32" else (2.0, 2.0, 12.0)
     shards = [1 / replicas if zero_stage >= stage else 1.0 for stage in (3, 2, 1)]
@@ -253,7 +223,6 @@ def job_state_bytes(job: TrainingJob, zero_stage: int, replicas: int) -> float:
 
     Args:
         job: the job, all of whose model is on each replica.
-        zero_stage: 0 to 3.
         replicas: number of ranks that ZeRO shards over.
     """
     facts = facts_of(job)

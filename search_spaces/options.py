@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 
-__all__ = ["Option", "check_options", "declared_options", "option", "read_options"]
-
 Kind = TypeVar("Kind")
 
 
@@ -22,11 +20,7 @@ class Option:
     """Declaration of one option, beside the type and the default of its field.
 
     Attributes:
-        help: what the option does, as a phrase.
-        unit: of the value.
         above: the value must be greater than this.
-        least: the smallest value allowed.
-        choices: the names allowed.
         flag: name on the command line, without dashes, where it is not the field's.
         alias: name on the command line of the same value with its unit ("deadline", as in
             `--deadline 2h`, beside `--deadline-s 7200`); `unit` is one of
@@ -109,9 +103,6 @@ def read_options(
     """Return the dataclass object of a table of values; what the table lacks takes its default.
 
     Args:
-        kind: the dataclass.
-        section: values by the names of fields.
-        where: where the table comes from, for errors.
         strict: refuse other names instead of leaving them out.
 
     Raises:

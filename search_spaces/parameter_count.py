@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tuner.search_spaces.errors import InputError, InvalidValue
-
-__all__ = ["Sizes", "count_parameters", "read_flag"]
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -36,28 +34,18 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 class _Family:
     """Properties of a `model_type` that decide the count of its parameters.
 
-    Attributes:
-        gated: True if the MLP has a gate (three matrices, no bias by default) rather than two.
-        bias: True if every linear layer of attention and MLP has a bias.
-        qkv_bias: True if only the query, key and value projections have one.
-        layer_norm: True if norms have weight and bias, False if a weight alone.
-        norms: number of norms per layer.
-        learned_positions: True if there is a table of positions, of `max_position_embeddings` +
-            `extra_positions` entries.
-        qk_norm: norms on queries and keys: "" none, "head" over one head, "all" over all heads.
-        tied: default of `tie_word_embeddings`.
-        kv_heads, head_dim, positions: defaults of the configuration class; None if it has none.
+    `kv_heads`, `head_dim` and `positions` are defaults of the configuration class, if it has any.
     """
 
-    gated: bool = True
-    bias: bool = False
-    qkv_bias: bool = False
-    layer_norm: bool = False
-    norms: int = 2
-    learned_positions: bool = False
+    gated: bool = True  # the MLP has a gate: three matrices, by default without bias
+    bias: bool = False  # every linear layer of attention and MLP has one
+    qkv_bias: bool = False  # the query, key and value projections alone have one
+    layer_norm: bool = False  # norms have weight and bias, not a weight alone
+    norms: int = 2  # per layer
+    learned_positions: bool = False  # max_position_embeddings + extra_positions entries
     extra_positions: int = 0
-    qk_norm: str = ""
-    tied: bool = False
+    qk_norm: str = ""  # norms on queries and keys: "head" over one head, "all" over all heads
+    tied: bool = False  # default of tie_word_embeddings
     kv_heads: int | None = None
     head_dim: int | None = None
     positions: int | None = None
@@ -103,18 +91,10 @@ class Sizes:
     """Sizes that a configuration gives, completed by the defaults of its family.
 
     Attributes:
-        model_type: name of the family in the configuration.
-        family: its properties.
         exact: True if the family is listed in `_FAMILIES`.
-        layers: number of transformer blocks.
-        hidden: width of the residual stream.
         heads, kv_heads: number of query heads, and of key and value heads.
-        head_dim: width of one head.
-        vocab: entries of the embedding table.
         dense, expert: width of a dense MLP and of an expert; equal without experts.
         experts, experts_per_token: experts per layer, and those that a token visits; 0 if dense.
-        positions: longest sequence that the configuration states; None if it states none.
-        tied: True if the output projection shares the embedding table.
     """
 
     model_type: str
@@ -313,20 +293,10 @@ def _sparse_layers(config: Mapping[str, Any], layers: int) -> int:
     return sum(1 for i in range(layers) if i not in dense and (i + 1) % step == 0)
 
 
-#: Upper limit of every dimension of a model, so that products of several fit a float.
-LARGEST = 10**12
-
-
 def _number(config: Mapping[str, Any], key: str) -> int | None:
     """Return the positive integer under a key; None if it is absent or null."""
     value = config.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidValue(f"{key} of the model config", value, "an integer of at least 1")
-    if value > LARGEST:
-        raise InvalidValue(f"{key} of the model config", "larger", f"at most {LARGEST:g}")
-    return value
+    return None if value is None else check_integer(f"{key} of the model config", value)
 
 
 def _size(config: Mapping[str, Any], name: str) -> int | None:

@@ -8,8 +8,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.rule import Rule, registering
 
-__all__ = ["PRODUCT_RULES"]
-
 _RULES: list[Rule] = []
 _rule = registering(_RULES)
 

@@ -15,8 +15,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
 
-__all__ = ["unrunnable"]
-
 #: The model families in which each degree was compared with data parallelism, loss and gradient
 #: norm step by step (tests/workload/program/test_knobs_real.py). Another family may place its
 #: blocks, positions or experts differently, and would then silently train another model.
@@ -47,14 +45,19 @@ _APART: Mapping[tuple[str, str], str] = {
     ),
 }
 
-#: The model families in which a compiled model was compared with the eager one likewise.
-_COMPILED = frozenset({"llama", "opt", "qwen2"})
-#: And those in which attention over gathered keys and values was.
-_GATHERED = frozenset({"llama", "opt", "qwen2"})
-#: And those in which interleaved and zero-bubble schedules were.
-_SCHEDULED = frozenset({"llama", "opt", "qwen2"})
-#: And those whose blocks were multiplied in FP8 by the program, on a CPU.
-_IN_FP8 = frozenset({"llama", "opt", "qwen2"})
+#: The model families in which these were compared likewise: compilation, attention over gathered
+#: keys and values, interleaved and zero-bubble schedules.
+_DENSE = frozenset({"llama", "opt", "qwen2"})
+
+
+def _other_family(run: str, job: TrainingJob | None, families: frozenset[str]) -> list[str]:
+    """Return a phrase if the job's model is not of these families; `run` says what is run."""
+    if job is None or job.model["model_type"] in families:
+        return []
+    return [
+        f"{run} for models of type {', '.join(sorted(families))} only, "
+        f"not {job.model['model_type']}"
+    ]
 
 
 def _degree(configuration: Configuration, name: str) -> int:
@@ -93,6 +96,11 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
             "degree is DeepSpeed's"
             for name in split
         ]
+    if configuration.get("fp8") not in (None, "none"):
+        phrases.append(
+            f"fp8 {configuration.get('fp8')} is not run by the built-in training program; it is "
+            "predicted, and set in a framework that multiplies in FP8"
+        )
     if configuration.get("activation_checkpointing") == "selective":
         phrases += [
             f"activation_checkpointing selective with {name} is not run by the built-in training "
@@ -101,67 +109,29 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
             if name in ("tensor_parallel", "expert_parallel")
         ]
     if job is not None:
-        family = str(job.model["model_type"])
         for name in split:
-            if family not in _COMPARED[name]:
-                phrases.append(
-                    f"{name} is run by the built-in training program for models of type "
-                    f"{', '.join(sorted(_COMPARED[name]))} only, not {family}"
-                )
+            run = f"{name} is run by the built-in training program"
+            phrases += _other_family(run, job, _COMPARED[name])
         phrases += _unfit_frames(configuration, job)
     return [
         *phrases,
         *_not_gathered(configuration, job),
         *_not_compiled(configuration, job),
         *_not_scheduled(configuration, job),
-        *_not_in_fp8(configuration, job),
     ]
-
-
-def _not_in_fp8(configuration: Configuration, job: TrainingJob | None) -> list[str]:
-    """Return phrases on why the program does not multiply in FP8 in a configuration."""
-    scaling = configuration.get("fp8")
-    if scaling in (None, "none"):
-        return []
-    run = f"fp8 {scaling} is run by the built-in training program"
-    if scaling == "mx":
-        return [
-            "fp8 mx is not run by the built-in training program yet: torch takes its scales only "
-            "in the layout of the tensor cores, which no device here could check"
-        ]
-    phrases = [
-        f"{run} without {name} only: the layers that it splits are DeepSpeed's"
-        for name in ("tensor_parallel", "expert_parallel")
-        if _degree(configuration, name) > 1
-    ]
-    if configuration.get("pipeline_schedule") not in (None, "1f1b"):
-        phrases.append(f"{run} with pipeline_schedule 1f1b only")
-    if job is not None and job.model["model_type"] not in _IN_FP8:
-        phrases.append(
-            f"{run} for models of type {', '.join(sorted(_IN_FP8))} only, "
-            f"not {job.model['model_type']}"
-        )
-    return phrases
 
 
 def _not_gathered(configuration: Configuration, job: TrainingJob | None) -> list[str]:
-    """Return phrases on why the program cannot gather keys and values in a configuration."""
     if configuration.get("sequence_method") != "all_gather":
         return []
     run = "sequence_method all_gather is run by the built-in training program"
-    phrases = []
-    if job is not None and job.model["model_type"] not in _GATHERED:
-        phrases.append(
-            f"{run} for models of type {', '.join(sorted(_GATHERED))} only, "
-            f"not {job.model['model_type']}"
-        )
+    phrases = _other_family(run, job, _DENSE)
     if configuration.get("compilation") not in (None, "none"):
         phrases.append(f"{run} without compilation only")
     return phrases
 
 
 def _not_scheduled(configuration: Configuration, job: TrainingJob | None) -> list[str]:
-    """Return phrases on why the program cannot run a pipeline schedule in a configuration."""
     schedule = configuration.get("pipeline_schedule")
     if schedule not in ("interleaved", "zero_bubble"):
         return []
@@ -175,11 +145,7 @@ def _not_scheduled(configuration: Configuration, job: TrainingJob | None) -> lis
         phrases.append(f"{run} at zero_stage 0 only: torch's schedules know no ZeRO")
     if job is not None and job.precision == "fp16":
         phrases.append(f"{run} in fp32 and bf16 only: it scales no loss")
-    if job is not None and job.model["model_type"] not in _SCHEDULED:
-        phrases.append(
-            f"{run} for models of type {', '.join(sorted(_SCHEDULED))} only, "
-            f"not {job.model['model_type']}"
-        )
+    phrases += _other_family(run, job, _DENSE)
     split = [
         name
         for name in ("compilation", "activation_checkpointing")
@@ -193,7 +159,6 @@ def _not_scheduled(configuration: Configuration, job: TrainingJob | None) -> lis
 
 
 def _not_compiled(configuration: Configuration, job: TrainingJob | None) -> list[str]:
-    """Return phrases on why the program does not compile the model under a configuration."""
     scope, phrases = configuration.get("compilation"), []
     if scope not in ("regional", "full"):
         return []
@@ -203,11 +168,11 @@ def _not_compiled(configuration: Configuration, job: TrainingJob | None) -> list
             "no rank of a pipeline holds the whole model (regional compiles its blocks)"
         )
     if _degree(configuration, "expert_parallel") > 1 or (
-        job is not None and job.model["model_type"] not in _COMPILED
+        job is not None and job.model["model_type"] not in _DENSE
     ):
         phrases.append(
             f"compilation {scope} is run by the built-in training program for dense models of type "
-            f"{', '.join(sorted(_COMPILED))} only"
+            f"{', '.join(sorted(_DENSE))} only"
         )
     sharding = configuration.get("sharding")
     if sharding not in (None, KNOBS["sharding"].default):
@@ -224,7 +189,6 @@ def _not_compiled(configuration: Configuration, job: TrainingJob | None) -> list
 
 
 def _unfit_frames(configuration: Configuration, job: TrainingJob) -> list[str]:
-    """Return phrases on why the model cannot read the job's video under a configuration."""
     vision, frames = facts_of(job).vision, job.frames
     if vision is None:
         return [f"the model reads no video, and the job gives {frames} frames"] if frames else []

@@ -9,8 +9,6 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["Rule", "registering"]
-
 Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
 
 
@@ -19,9 +17,7 @@ class Rule:
     """Reason for which a configuration cannot run.
 
     Attributes:
-        name: its name in messages.
         knobs: the knobs it reads; empty for a rule on the job and the cluster alone.
-        why: the reason, one sentence.
         broken: returns a phrase that names the offending numbers, or None if the rule holds.
     """
 

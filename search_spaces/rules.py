@@ -19,11 +19,8 @@ from tuner.search_spaces.live_rules import LIVE_RULES
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.pipeline_rules import PIPELINE_RULES
 from tuner.search_spaces.product_rules import PRODUCT_RULES
-from tuner.search_spaces.program_rules import unrunnable
 from tuner.search_spaces.rule import Rule, registering
 from tuner.search_spaces.sharding_rules import SHARDING_RULES
-
-__all__ = ["RULES", "Rule", "broken_rules", "unrunnable"]
 
 _RULES: list[Rule] = []
 _rule = registering(_RULES)

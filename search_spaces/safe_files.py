@@ -18,10 +18,8 @@ from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["SCRIPT_MODE", "make_folder", "open_plain", "require_own", "write_bytes", "write_text"]
-
 #: Permissions of an executable script, before the umask.
-SCRIPT_MODE = 0o755
+SCRIPT_MODE = 0o700
 
 
 def _refusal(path: Path, code: int, why: str) -> OSError:
@@ -33,7 +31,6 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666, durable: bo
 
     Args:
         path: the file; its folder must exist.
-        data: its new content.
         mode: permissions before the umask.
         durable: wait until the content is on disk.
 
@@ -103,7 +100,6 @@ def make_folder(path: str | Path, *, inside: str | Path) -> None:
     """Make a folder inside of a run folder; on the way from there no link is followed.
 
     Args:
-        path: the folder.
         inside: the run folder, which is made too; a link above it or in its place is the user's.
 
     Raises:
@@ -119,9 +115,7 @@ def make_folder(path: str | Path, *, inside: str | Path) -> None:
 
 
 def _trusted(uid: int) -> bool:
-    """Return True if a user is this one, root, or the caller of sudo."""
-    me = os.geteuid()
-    return uid in (me, 0) or (me == 0 and os.environ.get("SUDO_UID") == str(uid))
+    return uid in (os.geteuid(), 0)
 
 
 def _foreign_owner(folder: Path) -> int | None:
@@ -156,9 +150,9 @@ def _user(uid: int) -> str:
 def require_own(run: str | Path) -> None:
     """Refuse to write to, or to start anything from, a run folder of another user.
 
-    Such a user could put a link or a command in at any moment. Root's folders pass, and for root
-    under sudo those of the user that called sudo. The folder may be missing; that of all runs is
-    refused where another user made it in a folder that every user can write to, such as /tmp.
+    Such a user could put a link or a command in at any moment. Root's folders pass. The folder may
+    be missing; that of all runs is refused where another user made it in a folder that every user
+    can write to, such as /tmp.
 
     Raises:
         InputError: the folder belongs to another user; the sentence says how to copy it.

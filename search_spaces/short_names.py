@@ -15,17 +15,6 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named, parse_value
 
-__all__ = [
-    "ALWAYS",
-    "in_order",
-    "parse_words",
-    "short_name",
-    "short_word",
-    "split_words",
-    "values_of",
-    "word_knob",
-]
-
 #: Knobs that are named also at their defaults.
 ALWAYS = ("data_parallel", "micro_batch", "zero_stage")
 
@@ -86,8 +75,8 @@ def short_name(values: Mapping[str, Value | None], names: Iterable[str] | None =
         names: the knobs to name, in the order given; all of `values` if not given.
     """
     chosen = in_order(values) if names is None else tuple(names)
-    told = [n for n in chosen if n in ALWAYS or not _is_default(n, values.get(n))]
-    return " ".join(short_word(n, values.get(n)) for n in told) or "default"
+    named = [n for n in chosen if n in ALWAYS or not _is_default(n, values.get(n))]
+    return " ".join(short_word(n, values.get(n)) for n in named) or "default"
 
 
 def _is_default(name: str, value: Value | None) -> bool:
@@ -169,8 +158,8 @@ def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
     knobs: list[str] = []
     for word in words:
         parts = _SPACED.sub("", word).replace("|", " ").split()
-        told = bool(parts) and all("=" in part or word_knob(part) is not None for part in parts)
-        (knobs if told or "=" in word else others).append(word)
+        named = bool(parts) and all("=" in part or word_knob(part) is not None for part in parts)
+        (knobs if named or "=" in word else others).append(word)
     return others, knobs
 
 

@@ -28,16 +28,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
 from tuner.search_spaces.rules import RULES, Rule, broken_rules
 
-__all__ = [
-    "ALIASES",
-    "Auto",
-    "Candidates",
-    "SearchSpace",
-    "default_configuration",
-    "load_space",
-    "space_names",
-]
-
 #: Further names of shipped spaces, by what is varied.
 ALIASES = {"dp-zero": "default", "3d": "parallelism", "everything": "full"}
 
@@ -72,9 +62,7 @@ class SearchSpace:
     """Values of each knob; knobs that are not listed have their defaults.
 
     Attributes:
-        name: name of the space.
         choices: for each knob its values, or `Auto` if they depend on job and cluster.
-        what: description for the user.
     """
 
     name: str
@@ -168,8 +156,6 @@ class SearchSpace:
         """Yield each launch of `candidates` with its live settings, so that none need be kept.
 
         Args:
-            job: what is trained.
-            cluster: where.
             gpus: only launches of this number of ranks, none if there are none; of any if None.
 
         Raises:
@@ -251,7 +237,6 @@ class SearchSpace:
 def _automatic(
     knob: StandardKnob, choice: Auto, job: TrainingJob, cluster: Cluster
 ) -> tuple[Value, ...]:
-    """Return the values of one "auto" knob."""
     if knob.choices:
         return knob.choices
     if knob.name == "clock_MHz":
@@ -384,7 +369,6 @@ def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
 
 
 def _read_choice(name: str, choice: Any, space: str) -> tuple[Value, ...] | Auto:
-    """Return the choice of one knob from its entry in a space file."""
     knob = knob_named(name)
     where = f"{name} in space {space!r}"
     if choice in ("auto", "baseline"):

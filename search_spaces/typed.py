@@ -17,16 +17,6 @@ from typing import Any, TypeVar
 
 from tuner.search_spaces.errors import InputError, InvalidValue
 
-__all__ = [
-    "check_fields",
-    "dump_fields",
-    "names_a_file",
-    "plain_setting",
-    "plain_text",
-    "read_fields",
-    "strict_json",
-]
-
 Made = TypeVar("Made")
 
 
@@ -80,7 +70,6 @@ def check_fields(
 
     Args:
         made: a dataclass whose module postpones annotations.
-        what: name of the object for the sentence: "measurement".
         positive: fields that must be finite and above 0.
         finite: fields that must be finite.
 
@@ -143,9 +132,6 @@ def read_fields(
     ignored.
 
     Args:
-        kind: the dataclass.
-        data: the parsed JSON object.
-        what, positive, finite: as for `check_fields`.
         readers: by field, a function that makes its value of the stored one.
 
     Raises:
@@ -207,10 +193,6 @@ _NOT_PLAIN = re.compile(
 def plain_text(text: str, what: str) -> str:
     """Check that a text is displayed as one line, in its own order, and return it.
 
-    Args:
-        text: a name or a value from a file.
-        what: the quantity, for the sentence.
-
     Raises:
         InvalidValue: it has a line break, another control character or one that reorders text.
     """
@@ -222,6 +204,5 @@ def plain_text(text: str, what: str) -> str:
 
 
 def _short(value: Any) -> Any:
-    """Return a value shortened for a sentence."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**50 else "a huge integer"
     return value if len(text) <= 80 else text[:80]

@@ -10,8 +10,6 @@ import re
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["EXAMPLES", "UNITS", "parse_quantity"]
-
 #: Sizes of the accepted units by the declared one. 1 kWh is 3,600 kJ.
 UNITS: dict[str, dict[str, float]] = {
     "s": {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0},

@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.search_spaces.errors import InputError, InvalidValue
-
-__all__ = ["VisionFacts"]
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 
 _SIZES = (
     "hidden_size",
@@ -32,10 +30,7 @@ class VisionFacts:
     """Sizes of the encoder of a multimodal model, including its projector.
 
     Attributes:
-        layers: number of transformer blocks.
         hidden: width of the encoder.
-        heads: number of attention heads.
-        intermediate: width of its MLPs.
         patches: number of patches of one frame.
         tokens: number of tokens of one frame that the language model reads.
         extra_tokens: number of tokens that end a video.
@@ -71,13 +66,9 @@ class VisionFacts:
         sizes: dict[str, int] = {}
         for name in (*_SIZES, "num_channels"):
             value = vision.get(name, 3 if name == "num_channels" else None)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                if value is None:
-                    raise InputError(f"the vision_config of the model config does not give {name}")
-                raise InvalidValue(
-                    f"{name} of the vision_config", value, "an integer of at least 1"
-                )
-            sizes[name] = value
+            if value is None:
+                raise InputError(f"the vision_config of the model config does not give {name}")
+            sizes[name] = check_integer(f"{name} of the vision_config", value)
         hidden, wide, layers, heads, image, patch = (sizes[name] for name in _SIZES)
         if hidden % heads:
             raise InvalidValue(

@@ -16,8 +16,6 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError, UnknownName
 
-__all__ = ["check_condition", "holds", "names_in"]
-
 #: Longest condition, so that neither the parser nor the walk can be made to recurse without end.
 LONGEST = 500
 
@@ -36,11 +34,7 @@ _GRAMMAR = (
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> ast.expr:
-    """Return the tree of a condition that has only what the grammar allows.
-
-    Raises:
-        InputError: the text is no such condition.
-    """
+    """Return the tree of a condition that has only what the grammar allows."""
     if not text.strip() or len(text) > LONGEST:
         raise InputError(f"a condition must have 1 to {LONGEST} characters")
     try:
@@ -103,11 +97,6 @@ def names_in(text: str) -> frozenset[str]:
 
 def check_condition(text: str, known: Collection[str], where: str) -> None:
     """Check that a condition can be read and that the knobs it names exist.
-
-    Args:
-        text: the condition.
-        known: names of the knobs that it may read.
-        where: where it stands, for the error.
 
     Raises:
         InputError: it cannot be read.

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tuner.executors.local import SimulatedExecutor
+from tuner.results.result import Result
+from tuner.study.callbacks import Progress
 from tuner.testing.browser import chromium
 from tuner.testing.postgresql import why_not as why_no_postgresql
-from tuner.testing.studies import TRACES
+from tuner.testing.studies import LONG_JOB, TRACES, ModelRunner, run_optimize
 from tuner.testing.twin import TwinGpu, TwinNode, compiler
 from tuner.testing.twin.replay import replayed_node
 from tuner.workload.node.rank_server import RankServer
@@ -40,12 +45,53 @@ NEEDS = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Skip fsync: no test takes the machine's power, and a search calls it a hundred times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which fails on a closed file, too
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test one of whose marks names a resource that is missing."""
     for mark, why_missing in NEEDS.items():
         if item.get_closest_marker(mark) and (reason := why_missing()):
             pytest.skip(f"{mark}: {reason}")
+
+
+@dataclass
+class FinishedStudy:
+    """A finished study of eight probes, named "study", that all tests share: read it, or copy it.
+
+    Attributes:
+        result: as `optimize` returned it.
+        events: of its progress, in order.
+    """
+
+    result: Result
+    events: list[Progress] = field(default_factory=list)
+
+    def copy_into(self, runs_dir: Path) -> Path:
+        """Copy the run's folder into an empty one; the copy can be asked again or spoiled."""
+        return Path(shutil.copytree(self.result.run_dir, runs_dir / "study"))
+
+
+@pytest.fixture(scope="session")
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> FinishedStudy:
+    events: list[Progress] = []
+    result = run_optimize(
+        LONG_JOB,
+        cluster="cpu-2",
+        executor=SimulatedExecutor(ModelRunner()),
+        runs_dir=tmp_path_factory.mktemp("finished"),
+        name="study",
+        report=False,
+        max_probes=8,
+        on_progress=events.append,
+    )
+    return FinishedStudy(result, events)
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +112,7 @@ def one_fork_server(fork_servers: list[RankServer]) -> Iterator[None]:
 
     def setting(server: RankServer) -> tuple[object, ...]:
         env = {k: v for k, v in server.env.items() if k != "PYTEST_CURRENT_TEST"}
-        return server._python, server._needs, server._optional, server.account, env
+        return server._python, server._needs, server._optional, env
 
     def shared(**options: Any) -> RankServer:
         server = RankServer(**options)
@@ -86,18 +132,24 @@ def one_fork_server(fork_servers: list[RankServer]) -> Iterator[None]:
 def twin_node(tmp_path: Path) -> Iterator[Callable[..., TwinNode]]:
     """Return a function that makes a twin GPU node and puts this process on it.
 
-    With `replay`, the file of a recording, the node answers as the recorded one did. A test that
-    uses it carries the mark `twin`.
+    With `replay`, the file of a recording, the node answers as the recorded one did; with
+    `children`, processes that the test starts are on the node, too. Without a C compiler the test
+    is skipped.
     """
+    if why_not := NEEDS["twin"]():
+        pytest.skip(why_not)
     with contextlib.ExitStack() as stack:
 
-        def make(*gpus: TwinGpu, replay: Path | None = None, **options: Any) -> TwinNode:
+        def make(
+            *gpus: TwinGpu, replay: Path | None = None, children: bool = False, **options: Any
+        ) -> TwinNode:
+            path = tmp_path / f"twin-node{len(list(tmp_path.glob('twin-node*')))}"
             if replay is not None:
-                node = replayed_node(tmp_path / "twin-node", replay, **options)
+                node = replayed_node(path, replay, **options)
             else:
-                node = TwinNode(tmp_path / "twin-node", gpus or (TwinGpu(),), **options)
+                node = TwinNode(path, gpus or (TwinGpu(),), **options)
             stack.callback(node.close)
-            stack.enter_context(node.joined())
+            stack.enter_context(node.joined(children=children))
             return node
 
         yield make

@@ -18,6 +18,7 @@ import sys
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,16 +28,9 @@ from tuner.testing.commands import finished
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
-#: Pages whose blocks start training processes, or take as long.
-REAL = {
-    "privacy",
-    "quickstart-laptop",
-    "quickstart-gpu-node",
-    "tables",
-    "apply",
-    "your-script",
-    "README",
-}
+#: Pages whose blocks start training processes, and others whose blocks search a large cluster.
+TRAINING = {"quickstart-laptop", "quickstart-gpu-node", "tables", "your-script"}
+SIMULATED = {"privacy", "apply", "README"}
 FENCE = re.compile(
     r"(?:<!-- test: (?P<swaps>.*?) -->\n)?^```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.M | re.S
 )
@@ -104,16 +98,19 @@ def test_every_block_says_what_it_is(path: Path) -> None:
     assert not hidden, f"{path.name} has commands outside of a fenced block: {hidden[:3]}"
 
 
-@pytest.mark.parametrize("path", [p for p in PAGES if p.stem not in REAL], ids=lambda p: p.stem)
+def pages(stems: set[str], *marks: pytest.MarkDecorator) -> list[Any]:
+    return [pytest.param(p, marks=marks, id=p.stem) for p in PAGES if p.stem in stems]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *pages({p.stem for p in PAGES} - TRAINING - SIMULATED),
+        *pages(SIMULATED, pytest.mark.slow),
+        *pages(TRAINING, pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(1800)),
+    ],
+)
 def test_blocks_run(path: Path, tmp_path: Path) -> None:
-    run_page(path, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.real
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("path", [p for p in PAGES if p.stem in REAL], ids=lambda p: p.stem)
-def test_blocks_that_train_run(path: Path, tmp_path: Path) -> None:
     run_page(path, tmp_path)
 
 

@@ -35,8 +35,8 @@ COMMANDS = (
     ),
     ("front", "plan"),
     ("export", "plan", "--to", "csv", "--redact"),
-    ("bundle", "plan", "--out", "b.zip"),
-    ("open", "b.zip", "--name", "opened"),
+    ("export", "plan", "--to", "bundle", "--out", "b.zip"),
+    ("runs", "open", "b.zip", "--name", "opened"),
     ("doctor", "--brief"),
     ("predict", "--cluster", "a100-8"),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -12,9 +11,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import TrialState
 
-import tuner
 from tuner.cli.main import main
 from tuner.executors.local import InlineExecutor
 from tuner.problem.constraints import Constraints
@@ -24,15 +21,13 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
-from tuner.storage import StorageError, open_storage, without_password
+from tuner.storage import open_storage, storage_trouble, without_password
 from tuner.study.rebuild import rebuild
-from tuner.study.recorder import STORAGE_TRIES, StudyRecorder
+from tuner.study.recorder import StudyRecorder
 from tuner.testing.postgresql import PASSWORD, QUOTED, Server, postgresql
 from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize, run_replay
 from tuner.workload.pending import recover_pending
 from tuner.workload.trace import compact, read_trace
-
-OLD = Path(__file__).parent / "data" / "older-release"
 
 
 def optimize(folder: Path, **more):
@@ -56,29 +51,27 @@ def trials(run: RunFolder, storage: str | None = None) -> list[tuple]:
 # Rebuilding.
 
 
-def test_a_rebuilt_study_is_the_one_that_was(tmp_path: Path, capsys) -> None:
-    optimize(tmp_path)
-    run = RunFolder(tmp_path / "study")
+def test_a_rebuilt_study_is_the_one_that_was(tmp_path: Path, capsys, finished_study) -> None:
+    run = RunFolder(finished_study.copy_into(tmp_path))
     before = trials(run)
     run.journal.write_bytes(b"not a journal\n" * 50)
     assert main(["rebuild", "study", "--runs-dir", str(tmp_path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["probes"] == 4
+    assert said["probes"] == 8
     assert trials(run) == before
     assert (run.path / "study.journal.old").read_bytes().startswith(b"not a journal")
     # It goes on as if nothing had been.
-    assert optimize(tmp_path, max_probes=6).spent.probes == 6
+    assert optimize(tmp_path, max_probes=9).spent.probes == 9
     assert not list(run.path.glob("study.journal.new*"))
 
 
-def test_a_rebuilt_study_may_go_into_a_database(tmp_path: Path) -> None:
-    optimize(tmp_path)
-    run, url = RunFolder(tmp_path / "study"), f"sqlite:///{tmp_path / 'study.db'}"
+def test_a_rebuilt_study_may_go_into_a_database(tmp_path: Path, finished_study) -> None:
+    run, url = RunFolder(finished_study.copy_into(tmp_path)), f"sqlite:///{tmp_path / 'study.db'}"
     made = rebuild(run, storage=url)
-    assert made.measurements == 4
+    assert made.measurements == 8
     assert trials(run, url) == trials(run)
     assert rebuild(run, storage=url).notes == ()  # a second time there is nothing to tell
-    assert len(trials(run, url)) == 4
+    assert len(trials(run, url)) == 8
 
 
 def test_a_replayed_table_is_rebuilt(tmp_path: Path) -> None:
@@ -94,15 +87,14 @@ def test_a_replayed_table_is_rebuilt(tmp_path: Path) -> None:
     assert run_replay(table, max_probes=5, **options).spent.probes == 5
 
 
-def test_what_cannot_be_rebuilt_is_one_sentence(tmp_path: Path, capsys) -> None:
+def test_what_cannot_be_rebuilt_is_one_sentence(tmp_path: Path, capsys, finished_study) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "study.toml").write_text('name = "empty"\n')
     (tmp_path / "empty" / "trace").mkdir()
     (tmp_path / "empty" / "trace" / "probes.jsonl").touch()
     assert main(["rebuild", "empty", "--runs-dir", str(tmp_path)]) == 2
     assert "nothing to rebuild" in capsys.readouterr().err
-    optimize(tmp_path)
-    with RunFolder(tmp_path / "study").locked():
+    with RunFolder(finished_study.copy_into(tmp_path)).locked():
         assert main(["rebuild", "study", "--runs-dir", str(tmp_path)]) == 2
     assert "being run by process" in capsys.readouterr().err
 
@@ -119,53 +111,30 @@ def test_a_record_is_kept_only_until_it_is_in_the_trace(tmp_path: Path) -> None:
 # A storage in trouble, and one that is not.
 
 
-def following(folder: Path, said: list[str]) -> StudyRecorder:
-    """A study on a journal, which waits for its storage."""
+def book_in(folder: Path) -> StudyRecorder:
     candidates = load_space("default").candidates(load_job("tiny-gpt"), load_cluster("cpu-2"))
-    book = StudyRecorder(
+    return StudyRecorder(
         name="study",
         storage=open_storage(None, folder / "study.journal"),
         sampler=make_sampler("random", candidates),
         steps=10,
         constraints=Constraints(None, None, None),
-        driver="me",
         identity="this one",
     )
-    book.follow(lambda: [], said.append)
-    return book
 
 
-def test_what_is_no_trouble_of_the_storage_goes_out_at_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    book = following(tmp_path, said)
+def test_what_is_no_trouble_of_the_storage_goes_out_as_it_is(tmp_path: Path) -> None:
+    book = book_in(tmp_path)
     trial = book.study.ask()
     book.study.tell(trial, [1.0, 2.0])
-    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
-        book.patiently(lambda: trial.set_user_attr("late", 1))
-    with pytest.raises(PermissionError):  # of a file that is not the storage's
-        book.patiently(lambda: (_ for _ in ()).throw(PermissionError("of the report")))
-    assert said == []
-
-
-def test_a_call_that_fails_while_the_storage_answers_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    book, calls = following(tmp_path, said), []
-    monkeypatch.setattr("tuner.study.recorder.STORAGE_RETRY_S", 0.0)
-
-    def refused() -> None:
-        calls.append(1)
-        raise optuna.exceptions.StorageInternalError("no room for this row")
-
-    with pytest.raises(StorageError, match="no room for this row"):
-        book.patiently(refused)
-    assert len(calls) == STORAGE_TRIES
-    assert sum("answers again" in sentence for sentence in said) == STORAGE_TRIES - 1
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError), storage_trouble("here"):
+        trial.set_user_attr("late", 1)
+    with pytest.raises(PermissionError), storage_trouble("here"):  # of another file
+        raise PermissionError("of the report")
 
 
 def test_the_journal_forgets_the_places_of_lines_that_it_read(tmp_path: Path) -> None:
-    book = following(tmp_path, [])
+    book = book_in(tmp_path)
     for number in range(5):
         trial = book.study.ask()
         trial.set_user_attr("probe_id", f"p{number:04d}")
@@ -182,9 +151,8 @@ def test_the_journal_forgets_the_places_of_lines_that_it_read(tmp_path: Path) ->
     assert len(list(backend.read_logs(2))) == len(list(backend.read_logs(0))) - 2
 
 
-def test_the_driver_keeps_little_of_what_is_in_the_trace(tmp_path: Path) -> None:
-    optimize(tmp_path)
-    for record in read_trace(tmp_path / "study" / "trace" / "probes.jsonl").records:
+def test_the_driver_keeps_little_of_what_is_in_the_trace(finished_study) -> None:
+    for record in read_trace(RunFolder(finished_study.result.run_dir).trace).records:
         full = replace(
             record,
             environment={"torch": "2"},
@@ -202,26 +170,13 @@ def test_the_driver_keeps_little_of_what_is_in_the_trace(tmp_path: Path) -> None
         )
 
 
-# Older and newer releases.
+# Newer releases.
 
 
-def test_a_study_of_an_older_release_opens(tmp_path: Path, capsys) -> None:
-    """The folder was written by the first release: no schema in study.toml, fewer fields."""
-    run = RunFolder(tmp_path / "older-release")
-    shutil.copytree(OLD, run.path)
-    assert "schema" not in (run.read_study() or {})
-    result = tuner.load_result(run.path)
-    assert result.spent.probes == 13
-    assert result.best is not None
-    for words in (["front"], ["compare"], ["apply"], ["report"], ["rebuild"]):
-        assert main([*words, str(run.path)]) == 0, capsys.readouterr().err
-    states = [state for _, _, state, *_ in trials(run)]
-    assert states.count(TrialState.COMPLETE.name) == result.spent.measurements
-
-
-def test_a_study_of_a_newer_release_is_refused_in_a_sentence(tmp_path: Path, capsys) -> None:
-    optimize(tmp_path, max_probes=2)
-    run = RunFolder(tmp_path / "study")
+def test_a_study_of_a_newer_release_is_refused_in_a_sentence(
+    tmp_path: Path, capsys, finished_study
+) -> None:
+    run = RunFolder(finished_study.copy_into(tmp_path))
     assert (run.read_study() or {})["schema"] == 1
     text = run.study_file.read_text()
     run.study_file.write_text(text.replace("schema = 1", "schema = 99"))
@@ -269,37 +224,31 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.slow
 @pytest.mark.postgres
-def test_several_drivers_share_one_study_on_postgresql(server: Server, tmp_path: Path) -> None:
-    """Three at once, which also make the tables at once; each tells its own, none another's."""
+def test_a_study_on_postgresql_is_continued_and_rebuilt(server: Server, tmp_path: Path) -> None:
+    """Beside it another study makes the tables at the same time."""
     errors: list[BaseException] = []
 
-    def drive(folder: Path) -> None:
+    def drive(name: str) -> None:
         try:
-            optimize(folder, storage=server.url)
+            optimize(tmp_path, storage=server.url, name=name)
         except BaseException as error:
             errors.append(error)
 
-    folders = [tmp_path / name for name in ("a", "b", "c")]
-    threads = [threading.Thread(target=drive, args=[folder]) for folder in folders]
+    threads = [threading.Thread(target=drive, args=[name]) for name in ("study", "other")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert errors == []
-    told = trials(RunFolder(folders[0] / "study"), server.url)
-    assert [state for _, _, state, *_ in told] == ["COMPLETE"] * 12
-    for folder in folders:
-        asked = (RunFolder(folder / "study").read_study() or {})["driver"]
-        assert len(read_trace(folder / "study" / "trace" / "probes.jsonl").records) == 4
-        assert asked
-        for path in folder.rglob("*"):
-            text = path.read_bytes() if path.is_file() else b""
-            assert PASSWORD.encode() not in text
-            assert QUOTED.encode() not in text
-    # Each may be gone on with, and rebuilt, without touching the others' trials.
-    assert optimize(folders[1], storage=server.url, max_probes=5).spent.probes == 5
-    rebuild(RunFolder(folders[2] / "study"), storage=server.url)
-    assert len(trials(RunFolder(folders[0] / "study"), server.url)) == 13
+    run = RunFolder(tmp_path / "study")
+    assert [state for _, _, state, *_ in trials(run, server.url)] == ["COMPLETE"] * 4
+    for path in tmp_path.rglob("*"):
+        text = path.read_bytes() if path.is_file() else b""
+        assert PASSWORD.encode() not in text
+        assert QUOTED.encode() not in text
+    assert optimize(tmp_path, storage=server.url, max_probes=5).spent.probes == 5
+    rebuild(run, storage=server.url)
+    assert len(trials(run, server.url)) == 5
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.question import Notify, question_of
-from tuner.workload.scripts.script_job import Script
+from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -47,7 +47,6 @@ def optimize(
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
-    target_gpus: int | None = None,
     transfer: Sequence[str | Path] = (),
     plan: str | Path | None = None,
     try_first: Sequence[str | Configuration] = (),
@@ -87,7 +86,7 @@ def optimize(
 
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Or your
-            own training script as a `tuner.workload.scripts.script_job.Script`: it is started once
+            own training script as a `tuner.workload.scripts.command.Script`: it is started once
             to see which knobs can be turned on it (docs/your-script.md).
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
         space: the search space's name or path. If not given, an existing run keeps its own; a new
@@ -107,8 +106,6 @@ def optimize(
         baseline: what the user runs today: a `Configuration`, its short name ("dp8 mb4 zero1"), or
             the path of a DeepSpeed JSON and knobs as a list; a plain data-parallel configuration if
             not given.
-        target_gpus: number of GPUs of the same kind for which to predict the front as well, by the
-            models as the probes corrected them (`Result.target`).
         transfer: earlier measurements to start from: runs, traces or recorded tables
             (FOLDER:GROUP if a table has several groups), of this job on another cluster or of
             another job. They are used as long as they predict what is measured here
@@ -121,12 +118,11 @@ def optimize(
         knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
             packs such as "nccl", or files of them (docs/knobs.md).
         allow_changed_training: search also knobs that change what is learnt.
-        sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "botorch", "random", or any
+        sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "random", or any
             Optuna sampler.
-        surrogate: the model that learns step time and power: "gaussian-process" (the default),
-            "gaussian-process-sklearn", "extra-trees", "random-forest", "bayesian-ridge", or any
-            scikit-learn regressor whose predict takes return_std or that averages its members
-            (docs/search.md). A run that is resumed without it keeps what it had.
+        surrogate: the model that learns step time and power: "gaussian-process" (the default)
+            or any scikit-learn regressor whose predict takes return_std or that averages its
+            members (docs/search.md). A run that is resumed without it keeps what it had.
         executor: "ray", "inline", "simulated" or an `Executor`. If not given: Ray if it is
             installed, else inline. "simulated" answers probes by predictions and measures nothing;
             `plan` predicts every configuration of a cluster that is not here.
@@ -169,7 +165,7 @@ def optimize(
         runs_dir=runs_dir,
         notify=on_progress,
     )
-    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress, allow_changed_training)
+    problem, run, settings = asked.prepare(clocks, on_progress, allow_changed_training)
     if plan is not None:
         from tuner.study.plan_run import probes_of_plan
 
@@ -207,7 +203,6 @@ def dry_run(
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
-    target_gpus: int | None = None,
     clocks: bool = True,
     knobs: Sequence[Knob | str] = (),
     allow_changed_training: bool = False,
@@ -248,7 +243,7 @@ def dry_run(
     if isinstance(asked.job, Script):
         run = RunFolder.named(runs_dir, asked.name or new_name(asked.job.name, runs_dir))
         return describe_script(asked.job, asked.settings, asked.constraints, run, how)
-    problem, run, settings = asked.prepare(target_gpus, clocks, on_progress, allow_changed_training)
+    problem, run, settings = asked.prepare(clocks, on_progress, allow_changed_training)
     return describe(problem, settings, asked.constraints, run, how)
 
 
@@ -276,15 +271,8 @@ def plan(
     error of the models.
 
     Args:
-        job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
-        cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        space: the search space's name or path; "default" or "large" as for `optimize` if not given.
         gpus: numbers of GPUs of this kind to compare (`Result.plan.sizes`), with whole nodes; if
             none is given, every number up to the cluster's may be used.
-        name: name of the run; no run of this name may exist.
-        runs_dir: folder of the run folders.
-        report: write report.html and the launch files.
-        on_progress: called with each `Progress`.
 
     The other arguments are those of `optimize`.
 
@@ -405,11 +393,7 @@ def front_of_csv(
 
     Args:
         paths: CSV files; columns that all of them have are read.
-        options: meaning of the columns.
-        constraints: limits that choose on the front.
         baseline: KNOB=VALUE of the configuration in use today, if there is one.
-        name: name of the run folder.
-        runs_dir: folder of the run folders.
 
     Returns:
         The result, and a sentence on what was read as what.

@@ -16,26 +16,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.short_names import in_order, short_name, short_word
 
-__all__ = [
-    "Units",
-    "after_comma",
-    "change",
-    "common_mark",
-    "differing_knobs",
-    "duration",
-    "energy_text",
-    "knob_text",
-    "label",
-    "long_text",
-    "number",
-    "one_line",
-    "ordered_knobs",
-    "percent",
-    "settings_text",
-    "short",
-    "varying_knobs",
-]
-
 #: Name, kilojoules in one, and the kilojoules from which the next is taken: from one kilowatt-hour
 #: on, the unit in which energy is bought.
 _ENERGY_UNITS = (
@@ -138,6 +118,16 @@ def percent(share: float) -> str:
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"
 
 
+def probability(p: float) -> str:
+    """Return a probability in per cent, which is rounded neither to certainty nor to the 95 % that
+    a recommendation takes."""
+    if p >= 0.9995:
+        return "more than 99.9 %"
+    if p < 0.01:
+        return "less than 1 %"
+    return f"{100 * p:.1f} %" if p >= 0.985 else f"{int(100 * p + 1e-9)} %"
+
+
 def common_mark(meters: Iterable[HasMark]) -> str:
     """Return the mark of figures from these meters: "twin" before "estimated" before ""."""
     return max((meter.mark for meter in meters), default="")
@@ -214,7 +204,6 @@ def short(
     """Return a configuration's short name: "mb16 zero1 1050MHz dp8".
 
     Args:
-        configuration: to be named.
         names: the knobs to name; all that it sets if not given, or empty. If every one has its
             default, they are named all the same.
         baseline: what differs from it comes first, also where the configuration has a default.

@@ -13,17 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = [
-    "hypervolume",
-    "hypervolume_sd",
-    "improvement",
-    "joint_improvement",
-    "knee",
-    "nondominated",
-    "probability_nondominated",
-    "reference_point",
-]
-
 #: The reference lies beyond the front's nadir by this share of its range, and at least by this.
 REFERENCE_MARGIN, REFERENCE_LEAST = 0.10, 0.005
 

@@ -1,7 +1,6 @@
 """Storage of a study: a journal beside the trace, or a database behind a URL.
 
-Errors name the fault of a URL, a driver or a server in a sentence, without a password. The error of
-a storage that stops answering is a kind of its own, because it is the only one worth waiting for.
+Errors name the fault of a URL, a driver or a server in a sentence, without a password.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import open_plain
 from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import repair_torn_tail
-
-__all__ = ["StorageError", "open_storage", "storage_trouble", "without_password"]
 
 #: A storage that has not answered after this many seconds counts as not answering.
 STORAGE_TIMEOUT_S = 8.0
@@ -116,6 +113,30 @@ def _within(timeout_s: float, what: str, call: Callable[[], Opened]) -> Opened:
     raise InputError(f"{what} cannot be opened: {reason[:200]}") from error
 
 
+def _open_journal(journal: Path) -> optuna.storages.BaseStorage:
+    private_folder(journal.parent)
+    os.close(open_plain(journal, os.O_CREAT))  # Optuna would follow a link
+    repair_torn_tail(journal)
+    # A killed writer leaves its lock, which Optuna breaks after 30 s. But only the driver, which
+    # holds the run folder, and a user's clicks in the dashboard write here, each for milliseconds.
+    lock = JournalFileSymlinkLock(str(journal), grace_period=JOURNAL_GRACE_S)
+    return JournalStorage(_Journal(str(journal), lock_obj=lock))
+
+
+def _open_database(address: str, options: dict[str, Any]) -> optuna.storages.BaseStorage:
+    from sqlalchemy.exc import IntegrityError, ProgrammingError
+
+    for last in (False, False, True):
+        try:
+            return optuna.storages.RDBStorage(address, engine_kwargs=options)
+        except (IntegrityError, ProgrammingError):
+            # Two drivers that make the tables at once: the second finds them made.
+            if last:
+                raise
+            time.sleep(0.5)
+    raise AssertionError
+
+
 def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
     """Open the storage of a study.
 
@@ -129,19 +150,7 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
             STORAGE_TIMEOUT_S seconds; or the journal cannot be read.
     """
     if url is None:
-
-        def open_journal() -> optuna.storages.BaseStorage:
-            private_folder(journal.parent)
-            os.close(open_plain(journal, os.O_CREAT))  # Optuna would follow a link
-            repair_torn_tail(journal)
-            # A killed writer leaves its lock, which Optuna breaks after 30 s. But only the driver,
-            # which holds the run folder, and a user's clicks in the dashboard write here, each for
-            # milliseconds.
-            lock = JournalFileSymlinkLock(str(journal), grace_period=JOURNAL_GRACE_S)
-            return JournalStorage(_Journal(str(journal), lock_obj=lock))
-
-        return _within(45.0, f"the journal {journal}", open_journal)
-
+        return _within(45.0, f"the journal {journal}", lambda: _open_journal(journal))
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -160,22 +169,10 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
                 parsed = parsed.set(drivername=f"{parsed.drivername}+{driver[1]}")
                 break
     address = parsed.render_as_string(hide_password=False)
-
-    def open_database() -> optuna.storages.BaseStorage:
-        from sqlalchemy.exc import IntegrityError, ProgrammingError
-
-        for last in (False, False, True):
-            try:
-                return optuna.storages.RDBStorage(address, engine_kwargs=options)
-            except (IntegrityError, ProgrammingError):
-                # Two drivers that make the tables at once: the second finds them made.
-                if last:
-                    raise
-                time.sleep(0.5)
-        raise AssertionError
-
     try:
-        return _within(STORAGE_TIMEOUT_S, f"storage {shown!r}", open_database)
+        return _within(
+            STORAGE_TIMEOUT_S, f"storage {shown!r}", lambda: _open_database(address, options)
+        )
     except InputError as error:
         raise InputError(without_password(str(error), url)) from None
 
@@ -215,8 +212,7 @@ def _raised_by_storage(error: Exception) -> bool:
 
     A KeyError is its word for a study or trial that is no longer there, a RuntimeError for a lock
     of the journal that cannot be made, a ValueError for a line of it that is no JSON, an OSError
-    for its files. A trial that is finished already is no trouble of the storage's, and waiting does
-    not mend it.
+    for its files. A trial that is finished already is no trouble of the storage's.
     """
     if isinstance(error, optuna.exceptions.UpdateFinishedTrialError):
         return False

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-__all__ = ["VisibleStream", "raw_stream", "visible", "visible_streams"]
-
 #: The control characters of ISO/IEC 6429 (C0 and C1) but newline and tab, and surrogates: the bytes
 #: of a file name that is not UTF-8, which a terminal may read as controls and UTF-8 cannot encode.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x80-\x9f\ud800-\udfff]")
@@ -34,11 +32,7 @@ def visible(text: str) -> str:
 
 
 class VisibleStream:
-    """A text stream that writes `visible` text to another one.
-
-    Args:
-        raw: the stream that is written to.
-    """
+    """A text stream that writes `visible` text to another one."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw

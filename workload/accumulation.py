@@ -14,14 +14,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = [
-    "WHOLE_STEPS_WINDOWS",
-    "AccumulationFit",
-    "AccumulationPlan",
-    "accumulation_plan",
-    "steps_take_too_long",
-]
-
 #: Whole steps are measured as long as the smallest number of them takes no longer than this many
 #: times the shortest window.
 WHOLE_STEPS_WINDOWS = 2.0
@@ -34,14 +26,10 @@ class AccumulationFit:
     Attributes:
         accumulation: micro-batches of the job's own step, for which the measurement is.
         micro_batches: micro-batches of a step of each window.
-        steps: optimizer steps of each window.
-        step_times_s: mean time of a step of each window.
-        step_energies_J: mean energy of a step of each window.
         once_s, once_J: what a step takes once.
         each_s, each_J: what each micro-batch adds.
         curvature: distance of the middle accumulation's time from the line through the others, as
             a share of it.
-        curvature_se: its standard error.
     """
 
     accumulation: int
@@ -89,8 +77,6 @@ def accumulation_plan(
     that a whole step costs little more.
 
     Args:
-        configuration: launch settings.
-        job: whose global batch is split.
         why_not_set: why the program's accumulation cannot be set while it runs; "" if it can.
     """
     try:
@@ -116,10 +102,5 @@ def accumulation_plan(
 
 
 def steps_take_too_long(step_time_s: float, min_steps: int, min_s: float) -> bool:
-    """Return True if micro-batches are to be measured: whole steps would take two windows.
-
-    Args:
-        step_time_s: time of a whole step, expected.
-        min_steps, min_s: smallest number of steps and length of a window (`WindowPolicy`).
-    """
+    """Return True if micro-batches are to be measured: whole steps would take two windows."""
     return min_steps * step_time_s > WHOLE_STEPS_WINDOWS * min_s

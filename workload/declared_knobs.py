@@ -21,20 +21,6 @@ from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.key_files import changed_text, read_key
 
-__all__ = [
-    "at_baseline",
-    "deepspeed_settings",
-    "environment",
-    "export_words",
-    "framework_settings",
-    "native_values",
-    "program_knobs",
-    "read_at_start",
-    "resolved",
-    "text_values",
-    "with_files",
-]
-
 #: Variables that joulefront sets for each rank.
 _OWN = (
     "RANK",
@@ -64,7 +50,14 @@ def environment(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str
 
 
 def export_words(env: Mapping[str, str]) -> list[str]:
-    """Return variables as words for the shell's `export`, quoted."""
+    """Return variables as words for the shell's `export`, quoted.
+
+    Raises:
+        InputError: one has a name that no shell takes.
+    """
+    for name in env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise InputError(f"{name!r} is no name of an environment variable")
     return [f"{name}={shlex.quote(value)}" for name, value in env.items()]
 
 
@@ -185,13 +178,8 @@ def resolved(
     """Return a declared knob with `how` and the baseline filled in.
 
     Args:
-        knob: as declared.
         placeholders: those of the command, with today's value or "".
-        words: the command.
-        cwd: the folder it is started in.
-        config: DeepSpeed's configuration today, as far as it is known.
         config_file: the DeepSpeed configuration that the command names; its keys are set there.
-        launcher_env: variables that the command's launcher sets for the ranks.
         driven: returns today's value of a key of the recognised framework; None without one.
 
     Raises:
@@ -200,12 +188,13 @@ def resolved(
     if knob.live:  # an inspection tells the present value, if the script reads it
         return at_baseline(knob, None)
     way, key = knob.target
-    if way.endswith(FILE_KINDS) and config_file and _same(cwd / way, config_file):
+    if way.endswith(FILE_KINDS) and config_file and (cwd / way).resolve() == config_file.resolve():
         read_key(cwd / way, key)
         way = "deepspeed"
         knob = replace(knob, how=f"deepspeed:{key}")
     if way == "env":
-        _check_variable(knob, key)
+        if key in _OWN or key.startswith("JOULEFRONT_"):
+            raise InputError(f"knob {knob.name!r} sets {key}, which joulefront sets for each rank")
         return at_baseline(knob, {**os.environ, **(launcher_env or {})}.get(key))
     if way == "deepspeed":
         return at_baseline(knob, _setting(config, key))
@@ -230,10 +219,6 @@ def resolved(
     return at_baseline(replace(knob, how=way), placeholders.get(knob.name) or None)
 
 
-def _same(path: Path, other: Path) -> bool:
-    return path.resolve() == other.resolve()
-
-
 def at_baseline(knob: Knob, today: Any) -> Knob:
     """Return a knob whose baseline is what was found today, if anything was.
 
@@ -250,11 +235,6 @@ def at_baseline(knob: Knob, today: Any) -> Knob:
     if found is None and knob.baseline is None and first:
         found = knob.values[0]
     return knob if found is None else replace(knob, baseline=found)
-
-
-def _check_variable(knob: Knob, name: str) -> None:
-    if name in _OWN or name.startswith("JOULEFRONT_"):
-        raise InputError(f"knob {knob.name!r} sets {name}, which joulefront sets for each rank")
 
 
 def _setting(config: Mapping[str, Any], key: str) -> Any:

@@ -16,8 +16,6 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.workload.declared_knobs import deepspeed_settings
 from tuner.workload.hook import merge
 
-__all__ = ["ops_needed", "render_deepspeed_config", "training_arguments"]
-
 #: The knobs that DeepSpeed's JSON has no key for.
 _ARGUMENTS = (
     "pipeline_parallel",
@@ -31,7 +29,6 @@ _ARGUMENTS = (
     "activation_checkpointing",
     "activation_offload",
     "compilation",
-    "fp8",
 )
 
 
@@ -52,9 +49,6 @@ def render_deepspeed_config(
     Keys are DeepSpeed 0.19's (deepspeed.ai/docs/config-json).
 
     Args:
-        configuration: what is chosen.
-        job: what is trained.
-        nvme_path: the folder for what is kept on an NVMe drive (`Cluster.nvme_path`).
         on_cuda: the devices are GPUs, where torch's AdamW is one fused kernel instead of several
             passes over the states. It needs no compiler, as DeepSpeed's FusedAdam does.
 

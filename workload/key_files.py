@@ -11,16 +11,13 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.yaml_keys import changed_keys, check_plain, read_text
-
-__all__ = ["changed_text", "parsed_file", "read_key"]
 
 #: No configuration of a training is larger; a larger file is not read.
 _MOST_BYTES = 4 * 2**20
@@ -30,7 +27,7 @@ def read_key(path: Path, key: str) -> Any:
     """Return the value of a key.
 
     Args:
-        path: a file with the suffix .json, .yaml, .yml or .toml.
+        path: a file with the suffix .json or .toml, or one of YAML.
         key: names of tables and of the key, with dots between them.
 
     Raises:
@@ -61,8 +58,6 @@ def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = Fals
     """Return the text of a file with other values of some keys.
 
     Args:
-        path: as for `read_key`.
-        changes: the new values by key.
         may_add: add keys that the file does not have, and take those away whose value is None.
 
     Raises:
@@ -83,7 +78,6 @@ def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = Fals
 
 
 def _changed(text: str, path: Path, wanted: Any, key: str, value: Any) -> str:
-    """Set a key in `wanted`, and return the text with that change."""
     *tables, last = key.split(".")
     table, depth = wanted, 0
     for name in tables:
@@ -103,10 +97,10 @@ def _changed(text: str, path: Path, wanted: Any, key: str, value: Any) -> str:
         table[last] = value
     if path.suffix == ".json":
         return json.dumps(wanted, indent=2) + "\n"
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix != ".toml":
         if value is None or depth < len(tables):
             return str(yaml.safe_dump(wanted, sort_keys=False))  # comments do not survive this
-        return changed_keys(text, {tuple(key.split(".")): value}, path)
+        return changed_yaml(text, key.split("."), value, path)
     if there:
         start, end = _place(text, path, key)
         if value is None:
@@ -116,8 +110,57 @@ def _changed(text: str, path: Path, wanted: Any, key: str, value: Any) -> str:
     return _added_to_toml(text, ".".join(tables), f"{last} = {json.dumps(value)}\n")
 
 
+def changed_yaml(text: str, keys: Sequence[str], value: Any, path: Path) -> str:
+    """Return the text of a YAML file with one value changed, by its key and the keys above it.
+
+    PyYAML's composer says where each value stands in the text, so it is replaced in place. A key
+    that its section lacks is added at the section's end.
+
+    Raises:
+        InputError: the file is no YAML or holds anchors, or a section is missing.
+    """
+    check_plain(text, path)
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    for depth, key in enumerate(keys):
+        if not isinstance(node, yaml.MappingNode):
+            raise InputError(f"{path} has no section {'.'.join(keys[:depth]) or 'of keys'}")
+        found = next((held for name, held in node.value if name.value == key), None)
+        if found is None and depth == len(keys) - 1:
+            return _added_to_yaml(text, node, key, value)
+        if found is None:
+            raise InputError(f"{path} has no section {'.'.join(keys[: depth + 1])}")
+        node = found
+    if not isinstance(node, yaml.ScalarNode):
+        raise InputError(f"{'.'.join(keys)} in {path} is not a single value")
+    before, after = text[: node.start_mark.index], text[node.end_mark.index :]
+    space = "" if before.endswith(" ") else " "  # an empty value begins at its colon
+    return before + space * (not node.value) + _scalar(value) + after
+
+
+def _added_to_yaml(text: str, section: Any, key: str, value: Any) -> str:
+    line = f"{key}: {_scalar(value)}"
+    if section.flow_style:
+        at = section.end_mark.index - 1
+        return text[:at].rstrip() + (", " if section.value else "") + line + text[at:]
+    name, last = section.value[-1]
+    at = text.find("\n", min(last.end_mark.index, len(text)))
+    if last.end_mark.column == 0 and last.end_mark.index > last.start_mark.index:
+        at = last.end_mark.index - 1  # a nested section ends where the next line begins
+    head = text if at < 0 else text[:at]
+    rest = "" if at < 0 else text[at:]
+    return f"{head.rstrip()}\n{' ' * name.start_mark.column}{line}{rest or chr(10)}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and value.replace("_", "").replace("-", "").isalnum():
+        quoted = value.lower() in ("no", "yes", "on", "off", "true", "false", "null", "y", "n")
+        return f"'{value}'" if quoted or value[0].isdigit() else value
+    text = json.dumps(value)
+    # 1e-05 is a text in YAML 1.1, 1.0e-05 a number.
+    return re.sub(r"^(-?\d+)(?=e)", r"\1.0", text) if isinstance(value, float) else text
+
+
 def _added_to_toml(text: str, table: str, line: str) -> str:
-    """Return the text of a TOML file with a line below the header of a table."""
     position = 0
     for present in text.splitlines(keepends=True):
         header = _HEADER.match(present.rstrip("\r\n"))
@@ -133,6 +176,18 @@ def _added_to_toml(text: str, table: str, line: str) -> str:
     return head + ("" if not head or head.endswith("\n") else "\n") + line + text[position:]
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+
+
 def _text(path: Path) -> str:
     try:
         if not path.is_file():
@@ -145,11 +200,6 @@ def _text(path: Path) -> str:
 
 
 def _parsed(text: str, path: Path) -> Any:
-    """Return the data of a file's text.
-
-    Raises:
-        InputError: it is not what its suffix says, or YAML with anchors or merge keys.
-    """
     try:
         if path.suffix == ".json":
             return json.loads(text)
@@ -161,21 +211,30 @@ def _parsed(text: str, path: Path) -> Any:
         raise
     except Exception as error:  # PyYAML's errors share no class with those of the others
         problem = " ".join(str(error).split())
-        raise InputError(f"{path} is not valid {path.suffix[1:].upper()}: {problem}") from error
+        kind = path.suffix[1:].upper() if path.suffix in (".json", ".toml") else "YAML"
+        raise InputError(f"{path} is not valid {kind}: {problem}") from error
 
 
-def _place(text: str, path: Path, key: str) -> tuple[int, int]:
-    """Return where the text of a key's value begins and ends in a TOML file.
+def check_plain(text: str, path: Path) -> None:
+    """Refuse what a changed value would carry to other keys.
 
     Raises:
-        InputError: it cannot be found.
+        InputError: the text is no YAML, or holds anchors, aliases or merge keys.
     """
-    found = _toml_place(text, key)
-    if found is None:
-        raise InputError(
-            f"cannot find {key} in the text of {path.name}; write it on a line of its own"
-        )
-    return found
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            line = event.start_mark.line + 1
+            if isinstance(event, yaml.NodeEvent) and event.anchor:
+                raise InputError(
+                    f"{path} holds the YAML anchor or alias {event.anchor!r} in line {line}; write "
+                    "the values out, for a changed one would change in several places"
+                )
+            if isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]:
+                raise InputError(
+                    f"{path} holds a YAML merge key (<<) in line {line}; write the keys out"
+                )
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
 
 
 _HEADER = re.compile(r"\s*\[(?P<name>[^\[\]]+)\]\s*(#.*)?$")
@@ -185,8 +244,8 @@ _LINE = re.compile(
 )
 
 
-def _toml_place(text: str, key: str) -> tuple[int, int] | None:
-    """Return the place of a value that stands on one line of a table; else None."""
+def _place(text: str, path: Path, key: str) -> tuple[int, int]:
+    """Return where the text of a value that stands on one line of a TOML table begins and ends."""
     table, position = "", 0
     for line in text.splitlines(keepends=True):
         body = line.rstrip("\r\n")
@@ -197,4 +256,4 @@ def _toml_place(text: str, key: str) -> tuple[int, int] | None:
         elif (found := _LINE.match(body)) and f"{table}.{found['name']}".lstrip(".") == key:
             return position + found.start("value"), position + found.end("value")
         position += len(line)
-    return None
+    raise InputError(f"cannot find {key} in the text of {path.name}; write it on a line of its own")

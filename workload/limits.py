@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from tuner.workload.probe import ProbeRequest, WindowPolicy
 
-__all__ = ["FIRST_STEP_LIMIT_S", "PROBE_LIMIT_S", "STEP_LIMIT_S", "ProbeLimits", "limits_of"]
-
 #: A step that takes longer than this is a hang, unless longer steps are predicted.
 STEP_LIMIT_S = 120.0
 #: Time to the first step in the inspection of a script, and at least in every probe.
@@ -32,8 +30,6 @@ class ProbeLimits:
 
     Attributes:
         first_step_s: from the start of the ranks to their first optimizer step.
-        step_s: one further step.
-        probe_s: the whole probe.
     """
 
     first_step_s: float = FIRST_STEP_LIMIT_S
@@ -63,8 +59,6 @@ def limits_of(
     """Return the limits of a probe; those that the user set are taken as they are.
 
     Args:
-        window: length of a measurement.
-        visits: number of live settings that may be visited.
         predicted_step_s: predicted time of an optimizer step; NaN if unknown.
         inspected_s: time that the inspection of the script took to its first step; 0 without one.
         first_step_s, step_s, probe_s: the limits that were set; None derives them.

@@ -16,15 +16,6 @@ from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.search_spaces.typed import strict_json
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
-__all__ = [
-    "PENDING_NAME",
-    "drop_pending",
-    "partial_record",
-    "recover_pending",
-    "save_partial",
-    "save_pending",
-]
-
 #: The file's name, which no training script writes.
 PENDING_NAME = ".joulefront-record.json"
 
@@ -58,9 +49,6 @@ def partial_record(
     Its energy is that of the windows: the least that it has cost.
 
     Args:
-        request: the request.
-        measurements: what was measured.
-        meter: the source of their energies.
         failure: how it ended; by default because the session did.
     """
     windows = tuple(measurements)

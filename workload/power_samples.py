@@ -13,8 +13,6 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import make_folder, write_bytes
 from tuner.workload.meters.base import PowerSample
 
-__all__ = ["read_power", "write_power_samples"]
-
 
 def write_power_samples(
     run_dir: str | Path,
@@ -30,9 +28,6 @@ def write_power_samples(
     is a row of its own: its time, its name and nothing else.
 
     Args:
-        run_dir: the study's folder.
-        probe_id: names the file.
-        samples: the timeline.
         since_s: the probe's start on the samples' clock; times are written from there, seconds.
         phases: (time on the samples' clock, name of the part of the step that begins then).
 

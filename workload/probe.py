@@ -21,22 +21,6 @@ from tuner.workload.accumulation import AccumulationFit
 from tuner.workload.drift import Drift
 from tuner.workload.window_policy import WindowPolicy
 
-__all__ = [
-    "BLAMELESS",
-    "INSPECTIONS",
-    "SCHEMA_VERSION",
-    "Drift",
-    "Failure",
-    "FailureKind",
-    "Measurement",
-    "MeterInfo",
-    "NotApplied",
-    "ProbeRecord",
-    "ProbeRequest",
-    "Scope",
-    "WindowPolicy",
-]
-
 #: Version of a record's JSON. A reader takes this one and older ones (`tuner.workload.trace`).
 SCHEMA_VERSION = 1
 
@@ -48,8 +32,42 @@ FailureKind = Literal[
     "refused", "out_of_memory", "crash", "hang", "time_limit", "cancelled", "not_taken", "node"
 ]
 
-#: Kinds of failure that say nothing of the configuration.
-BLAMELESS: frozenset[str] = frozenset({"cancelled", "node"})
+
+@dataclass(frozen=True)
+class FailureClass:
+    """Meaning of a kind of failure.
+
+    Attributes:
+        blames: what may not be tried again: every setting of the launch, or this setting; None if
+            the failure says nothing of the configuration.
+        t4: the kind in Kernel Tuner's T4 results schema ("invalidity", version 1.0.0).
+    """
+
+    phrase: str
+    blames: Literal["launch", "setting"] | None
+    t4: Literal["constraints", "runtime", "timeout"] = "runtime"
+
+
+FAILURES: Mapping[str, FailureClass] = {
+    # by the framework or a rule
+    "refused": FailureClass("refused", "launch", "constraints"),
+    "out_of_memory": FailureClass("out of memory", "launch"),
+    "crash": FailureClass("crash", "launch"),
+    # no step within the limit
+    "hang": FailureClass("hang", "launch", "timeout"),
+    "time_limit": FailureClass("time limit", "launch", "timeout"),
+    "cancelled": FailureClass("cancelled", None),
+    # the devices did not run as they were set, at any setting
+    "not_taken": FailureClass("not taken", "setting", "constraints"),
+    # it could not meter, set or write, its GPUs are damaged, or others use them
+    "node": FailureClass("node", None),
+}
+
+
+def failure_class(kind: str) -> FailureClass:
+    """Return the entry of `FAILURES`; of an unknown kind, one that blames the setting alone."""
+    return FAILURES.get(kind) or FailureClass(kind.replace("_", " "), "setting")
+
 
 #: Purposes of a launch that shows how a user's script trains: with the batch split differently
 #: where that is possible, and as it is.
@@ -66,13 +84,11 @@ class ProbeRequest:
 
     Attributes:
         probe_id: unique in the study, e.g. "p0007".
-        launch: the launch knobs.
         live: the live settings to visit, in this order; an empty `Settings` changes nothing.
-        window: length and precision of each measurement.
         time_limit_s: the whole probe is killed after this.
         first_step_limit_s, step_limit_s: the longest that the first optimizer step and any other
             may take; None for the defaults of `tuner.workload.limits`.
-        purpose: why it runs: "baseline", "search", "remeasure", "probe", or one of `INSPECTIONS`.
+        purpose: why it runs: "baseline", "search", "verify", "probe", or one of `INSPECTIONS`.
         extendable: once these are visited, further settings of the same launch may follow
             (`tuner.workload.runners.Continuation`). The stored key is "open".
         front: (step time in s, energy of a step in J) that measured configurations reach, at the
@@ -130,7 +146,6 @@ class ProbeRequest:
 
 
 def _settings(data: Any) -> Settings:
-    """Read the knobs of a file."""
     return Settings(plain_setting(data, "a probe's settings"))
 
 
@@ -140,7 +155,6 @@ class MeterInfo:
 
     Attributes:
         name: "nvml", "rapl", "estimated", "table", "simulated".
-        scope: what is charged.
         source: one phrase for people: "NVML total-energy counter", "utilisation x envelope".
         estimated: True if nothing was metered. Such figures are labelled wherever shown.
         host: what of the node besides the GPUs is charged to the job, and what is not; empty if
@@ -175,14 +189,10 @@ class Measurement:
     """Figures of one window, of the whole job (all ranks, all nodes).
 
     Attributes:
-        live: the requested live setting.
         delivered: what the devices really did, means over the window and the devices
             ({"clock_MHz": 1395}), and of each stage if it was set by stage ("clock_MHz.0");
             empty if unknown. Models learn from this (`as_delivered`).
         steps: whole optimizer steps in the window.
-        window_s: the window's length, seconds.
-        step_time_s: mean time of a step, seconds.
-        step_time_se_s: its standard error, seconds.
         energy_J: energy between the window's boundaries, joules.
         power_W: energy_J / window_s, watts; of the extrapolated step if there is one.
         power_se_W: its standard error, watts, by blocks of whole steps and corrected for their
@@ -290,10 +300,7 @@ class Failure:
     """Reason for which a probe ended early.
 
     Attributes:
-        kind: "refused" (by the framework or a rule), "out_of_memory", "crash", "hang" (no step
-            within the limit), "time_limit", "cancelled", "not_taken" (the devices did not run as
-            they were set, at any setting), "node" (the node could not meter, set or write).
-        message: one sentence.
+        kind: a key of `FAILURES`, or a kind that a later release recorded.
         log_tail: the last lines that the ranks printed.
     """
 
@@ -302,9 +309,14 @@ class Failure:
     log_tail: str = ""
 
     @property
+    def sentence(self) -> str:
+        """Kind and message in words."""
+        return f"{failure_class(self.kind).phrase}: {self.message}"
+
+    @property
     def blames_configuration(self) -> bool:
         """True if the configuration may be the cause."""
-        return self.kind not in BLAMELESS
+        return failure_class(self.kind).blames is not None
 
     @property
     def was_cancelled(self) -> bool:
@@ -314,13 +326,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class NotApplied:
-    """A live setting that was visited and is no data point, for the devices ran otherwise.
-
-    Attributes:
-        live: the requested setting.
-        message: the reason, one sentence.
-        delivered: what the devices did instead.
-    """
+    """A live setting that was visited and is no data point, for the devices ran otherwise."""
 
     live: Settings
     message: str
@@ -335,19 +341,14 @@ class ProbeRecord:
         request: the request, with the settings that an extendable one visited besides.
         measurements: one for each visit of a live setting, in the order of visiting; the setting
             that was visited twice has two.
-        meter: the source of the energy figures.
-        failure: None if the probe ended as planned.
         launch_s: from the request to the first step after warm-up, seconds.
         wall_s: from the request to the end, seconds.
         energy_J: everything the probe drew from the request to the end, joules: what probing cost.
         started_at: UTC, ISO 8601.
-        host: the lead node's name.
         environment: versions, device names, what was rendered (DeepSpeed JSON, argv).
         idle_W: what the meter's scope drew before the ranks started, watts; None if unknown.
         waiting_devices: devices of the lease that no rank used. The lease is the whole node, so
             what they drew is in every figure of energy here.
-        drift: the difference of the two visits of a setting; None if none was visited twice.
-        missed: settings that were visited and are no data point.
     """
 
     request: ProbeRequest

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tuner.search_spaces.safe_files import open_plain, write_text
 
-__all__ = ["PHASE_NAME", "read_phase", "write_phase"]
-
 #: The file's name, which no training script writes.
 PHASE_NAME = ".joulefront-phase"
 #: A longer line is not ours.

@@ -24,8 +24,6 @@ from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.runners import Runner
 from tuner.workload.trace import TraceWriter, read_trace
 
-__all__ = ["Recording", "record_space", "write_table"]
-
 #: A probe of a recording is killed after this.
 PROBE_LIMIT_S = 600.0
 
@@ -37,7 +35,6 @@ class Recording:
     Attributes:
         folder: table.csv, table.toml and trace/ are in it.
         records: all probes, earlier sessions' included.
-        rows: rows of the table.
     """
 
     folder: Path
@@ -59,13 +56,9 @@ def record_space(
     """Measure the candidates and write them as a recorded table.
 
     Args:
-        runner: runs the probes, one at a time.
-        candidates: what may be measured.
         folder: where the table and its trace go; an existing recording is continued.
         workload, hardware: what the rows are about; the table's grouping columns.
         sample: launch settings to measure, drawn at random; None is all of them.
-        seed: of the draw and the order.
-        say: told of each probe, a sentence.
 
     Raises:
         InputError: the sample is not positive, or the folder holds a broken trace.

@@ -22,8 +22,6 @@ from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, P
 from tuner.workload.table import RecordedTable, TableGroup, TablePoint
 from tuner.workload.trace import read_trace
 
-__all__ = ["TableRunner", "TraceRunner"]
-
 
 def _draws(seed: int, configuration: Configuration, probe_id: str) -> np.random.Generator:
     """Return the random generator of one visit, independent of the order of visits."""
@@ -47,9 +45,7 @@ class TableRunner:
     joules of a record follow the table's [cost].
 
     Args:
-        table: the table.
         group: a group's name; not needed where there is only one.
-        seed: of the draws.
     """
 
     def __init__(self, table: RecordedTable, group: str | None = None, *, seed: int = 0) -> None:
@@ -129,7 +125,6 @@ class TraceRunner:
 
     Args:
         path: the trace, or a run folder that holds one.
-        seed: of the draws.
 
     Raises:
         InputError: the trace cannot be read, is empty, or mixes two scopes of energy.

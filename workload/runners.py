@@ -8,16 +8,10 @@ from typing import Protocol, runtime_checkable
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
-__all__ = ["Continuation", "InteractiveRunner", "Runner"]
-
 
 @runtime_checkable
 class Runner(Protocol):
-    """Measurer of probes: real, replayed or simulated.
-
-    Attributes:
-        meter: the source of its energy figures.
-    """
+    """Measurer of probes: real, replayed or simulated."""
 
     meter: MeterInfo
 

@@ -24,16 +24,6 @@ from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.typed import plain_setting, plain_text
 from tuner.workload.probe import Scope
 
-__all__ = [
-    "PredictedBy",
-    "RecordedTable",
-    "TableCost",
-    "TableGroup",
-    "TableNoise",
-    "TablePoint",
-    "load_table",
-]
-
 #: Bounds of a plausible time (s), energy (J) or power (W).
 LEAST, MOST = 1e-12, 1e15
 
@@ -46,7 +36,6 @@ class TableCost:
         launch_s: from request to first measured step, seconds.
         launch_power: power meanwhile, as a share of the point's own.
         settle_s: run at each live setting before its window, seconds.
-        window_s: length of each window, seconds.
     """
 
     launch_s: float = 30.0
@@ -79,12 +68,7 @@ class TableNoise:
 
 @dataclass(frozen=True)
 class PredictedBy:
-    """Job and cluster of a recording, for the analytic models (`[predicted_by]` of the toml).
-
-    Attributes:
-        job: the job that was trained.
-        cluster: the cluster it ran on.
-    """
+    """Job and cluster of a recording, for the analytic models (`[predicted_by]` of the toml)."""
 
     job: TrainingJob
     cluster: Cluster
@@ -95,12 +79,9 @@ class TablePoint:
     """Configuration as recorded.
 
     Attributes:
-        configuration: its knobs.
         time_s: mean time of one unit of work, seconds.
-        power_W: mean power, watts.
         repeats: (time s, power W) of each repeat; empty where the table has none.
         time_sd_s: standard deviation of a repeated window's time; None where unknown.
-        power_sd_W: the same of its power.
         lines: the lines of table.csv that it comes from.
     """
 
@@ -124,7 +105,6 @@ class TableGroup:
 
     Attributes:
         name: the values of the grouping columns, joined; the table's name where there are none.
-        values: grouping column -> value.
         points: its configurations, each once, in the order of the file.
     """
 
@@ -138,17 +118,9 @@ class RecordedTable:
     """Table of recorded configurations.
 
     Attributes:
-        name: what it is called.
-        folder: where it stands.
-        groups: its search problems.
-        launch_knobs, live_knobs: which columns are which.
-        scope: what its energy is charged to.
-        cost: what probing would have cost.
         noise: spread to draw from where it has neither repeats nor deviations.
         unit_of_work: what one "step" of it is.
         estimated: True if the energy is not metered (`estimated = true` in the toml).
-        baseline: knob values of the setting in use today, where the table says so.
-        predicted_by: the job and the cluster that were recorded, where the table says so.
         notes: what was assumed, one sentence each.
     """
 
@@ -317,17 +289,40 @@ def _positive(row: Mapping[str, str], column: str, where: str, *, zero: bool = F
     )
 
 
-def _read_rows(path: Path, layout: _Layout) -> list[tuple[int, dict[str, str]]]:
-    """Return (line number, column -> text) of each row."""
+def read_csv(
+    path: Path, *, ragged: bool = False
+) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the columns of a CSV file, and (line number, column -> text) of each row.
+
+    With `ragged`, short rows are filled up and long ones cut instead of refused.
+
+    Raises:
+        InputError: it cannot be read, is no table, or names a column twice.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
-            header = next(reader, [])
-            rows = [(reader.line_num, row) for row in reader if row]
+            header = [name.strip() for name in next(reader, [])]
+            rows = [(reader.line_num, [*map(str.strip, row)]) for row in reader if row]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} is not a CSV table: {error}") from error
+    if len(set(header)) != len(header):
+        raise InputError(f"{path} names a column twice in its first line")
+    for number, row in rows:
+        if ragged:
+            row += [""] * (len(header) - len(row))
+        elif len(row) != len(header):
+            raise InputError(
+                f"{path} line {number} has {len(row)} values; its first line names {len(header)}"
+            )
+    return header, [(number, dict(zip(header, row, strict=False))) for number, row in rows]
+
+
+def _read_rows(path: Path, layout: _Layout) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of a table whose columns are those of its layout."""
+    header, rows = read_csv(path)
     wanted = [
         *(name for key in (*_LISTS[:3], *_REPEATS) for name in layout.lists[key]),
         *layout.columns.values(),
@@ -338,20 +333,13 @@ def _read_rows(path: Path, layout: _Layout) -> list[tuple[int, dict[str, str]]]:
             f"{path} has no column {missing[0]!r}, which {layout.where} names; "
             f"it has {', '.join(header) or 'none'}"
         )
-    if len(set(header)) != len(header):
-        raise InputError(f"{path} names a column twice in its first line")
-    for number, row in rows:
-        if len(row) != len(header):
-            raise InputError(
-                f"{path} line {number} has {len(row)} values; its first line names {len(header)}"
-            )
     for name in {name for key in _LISTS[:3] for name in layout.lists[key]}:
         plain_text(name, f"a column's name in {path}")
         for number, row in rows:
-            plain_text(row[header.index(name)].strip(), f"{name} in line {number} of {path}")
+            plain_text(row[name], f"{name} in line {number} of {path}")
     if not rows:
         raise InputError(f"{path} has no rows; it must hold at least one configuration")
-    return [(number, dict(zip(header, row, strict=True))) for number, row in rows]
+    return rows
 
 
 def _point(row: Mapping[str, str], line: int, layout: _Layout, path: Path) -> TablePoint:

@@ -21,13 +21,9 @@ from tuner.search_spaces.typed import strict_json
 from tuner.workload.pending import drop_pending
 from tuner.workload.probe import ProbeRecord
 
-__all__ = [
-    "TraceContents",
-    "TraceWriter",
-    "compact",
-    "read_trace",
-    "repair_torn_tail",
-]
+#: What is read of a trace, which may come from anybody: a line of so many brackets would take the
+#: hundredfold of it in memory. A record of a thousand windows has a tenth of the line's limit.
+MAX_BYTES, MAX_LINE_BYTES = 256 * 2**20, 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -109,9 +105,6 @@ class TraceWriter:
     Args:
         path: the trace, e.g. runs/NAME/trace/probes.jsonl; its folder is made.
 
-    Attributes:
-        notes: what was repaired, one sentence each.
-
     Raises:
         InputError: the file cannot be opened for writing, or the disk is full.
     """
@@ -192,14 +185,19 @@ def read_trace(path: str | Path) -> TraceContents:
     """Read a trace without changing it. A truncated last line is left out and noted.
 
     Raises:
-        InputError: the file cannot be read, a line before the last is broken, or a record's schema
-            is newer than this release reads. The sentence names the line.
+        InputError: the file cannot be read or is too large, a line before the last is broken, or a
+            record's schema is newer than this release reads. The sentence names the line.
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read the trace {path}: {error.strerror}") from error
+    longest = max(map(len, data.split(b"\n")))
+    if len(data) > MAX_BYTES or longest > MAX_LINE_BYTES:
+        limits = f"{MAX_BYTES // 2**20} MiB and {MAX_LINE_BYTES // 2**20} MiB a line"
+        raise InputError(f"the trace {path} is larger than any that tuner writes ({limits})")
     notes: list[str] = []
     start = _torn_tail(data)
     if start is not None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 
 from tuner.search_spaces.options import check_options, option
 
-__all__ = ["SEARCH_MIN_S", "WindowPolicy"]
-
 #: A window that is measured to `WindowPolicy.search_se` may be this short, seconds; NVML counters
 #: update about every 100 ms and read low in windows under 2 s (docs/measuring.md).
 SEARCH_MIN_S = 3.0
@@ -42,8 +40,7 @@ class WindowPolicy:
     )
     search_se: float = option(
         0.05,
-        "relative standard error that ends a window of the search; what is on the front is "
-        "measured again to the target",
+        "relative standard error that ends a window of the search",
         least=0,
     )
 

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from benchmarks.figures import ROOT
 
-__all__ = ["Unavailable", "cache_folder", "checkout", "make_environment"]
-
 _LIMIT_S = 900.0
 
 

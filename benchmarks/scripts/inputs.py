@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["make_inputs"]
-
 _WORDS = 480
 _SEED = 0
 #: A chat format that says whose turn it is; TRL's trainers need one.

@@ -17,8 +17,6 @@ from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.probe import WindowPolicy
 
-__all__ = ["Asked"]
-
 #: A training long enough that every probe repays itself, so that the number of probes ends it.
 STEPS = 10_000_000
 #: Steps take milliseconds here, and meters on a CPU need no long windows.
@@ -59,7 +57,7 @@ def main() -> None:
         report=False,
         on_progress=ProgressPrinter(sys.stdout),
     )
-    print(result.recommendation.headline if result.recommendation else result.stopped)
+    print(result.headline if result.recommendation else result.stopped)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ Each group of a table is one problem. A sampler plans in a real study (`tuner.st
 table answers with its noise and charges what a probe would have cost. A run ends when the
 noise-free means of its measurements cover the true front's hypervolume to within 1 % (log energy,
 log time; the reference is the front's nadir plus 10 % of its range, at least 0.005), or when the
-table is exhausted; a run that never gets there is charged the whole table, point by point. The
-oracle launches exactly the front's launch settings and visits exactly its live settings.
+table is exhausted; a run that never gets there is charged the whole table, point by point, and
+makes its group one of `groups_never_found`. The oracle launches exactly the front's launch settings
+and visits exactly its live settings.
 
-The headline is on jackknifed tables (`--jackknife`), the mean over each group's tables, with tuned
-and held-out groups apart (`benchmarks.search.problems`). There a run is also charged until each
-point of the front is matched within 2 % on both axes, the cheapest set of measurements stands
+The headline is on jackknifed tables (`--jackknife`), the mean over each group's tables, with tuned,
+seen and held-out groups apart (`benchmarks.search.problems`). There a run is also charged until
+each point of the front is matched within 2 % on both axes, the cheapest set of measurements stands
 beside the oracle (`benchmarks.search.truth`), and ours is also ended by the product's own rule
 (`benchmarks.search.own_stop`). With `--questions` a deadline and an energy budget are answered on
 them (`benchmarks.search.question`). The tables as recorded follow (`--seeds`): a group's figure is
@@ -17,7 +18,7 @@ the median over its seeds. With `--transfer` joulefront also gets the whole reco
 as earlier measurements: the next one that differs in exactly one grouping column, for each column.
 If a table names the job and cluster that it recorded (`[predicted_by]`), `joulefront+models` is
 joulefront with the analytic models of that job, as in a study. `joulefront/NAME` is joulefront with
-another surrogate (`tuner.models.surrogate.surrogate_choice`).
+another surrogate (`benchmarks.search.samplers.WITH_SURROGATE`).
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from benchmarks.search.external import EXTERNAL
 from benchmarks.search.jackknife import Jackknife, jackknife_figures, own_stop_lines
 from benchmarks.search.own_stop import own_stops
 from benchmarks.search.plot import anytime_figure
-from benchmarks.search.problems import Problem, load_problem, never_binds
+from benchmarks.search.problems import Problem
 from benchmarks.search.question import answer_searches, question_figures
 from benchmarks.search.recorded import in_flight_figures, recorded_figures, transfer_figures
 from benchmarks.search.results import write_results
 from benchmarks.search.runner import RunOptions, all_runs
-from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, WITH_PREDICTIONS
+from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, WITH_MODELS
 from benchmarks.search.statistics import figure_name
 from benchmarks.search.truth import truth_of
 from tuner.search.optuna_samplers import OURS
@@ -60,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
         default=list(DEFAULT_SAMPLERS),
         choices=NAMES,
         metavar="NAME",
-        help=f"of {', '.join(NAMES)}; {' and '.join(WITH_PREDICTIONS)} are for tables that say "
-        f"what predicts them (default: {' '.join(DEFAULT_SAMPLERS)})",
+        help=f"of {', '.join(NAMES)}; {WITH_MODELS} is for tables that say what "
+        f"predicts them (default: {' '.join(DEFAULT_SAMPLERS)})",
     )
     add(
         "--peers",
@@ -169,8 +170,8 @@ def run(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     tables = {folder: load_table(folder) for folder in options.tables}
     unsaid = [table.name for table in tables.values() if table.predicted_by is None]
-    if unsaid and (needing := [n for n in options.samplers if n in WITH_PREDICTIONS]):
-        raise SystemExit(f"{needing[0]} needs [predicted_by], which {unsaid[0]!r} does not have")
+    if unsaid and WITH_MODELS in options.samplers:
+        raise SystemExit(f"{WITH_MODELS} needs [predicted_by], which {unsaid[0]!r} does not have")
     for name in [name for name in options.samplers if name in PEERS and PEERS[name].missing()]:
         print(f"{name} is skipped: {PEERS[name].missing()}")
         options.samplers.remove(name)
@@ -199,10 +200,7 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
         each = RunOptions(tuple(options.samplers), (seed,), options.most, True, options.jobs)
         runs |= all_runs(each, tables)
         stops |= own_stops(tables, (seed,), options.jobs)
-    unbound = frozenset(
-        problem.group for problem in problems if never_binds(load_problem(problem).groups[0])
-    )
-    made = Jackknife(runs, stops, unbound)
+    made = Jackknife(runs, stops)
     made.print_groups()
     if options.results is not None:
         write_results(made, options.results)
@@ -210,7 +208,7 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
     if options.questions:
         tables = list(dict.fromkeys(problem for problem, _ in runs))
         searches = answer_searches(tables, options.most, options.jobs)
-        figures += question_figures(searches, unbound)
+        figures += question_figures(searches)
     return figures
 
 

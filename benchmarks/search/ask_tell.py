@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tuner.search.observations import Observations
 
-__all__ = ["PEERS", "AskTell", "AskTellPlanner", "Peer", "peer"]
-
 
 class AskTell(Protocol):
     """A sampler of the benchmark."""

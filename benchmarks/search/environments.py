@@ -16,8 +16,6 @@ from pathlib import Path
 
 from benchmarks.figures import ROOT
 
-__all__ = ["ENVIRONMENTS", "PEERS_VARIABLE", "Environment", "install", "python_of"]
-
 #: Environment variable with the folder of the virtual environments.
 PEERS_VARIABLE = "JOULEFRONT_PEERS"
 #: Seconds that one call of pip may take.

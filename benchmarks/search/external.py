@@ -24,8 +24,6 @@ from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 
-__all__ = ["EXTERNAL", "ExternalSweep", "missing"]
-
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 #: Samplers by the environment that they run in, with the script and its arguments.
 EXTERNAL = {

@@ -1,4 +1,4 @@
-"""The headline: joules on jackknifed tables, for tuned and for held-out groups apart."""
+"""The headline: joules on jackknifed tables; tuned, seen and held-out groups are never averaged."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from functools import cached_property
 
 from benchmarks.figures import Figure
 from benchmarks.search.own_stop import OwnStop
-from benchmarks.search.problems import Problem, load_problem, split_of
+from benchmarks.search.problems import SPLITS, Problem, load_problem, split_of
 from benchmarks.search.runner import Run
 from benchmarks.search.samplers import STOCK, SWEEPING
-from benchmarks.search.statistics import figure_name, geometric_mean, quantile
+from benchmarks.search.statistics import figure_name, geometric_mean, never_found, quantile
 from benchmarks.search.truth import Truth, lower_bound, truth_of
 from tuner.search.optuna_samplers import OURS
-
-__all__ = ["SPLITS", "Jackknife", "jackknife_figures", "matched_kJ", "own_stop_lines"]
-
-#: Tuned and held-out groups are never averaged.
-SPLITS = ("tuned", "held_out")
 
 
 def _hypervolume_kJ(run: Run) -> float:
@@ -37,12 +32,10 @@ class Jackknife:
     Attributes:
         runs: by problem and sampler.
         own_stops: of ours, by problem; empty if not made.
-        left_out: groups, by name, in which no power limit binds.
     """
 
     runs: Mapping[tuple[Problem, str], Sequence[Run]]
     own_stops: Mapping[Problem, Sequence[OwnStop]]
-    left_out: frozenset[str]
 
     @cached_property
     def samplers(self) -> list[str]:
@@ -50,12 +43,11 @@ class Jackknife:
         return list(dict.fromkeys(name for _, name in self.runs))
 
     def groups(self, split: str | None = None) -> dict[str, list[Problem]]:
-        """Return the jackknifed tables of each group; with a split, of the headline's groups."""
+        """Return the jackknifed tables of each group, of a split or of all."""
         found: dict[str, list[Problem]] = {}
         for problem in dict.fromkeys(problem for problem, _ in self.runs):
             table = load_problem(problem).name
-            wanted = split_of(table, problem.group) == split and problem.group not in self.left_out
-            if split is None or wanted:
+            if split is None or split_of(table, problem.group) == split:
                 found.setdefault(f"{table}: {problem.group}", []).append(problem)
         return found
 
@@ -85,9 +77,7 @@ class Jackknife:
         """Print a line for each group and sampler."""
         width = max(18, *map(len, self.samplers))
         for group, problems in self.groups().items():
-            mark = problems[0].group in self.left_out
-            said = " (no power limit binds: not in the headline)" if mark else ""
-            print(f"\n{group}: {len(problems)} jackknifed tables{said}")
+            print(f"\n{group}: {len(problems)} jackknifed tables")
             print(f"  {'sampler':{width}} {'/oracle':>8} {'least':>6} {'most':>6} {'matched':>8}")
             for name in self.samplers:
                 each = [self.over_oracle([problem], name) for problem in problems]
@@ -124,6 +114,8 @@ def jackknife_figures(made: Jackknife) -> list[Figure]:
         figures += _peer_figures(made, split, over)
         figures += _bound_figures(groups, split)
         figures += _own_stop_figures(made, groups, split)
+        runs = [[r for p in each for r in made.runs[p, OURS]] for each in groups.values()]
+        figures.append(never_found(runs, "jackknife_", f"_{split}"))
     return figures
 
 

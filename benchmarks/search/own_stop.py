@@ -28,9 +28,9 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.study.callbacks import StudyCallback
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder
+from tuner.study.rules import StopReason
+from tuner.workload.probe import ProbeRecord
 from tuner.workload.replay import TableRunner
-
-__all__ = ["OwnStop", "own_stops", "search_to_own_stop"]
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,19 @@ class OwnStop:
     reason: str
 
 
-def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) -> OwnStop:
-    """Search one problem until the product's own rule ends it."""
+def own_search(
+    problem: Problem, seed: int, sampler_name: str = OURS
+) -> tuple[list[ProbeRecord], StopReason]:
+    """Search one problem until the product's own rule ends it; return the probes and the reason.
+
+    What is measured again after the stop costs no search and adds no configuration: it is left out.
+    """
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    table, truth = load_problem(problem), truth_of(problem)
+    table = load_problem(problem)
     cost = ProbeCost(**asdict(table.cost))
-    candidates = Candidates.from_configurations(truth.logs)
-    settings = SearchSettings(verify=False, remeasure_share=0.0, seed=seed)
+    candidates = Candidates.from_configurations(truth_of(problem).logs)
+    settings = SearchSettings(verify=False, seed=seed)
     asked = studies.Problem(table.name, candidates, 1, baseline=None, cost=cost, identity={})
     sampler = sampler_named(sampler_name, candidates, cost, seed, (), table.predicted_by)
     recorder = StudyRecorder.in_memory(sampler)
@@ -74,8 +79,12 @@ def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) ->
         records=(),
     )
     stop = loop.run()
-    # What is measured again after the stop costs no search, and adds no configuration.
-    records = [record for record in loop.records if record.request.purpose == "search"]
+    return [record for record in loop.records if record.request.purpose == "search"], stop
+
+
+def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) -> OwnStop:
+    """Search one problem until the product's own rule ends it."""
+    records, stop = own_search(problem, seed, sampler_name)
     measured = [c for record in records for c in record.request.configurations()]
     return OwnStop(
         problem=problem,
@@ -83,7 +92,7 @@ def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) ->
         kJ=math.fsum(record.energy_J for record in records) / 1000,
         launches=len(records),
         measurements=len(measured),
-        missing=truth.missing(measured),
+        missing=truth_of(problem).missing(measured),
         reason=stop.kind,
     )
 

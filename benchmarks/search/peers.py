@@ -20,8 +20,6 @@ from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 
-__all__ = ["HillClimb", "OptunaSweep", "RandomSweep", "Sweep"]
-
 #: Asks of an Optuna sampler after which a launch is drawn at random: it proposes points that are
 #: not valid, or launches that are measured.
 MAX_ASKS = 50

@@ -23,8 +23,6 @@ from tuner.problem.probe_cost import ProbeCost
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 
-__all__ = ["BotorchSweep"]
-
 #: Launches drawn at random before the models choose.
 START = 2
 #: Settings of a launch that are scored jointly: the cost of the acquisition grows as 2**SCORED.

@@ -1,10 +1,11 @@
 """Search problems: groups of recorded tables, whole or jackknifed, and how they are split.
 
 A jackknifed table leaves out a random quarter of a group's launches, drawn by a fixed seed, so that
-a search cannot have been fitted to the exact table. Power limits that cannot bind are repeats of
+a search cannot have been fitted to the exact table. Power limits that show no effect are repeats of
 one setting: their spread is the recording's own noise, which the jackknifed tables draw from, and
-their mean is the truth of all of them. A group in which no power limit binds has no live knob to
-search and a front made of noise; it is left out of the headline.
+their mean is the truth of all of them. Which limits these are is read from the group's own rows,
+not by the rule of the search that is judged (`repeat_sets`). A group in which no power limit binds
+has no live knob to search and is a problem like any other: its best launch has to be found.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,20 +23,22 @@ import numpy as np
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.table import RecordedTable, TableGroup, TableNoise, TablePoint, load_table
 
-__all__ = ["Problem", "load_problem", "never_binds", "repeat_noise", "repeat_sets", "split_of"]
-
 #: Share of a group's launches that a jackknifed table leaves out.
 DROPPED = 0.25
-#: A power limit cannot bind if it exceeds the launch's mean power at its highest limit by this
-#: factor. The mean hides phases of higher power: on zeus-nsdi23, limits of 1.05 to 1.3 times the
-#: mean still lower it, and beyond 1.3 power no longer rises with the limit.
-SLACK = 1.3
+#: Limits show an effect if power or speed rises with them over all launches by this many standard
+#: errors of the slope, or is lower at the lowest of a launch than at its others by this many of
+#: their standard deviations (one-sided, 1 % and 0.1 %).
+SLOPE_SE, ROW_SD = 2.33, 3.0
 POWER_LIMIT = "power_limit_W"
 #: Degrees of freedom from which a group's own repeats tell its noise; below, the table's do.
 LEAST_FREEDOM = 5
-#: Groups that the search was tuned on or inspected with: name of the table -> part of the group's
-#: name. All other groups are held out: no constant was set by them.
-TUNED_ON = {"zeus-nsdi23": "V100", "kareus-attention-a100": ""}
+#: Groups that the search's constants were chosen on, and those that it was only looked at with, by
+#: split: name of the table -> part of the group's name. All other groups are held out.
+SPLITS: Mapping[str, Mapping[str, str]] = {
+    "tuned": {"zeus-nsdi23": "V100", "kareus-attention-a100": ""},
+    "seen": {"zeus-nsdi23": "RTX6000"},
+    "held_out": {},
+}
 
 
 @dataclass(frozen=True)
@@ -54,24 +57,49 @@ class Problem:
 
 
 def split_of(table: str, group: str) -> str:
-    """Return "tuned" or "held_out"."""
-    part = TUNED_ON.get(table)
-    return "tuned" if part is not None and part in group else "held_out"
+    """Return the key of `SPLITS` that a group belongs to."""
+    splits = (s for s, parts in SPLITS.items() if table in parts and parts[table] in group)
+    return next(splits, "held_out")
 
 
 def repeat_sets(group: TableGroup) -> list[list[TablePoint]]:
-    """Return the sets of points that differ only in a power limit that cannot bind."""
+    """Return the sets of points that differ only in a power limit that shows no effect.
+
+    A limit below what a launch draws at its highest limit does bind. Of the others those that are
+    the least above it are left out, one by one, until the rest shows no effect. With fewer than
+    `LEAST_FREEDOM` degrees of freedom nothing can be shown, and nothing is a repeat.
+    """
     curves: dict[tuple[Settings, Settings], list[TablePoint]] = {}
     for point in group.points:
         live = point.configuration.live
         if isinstance(live.get(POWER_LIMIT), int | float):
             others = Settings({name: live[name] for name in live if name != POWER_LIMIT})
             curves.setdefault((point.configuration.launch, others), []).append(point)
-    sets = []
-    for curve in curves.values():
-        highest = max(curve, key=_limit_W)
-        sets.append([point for point in curve if _limit_W(point) > SLACK * highest.power_W])
-    return [points for points in sets if points]
+    ordered = [sorted(curve, key=_limit_W) for curve in curves.values()]
+    ratios = {_limit_W(point) / curve[-1].power_W for curve in ordered for point in curve}
+    for least in [1.0, *sorted(ratio for ratio in ratios if ratio > 1)]:
+        sets = [[p for p in curve if _limit_W(p) > least * curve[-1].power_W] for curve in ordered]
+        sets = [points for points in sets if points]
+        if sum(map(len, sets)) - len(sets) < LEAST_FREEDOM:
+            break
+        if not _shows_effect([points for points in sets if len(points) > 1]):
+            return sets
+    return []
+
+
+def _shows_effect(sets: Sequence[Sequence[TablePoint]]) -> bool:
+    """Return True if power or speed depends on the limit in these sets, lowest limit first."""
+    logs = [np.log([(_limit_W(p), p.power_W, 1 / p.time_s) for p in points]) for points in sets]
+    centred = np.vstack([each - each.mean(axis=0) for each in logs])
+    limit, figures = centred[:, 0], centred[:, 1:]
+    slope = limit @ figures / (limit @ limit)
+    residuals = ((figures - np.outer(limit, slope)) ** 2).sum(axis=0)
+    error = np.sqrt(residuals / max(len(limit) - len(sets) - 1, 1) / (limit @ limit))
+    others = [each[1:, 1:] - each[1:, 1:].mean(axis=0) for each in logs]
+    freedom = max(sum(map(len, others)) - len(others), 1)
+    sd = np.sqrt(sum((each**2).sum(axis=0) for each in others) / freedom)
+    lower = np.array([each[1:, 1:].mean(axis=0) - each[0, 1:] for each in logs])
+    return bool((slope > SLOPE_SE * error).any() or (lower > ROW_SD * np.maximum(sd, 1e-9)).any())
 
 
 def _limit_W(point: TablePoint) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 import optuna
 
 from benchmarks.figures import Figure
-from benchmarks.search.problems import Problem, load_problem, split_of
+from benchmarks.search.problems import SPLITS, Problem, load_problem, split_of
 from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.statistics import geometric_mean
 from benchmarks.search.truth import Truth, truth_of
@@ -27,8 +27,6 @@ from tuner.problem.constraints import Constraints
 from tuner.search.optuna_samplers import OURS
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
-
-__all__ = ["QUESTIONS", "Answered", "answer_searches", "question_figures", "truth_of_question"]
 
 #: Deadline over the least time, and energy budget over the least energy.
 DEADLINE, BUDGET = 1.15, 1.1
@@ -151,23 +149,19 @@ def _over(searches: Sequence[Answered], name: str, oracles: Mapping[Problem, flo
     return geometric_mean([geometric_mean(ratios) for ratios in groups.values()])
 
 
-def question_figures(
-    searches: Mapping[str | None, Sequence[Answered]], left_out: frozenset[str]
-) -> list[Figure]:
-    """Print what the questions cost, tuned and held-out groups apart, and return the figures.
+def question_figures(searches: Mapping[str | None, Sequence[Answered]]) -> list[Figure]:
+    """Print what the questions cost by split, and return the figures.
 
     Args:
         searches: as of `answer_searches`.
-        left_out: groups that are in no figure.
     """
     figures = []
-    for split in ("tuned", "held_out"):
+    for split in SPLITS:
         mine = {
             known: [
                 one
                 for one in several
-                if one.problem.group not in left_out
-                and split_of(load_problem(one.problem).name, one.problem.group) == split
+                if split_of(load_problem(one.problem).name, one.problem.group) == split
             ]
             for known, several in searches.items()
         }

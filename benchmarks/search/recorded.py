@@ -14,6 +14,7 @@ from benchmarks.search.statistics import (
     figure_name,
     geometric_mean,
     last_figures,
+    never_found,
     quartiles,
     significance,
     spread,
@@ -21,8 +22,6 @@ from benchmarks.search.statistics import (
 from benchmarks.search.truth import truth_of
 from tuner.search.optuna_samplers import OURS
 from tuner.workload.table import load_table
-
-__all__ = ["in_flight_figures", "recorded_figures", "transfer_figures"]
 
 
 def recorded_figures(
@@ -66,6 +65,7 @@ def recorded_figures(
             )
     print(f"\nover {len(problems)} groups (geometric means), {len(options.seeds)} seeds:")
     figures = _summary(options, problems, found, medians, over_oracle)
+    figures.append(never_found(found[problem, OURS] for problem in problems))
     return figures, last_figures(medians, counted, over_oracle)
 
 

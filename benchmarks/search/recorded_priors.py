@@ -24,8 +24,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.workload.table import RecordedTable, load_table
 
-__all__ = ["HALF_FACTOR", "RECORDED_PRIORS", "WRONG", "earlier_prior", "neighbour"]
-
 #: Factor by which the step times of one half of the launches are off where a prior is wrong there.
 HALF_FACTOR = 2.0
 #: Grouping column whose next value is another job.

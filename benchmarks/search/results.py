@@ -6,12 +6,10 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.figures import ROOT
-from benchmarks.search.jackknife import SPLITS, Jackknife, matched_kJ
-from benchmarks.search.problems import load_problem
+from benchmarks.search.jackknife import Jackknife, matched_kJ
+from benchmarks.search.problems import SPLITS, load_problem
 from benchmarks.search.samplers import STOCK, SWEEPING
 from tuner.search.optuna_samplers import OURS
-
-__all__ = ["BEGIN", "END", "results_table", "write_results"]
 
 #: Comments between which the table stands.
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -33,13 +31,16 @@ def _kind(name: str) -> str:
 
 
 def results_table(made: Jackknife) -> str:
-    """Return the results as Markdown: joules over the oracle's, the best on held-out groups first.
+    """Return the results as Markdown: joules over the oracle's, the best on the last split first.
 
     In brackets are the joules until each point of the front is matched.
     """
     splits = [split for split in SPLITS if made.groups(split)]
-    titles = {"tuned": "tuned groups", "held_out": "held-out groups"}
-    head = ["sampler", "kind", *(f"{titles[s]} ({len(made.groups(s))})" for s in splits)]
+    head = [
+        "sampler",
+        "kind",
+        *(f"{s.replace('_', '-')} groups ({len(made.groups(s))})" for s in splits),
+    ]
     order = sorted(made.samplers, key=lambda name: made.mean_over_oracle(splits[-1], name))
     rows = []
     for name in order:

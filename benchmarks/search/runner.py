@@ -24,8 +24,6 @@ from tuner.study.recorder import StudyRecorder
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.replay import TableRunner
 
-__all__ = ["ProblemSearch", "Run", "RunOptions", "all_runs", "run"]
-
 
 @dataclass(frozen=True)
 class Run:
@@ -82,7 +80,7 @@ class ProblemSearch:
         self.executor.next_settings = self._next_settings
         earlier = ()
         if source is not None:
-            earlier = earlier_prior(problem.folder, source, problem.group).means
+            earlier = (earlier_prior(problem.folder, source, problem.group),)
         self.sampler = sampler_named(
             sampler_name,
             Candidates.from_configurations(self.truth.logs),

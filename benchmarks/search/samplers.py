@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.linear_model import BayesianRidge
+
 # Each enters its samplers in PEERS.
 from benchmarks.search import external, peers, peers_botorch  # noqa: F401
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from benchmarks.search.problems import Problem
 from benchmarks.search.recorded_priors import RECORDED_PRIORS
 from tuner.models.analytic.model import AnalyticModel, Prior
-from tuner.models.surrogate.surrogate_choice import OURS as OUR_SURROGATE
-from tuner.models.surrogate.surrogate_choice import SURROGATES, regressor_of
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
 from tuner.search.optuna_samplers import OURS, SAMPLERS, make_sampler
@@ -20,21 +23,6 @@ from tuner.search.planner import ProbePlanner
 from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.candidates import Candidates
 from tuner.workload.table import PredictedBy
-
-__all__ = [
-    "ABLATIONS",
-    "DEFAULT_SAMPLERS",
-    "NAMES",
-    "STOCK",
-    "SWEEPING",
-    "WITH_FEWER_REPLICAS",
-    "WITH_MODELS",
-    "WITH_PREDICTIONS",
-    "WITH_RECORDED",
-    "WITH_SURROGATE",
-    "WITH_TRUTH",
-    "sampler_named",
-]
 
 #: Samplers that know neither launches nor joules: every point is a launch of its own.
 STOCK = tuple(name for name in SAMPLERS if name != OURS)
@@ -52,14 +40,18 @@ DEFAULT_SAMPLERS = (
 )
 #: Ours with the analytic models of what a table recorded.
 WITH_MODELS = f"{OURS}+models"
-#: The same, with launches on fewer replicas first.
-WITH_FEWER_REPLICAS = f"{WITH_MODELS}+fewer-replicas"
-WITH_PREDICTIONS = (WITH_MODELS, WITH_FEWER_REPLICAS)
 #: Ours with a prior made of the table as its models: exact ("truth"), or wrong in a known way.
 WITH_RECORDED = {f"{OURS}+{kind}": kind for kind in RECORDED_PRIORS}
 WITH_TRUTH = f"{OURS}+truth"
 #: Ours with another surrogate.
-WITH_SURROGATE = {f"{OURS}/{name}": name for name in SURROGATES if name != OUR_SURROGATE}
+WITH_SURROGATE = {
+    f"{OURS}/gaussian-process-sklearn": GaussianProcessRegressor(
+        ConstantKernel() * Matern(nu=2.5) + WhiteKernel(0.01)
+    ),
+    f"{OURS}/extra-trees": ExtraTreesRegressor(50),
+    f"{OURS}/random-forest": RandomForestRegressor(50),
+    f"{OURS}/bayesian-ridge": BayesianRidge(),
+}
 #: Our sampler with one design choice left out or made otherwise.
 ABLATIONS = {
     "no-sweep": SamplerDesign(max_live=1, extend_launches=False),
@@ -77,7 +69,7 @@ ABLATIONS = {
 NAMES = (
     *SAMPLERS,
     *PEERS,
-    *WITH_PREDICTIONS,
+    WITH_MODELS,
     *WITH_RECORDED,
     *WITH_SURROGATE,
     *ABLATIONS,
@@ -96,14 +88,14 @@ def sampler_named(
     """Return a sampler of the benchmark.
 
     Args:
-        recorded: the job and the cluster behind the candidates, which `WITH_PREDICTIONS` need.
+        recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
         problem: of the table, which `WITH_RECORDED` needs.
     """
     if name in WITH_RECORDED:
         assert problem is not None
         prior = RECORDED_PRIORS[WITH_RECORDED[name]](problem)
         return CandidateSampler(candidates, prior=prior, cost=cost, seed=seed, earlier=earlier)
-    if name in WITH_PREDICTIONS:
+    if name == WITH_MODELS:
         assert recorded is not None
         return CandidateSampler(
             candidates,
@@ -112,10 +104,9 @@ def sampler_named(
             seed=seed,
             earlier=earlier,
             memory_bytes=float(recorded.cluster.device.memory_bytes),
-            fewer_replicas_first=name == WITH_FEWER_REPLICAS,
         )
     if name in WITH_SURROGATE:
-        surrogate = regressor_of(WITH_SURROGATE[name])
+        surrogate = WITH_SURROGATE[name]
         return CandidateSampler(candidates, cost=cost, seed=seed, surrogate=surrogate)
     if name in ABLATIONS:
         return CandidateSampler(candidates, cost=cost, seed=seed, design=ABLATIONS[name])

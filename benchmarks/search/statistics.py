@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from benchmarks.figures import Figure
+from benchmarks.search.runner import Run
 from benchmarks.search.samplers import WITH_MODELS
 from tuner.search.optuna_samplers import OURS, SAMPLERS
 
@@ -38,6 +39,13 @@ def figure_name(name: str) -> str:
 def geometric_mean(values: Sequence[float]) -> float:
     """Return the geometric mean of positive values."""
     return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def never_found(groups: Iterable[Sequence[Run]], begin: str = "", end: str = "") -> Figure:
+    """Print and return in how many groups one of ours never found the front, whatever it paid."""
+    missed = sum(not all(run.found for run in runs) for runs in groups)
+    print(f"  groups in which a search by {OURS} never found the front: {missed}")
+    return Figure(f"{begin}groups_never_found{end}", missed, "count")
 
 
 def holm(p_values: dict[str, float]) -> dict[str, float]:

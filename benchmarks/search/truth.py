@@ -17,8 +17,6 @@ from tuner.pareto import hypervolume, nondominated, reference_point
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.table import TableCost, TablePoint
 
-__all__ = ["MATCHED", "WITHIN", "Bound", "Truth", "lower_bound", "truth_of"]
-
 #: The front is found when this share of its hypervolume at most is missing.
 WITHIN = 0.01
 #: A point of the front is matched by a measured one that is worse by this share at most, on both

@@ -2,7 +2,8 @@
 
 Nothing here is a measurement of a GPU. Targets: energy error 0.5 % (median) and 1 % (worst) under
 filtered power and a lagging counter, no clock left wrong, no touch of CUDA before the fork, no
-finding open, and 98 % of the true front's hypervolume by a whole study.
+finding open; and by a whole study 98 % of the true front's hypervolume, windows off the laws by
+0.05 % (median) and 0.5 % (worst), and points by 1 %.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import governor
+from benchmarks.cuda_build.install import installed
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.twin.checks import preload_touches
 from benchmarks.twin.clocks import delivered_clock_error
 from benchmarks.twin.energy import window_error
-from benchmarks.twin.findings import FINDINGS
+from benchmarks.twin.findings import FINDINGS, SECOND_DAY
 from benchmarks.twin.front import run_study
 from benchmarks.twin.named_tests import Outcome, run_named_tests
 
@@ -61,23 +63,27 @@ def clocks(windows: int, rounds: int) -> list[Figure]:
 def findings() -> list[Figure]:
     still_open = 0
     outcomes = run_named_tests()
-    for finding in FINDINGS:
-        tests = outcomes.get(finding.number, Outcome())
+    listed = [(f"finding_{finding.number}", finding) for finding in FINDINGS]
+    listed += [(f"second_day_{number}", SECOND_DAY[number]) for number in sorted(SECOND_DAY)]
+    for key, finding in listed:
+        tests = outcomes.get(key, Outcome())
         state = finding.state(tests)
         still_open += bool(state)
         said = f"open: {state}" if state else f"mended ({finding.means(tests)})"
-        print(f"{finding.number:3}  {finding.title}: {said}", flush=True)
+        print(f"{key:13}  {finding.title}: {said}", flush=True)
     return [Figure("findings_open", still_open, "count")]
 
 
 def front(max_probes: int) -> list[Figure]:
     found = run_study(max_probes=max_probes)
-    errors = 100 * abs(found.errors)
-    print(found.told["answer"])
+    windows, points = 100 * abs(found.window_errors), 100 * abs(found.errors)
+    print(f"{found.told['answer']} GPUs waited {found.told['late_s']:.1f} s for ranks.")
     return [
         Figure("front_hypervolume", found.hypervolume, "ratio"),
-        Figure("front_energy_error_median", float(np.median(errors[:, 0])), "%"),
-        Figure("front_time_error_median", float(np.median(errors[:, 1])), "%"),
+        Figure("window_error_median", float(np.median(windows)), "%"),
+        Figure("window_error_worst", float(max(windows)), "%"),
+        Figure("points_off_the_law", float(np.median(points)), "%"),
+        Figure("points_off_the_law_worst", float(np.max(points)), "%"),
     ]
 
 
@@ -94,7 +100,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if find_spec("deepspeed") is None:
         print("cuda_touches, front_hypervolume: deepspeed is not installed")
     else:
-        figures.append(Figure("cuda_touches", preload_touches(), "count"))
+        touches = preload_touches(installed())
+        if touches is None:
+            print("cuda_touches: torch has no CUDA here; benchmarks.cuda_build installs one")
+        else:
+            figures.append(Figure("cuda_touches", touches, "count"))
         if options.probes:
             figures += front(options.probes)
     publish([*figures, *findings()], options.json)

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import pynvml
+
 from benchmarks.twin.clocks import delivered_clock_error, windows_without_a_clock
 from benchmarks.twin.energy import window_error
 from tuner.search_spaces.cluster import Cluster, load_cluster
@@ -28,31 +30,13 @@ from tuner.workload.clocks.zeusd import SOCKET
 from tuner.workload.hook.link import _lacks_memory
 from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.node.gpu_watch import GpuWatch
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.preflight import busy_gpus
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.node.torch_build import TorchBuild, why_torch_cannot_use_gpus
-from tuner.workload.probe import ProbeRequest
-
-__all__ = [
-    "assumed_clocks",
-    "built_op",
-    "display",
-    "driver_started",
-    "edges",
-    "idle_clocks",
-    "library_memory",
-    "nvml_kept",
-    "order_and_interface",
-    "peaks",
-    "preload_touches",
-    "superchip",
-    "threads",
-    "unusable_torch",
-    "uuids",
-    "zeusd",
-]
+from tuner.workload.probe import Failure, ProbeRequest
 
 
 @contextlib.contextmanager
@@ -80,15 +64,27 @@ def _server(node: TwinNode, text: str) -> Iterator[RankServer]:
         server.close()
 
 
-def preload_touches() -> int:
-    """Return the calls by which the real preload of torch and DeepSpeed starts the CUDA driver."""
+def preload_touches(packages: Path | None = None) -> int | None:
+    """Return the calls by which the preload of torch and DeepSpeed starts the CUDA driver.
+
+    Args:
+        packages: folder of a CUDA build of torch, in front of this environment's packages.
+
+    Returns:
+        Their number; None with a torch that has no CUDA, which could not start it.
+    """
     with _node(TwinGpu(), virtual_time=False) as node:
-        server = RankServer(env=node.environment() | {"DS_ACCELERATOR": "cuda"})
+        env = node.environment() | {"DS_ACCELERATOR": "cuda"}
+        if packages is not None:
+            paths = [str(packages), os.environ.get("PYTHONPATH", "")]
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        server = RankServer(env=env)
         try:
             server.start()
+            cuda = server.torch is not None and server.torch.cuda
         finally:
             server.close()
-        return len(node.cuda_touches())
+        return len(node.cuda_touches()) if cuda else None
 
 
 def driver_started() -> str:
@@ -288,3 +284,48 @@ def assumed_clocks() -> str:
     # The first window may be at the lower one of the two clocks, or at the higher.
     lost = windows_without_a_clock()
     return peaks() or (f"{lost} windows at clocks that are never reached" if lost > 2 else "")
+
+
+# ---- the second audit
+
+
+def hidden_gpu() -> str:
+    """Hide one GPU by a control group and drop another from the bus; the rest must be used."""
+    for broken in ({"open_error": pynvml.NVML_ERROR_NO_PERMISSION}, {"lost": 1}):
+        with _node(TwinGpu(), TwinGpu(), TwinGpu()) as node:
+            node.set(2, **broken)
+            try:
+                cluster = detect_cluster(environ={"CUDA_VISIBLE_DEVICES": "0,1"})
+            except InputError as error:
+                return str(error)
+        if cluster.devices_per_node != 2:
+            return f"{cluster.devices_per_node} GPUs are detected of 2"
+    return ""
+
+
+def mismatch() -> str:
+    """Update the driver without loading it."""
+    with _node(TwinGpu()) as node:
+        node.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+        try:
+            found = detect_cluster(environ={}).device.type
+        except InputError as error:
+            return "" if "reload the driver" in str(error) else f"the error is: {error}"
+    return f"the node is one of {found}"
+
+
+def looking() -> str:
+    """Look at a node as root, as detection and doctor do."""
+    with _node(TwinGpu(), TwinGpu()) as node:
+        detect_cluster(environ={})
+        NvmlGovernor(environ={}, guard_nvml="").close()
+        return f"set: {node.log}" if node.log else ""
+
+
+def damage() -> str:
+    """Let memory fail while a rank reports an error that programs cause, too."""
+    with _node(TwinGpu()) as node:
+        watch = GpuWatch(True)
+        node.ecc_error(uncorrected=1)
+        kind = watch.cause(Failure("crash", "an illegal memory access was encountered")).kind
+        return "" if kind == "node" else f"a memory error of the GPU is a {kind}"

@@ -23,8 +23,6 @@ from tuner.workload.measure.used_devices import of_used_devices
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.probe import Measurement, NotApplied, ProbeRequest
 
-__all__ = ["delivered_clock_error", "windows_without_a_clock"]
-
 SETTLE_S, WINDOW_S, SAMPLE_S = 1.0, 5.0, 0.1
 
 
@@ -87,8 +85,8 @@ def _one(node: TwinNode, draw: random.Random, used: int) -> float:
 def windows_without_a_clock(launches: int = 3) -> int:
     """Search a GPU that reaches 1290 of 1410 MHz; return the windows that are lost to its limiter.
 
-    Each launch has two clocks that are listed and never reached, and the search ends when nothing
-    is left that may be probed.
+    Each launch has three clocks that are reached, and two that are listed and never reached. The
+    search ends when all of the former are measured: until then it has something better to probe.
     """
     candidates = Candidates.from_configurations(
         Configuration.of(micro_batch=2**i, clock_MHz=clock)
@@ -96,21 +94,21 @@ def windows_without_a_clock(launches: int = 3) -> int:
         for clock in (600, 900, 1200, 1350, 1410)
     )
     sampler = CandidateSampler(candidates, seed=0)
-    book, lost = StudyRecorder.in_memory(sampler), 0
+    book, lost, ran = StudyRecorder.in_memory(sampler), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         node = TwinNode(Path(folder) / "node", [TwinGpu(load=1.0, reach_MHz=1290)], call_s=1e-5)
         with node.joined():
             governor = NvmlGovernor(environ={}, guard_nvml="")
             meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
             try:
-                while plan := sampler.plan(book.study):
+                while ran < 3 * launches and (plan := sampler.plan(book.study)):
                     probe = ProbeRequest(f"p{len(book.study.trials):04d}", plan.launch, plan.live)
                     outcomes = [_window(node, governor, meter, live) for live in plan.live]
                     missed = tuple(one for one in outcomes if isinstance(one, NotApplied))
                     windows = tuple(one for one in outcomes if isinstance(one, Measurement))
                     book.start(probe)
                     book.finish(record(request=probe, measurements=windows, missed=missed))
-                    lost += len(missed)
+                    lost, ran = lost + len(missed), ran + len(windows)
             finally:
                 meter.close()
                 governor.close()

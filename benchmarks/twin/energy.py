@@ -16,8 +16,6 @@ from pathlib import Path
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.nvml import NvmlMeter
 
-__all__ = ["WindowError", "random_gpu", "window_error"]
-
 KINDS = ("steps", "gaps", "constant")
 
 

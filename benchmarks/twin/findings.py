@@ -1,4 +1,4 @@
-"""The twenty findings of an audit of the GPU path, each with what tells if it is mended.
+"""The findings of two audits of the GPU path, each with what tells if it is mended.
 
 A finding is checked on the twin node (`benchmarks.twin.checks`), by the tests that are named for it
 (`benchmarks.twin.named_tests`), or both. One without either, or with a part that neither covers,
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from benchmarks.twin import checks
 from benchmarks.twin.named_tests import Outcome
-
-__all__ = ["FINDINGS", "Finding"]
 
 
 @dataclass(frozen=True)
@@ -100,3 +98,27 @@ FINDINGS = (
     Finding(19, "the built-in program is plain transformers and DeepSpeed"),
     Finding(20, "idle power, idle locks, lost locks and other smaller ones"),
 )
+
+#: Findings of the second audit, by number.
+SECOND_DAY = {
+    1: Finding(1, "asking a CUDA build of torch for its architectures spoils the fork"),
+    2: Finding(2, "ranks take over the task variables of Slurm, PMI or Open MPI"),
+    3: Finding(3, "a GPU that may not be used, or is lost, takes the node away", checks.hidden_gpu),
+    4: Finding(4, "NVML that does not start makes a CPU study of a GPU node", checks.mismatch),
+    7: Finding(7, "ECC, Xid and NVLink errors are blamed on the configuration", checks.damage),
+    8: Finding(8, "inline studies, probe and calibrate never ask who else uses the GPU"),
+    11: Finding(11, "the twin's truth is that of another launch, in seconds of a CPU"),
+    12: Finding(12, "cuda_touches is measured with a torch that has no CUDA"),
+    13: Finding(13, "as root, every look and probe writes the power limit", checks.looking),
+    14: Finding(14, "zeusd's answer for 'not supported' gives the node up"),
+    15: Finding(15, "SuperOffload's worker is a second CUDA process that nothing counts"),
+    16: Finding(
+        16,
+        "calls that drivers of CUDA 14 lack; power profiles of Blackwell",
+        remains="the power of a GB200 module, which two GPUs may share",
+    ),
+    5: Finding(5, "ranks share one core under Slurm, and nothing looks"),
+    6: Finding(6, "the binding of today's command is dropped, and none is offered"),
+    9: Finding(9, "clocks.sh: a GPU without persistence mode forgets its lock"),
+    10: Finding(10, "Ray's memory monitor ends the agent, learnt as a crash"),
+}

@@ -1,9 +1,8 @@
 """A whole study on a twin node, against the front that the twin's laws give.
 
 `tuner.optimize` runs under Ray, which finds the twin's GPUs by its own NVML calls; real DeepSpeed
-ranks compute on cores at the speed of their GPU's clock. Afterwards each launch runs once more for
-the truth: the work of its ranks in a step and the time that they wait for each other, by the twin's
-own account. The laws of speed and power then give its step time and energy at every clock.
+ranks train, and each of their steps takes the device time of the twin's laws. From the same laws
+follow time and energy of a step of every configuration, which nothing under test can read.
 """
 
 from __future__ import annotations
@@ -24,17 +23,12 @@ import tuner
 from tuner.pareto import hypervolume, reference_point
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.settings import SearchSettings
-from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
-from tuner.workload.meters import Reading
-from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest, WindowPolicy
-
-__all__ = ["FoundFront", "Truth", "run_study"]
+from tuner.workload.probe import WindowPolicy
+from tuner.workload.trace import read_trace
 
 SPACE = """what = "a small space of a twin node"
 [knobs]
@@ -43,7 +37,7 @@ micro_batch = [1, 2, 4]
 clock_MHz = { count = 6, lowest_share = 0.4 }
 """
 WINDOW = WindowPolicy(min_s=2.0, max_s=5.0, settle_s=0.3, idle_s=0.1)
-TRUE_WINDOW_S, TRUE_CLOCKS = 3.0, (1410, 910)
+GPUS = 2
 
 
 def small_job() -> TrainingJob:
@@ -59,78 +53,61 @@ def small_job() -> TrainingJob:
     return replace(job, steps=10**8, sequence_length=32, global_batch=4, model=model)
 
 
-@dataclass(frozen=True)
-class Truth:
-    """A launch as the twin saw it, from which its laws give a step at every clock.
-
-    Attributes:
-        work_s: CPU time of a step of each GPU's rank, seconds; 0 for a GPU without one.
-        wait_s: time of a step in which the busiest rank does not compute, seconds.
-    """
-
-    work_s: tuple[float, ...]
-    wait_s: float
-
-    def step(self, node: TwinNode, clock_MHz: float) -> tuple[float, float]:
-        """Return (joules, seconds) of a step at a clock."""
-        device_s = node.device_s(clock_MHz)
-        step_s = max(self.work_s) * device_s + self.wait_s
-        idle_W = node.law_W(clock_MHz, 0.0)
-        dynamic_W = node.law_W(clock_MHz, 1.0) - idle_W
-        energy_J = len(self.work_s) * idle_W * step_s + dynamic_W * sum(self.work_s) * device_s
-        return energy_J, step_s
+def works_s(job: TrainingJob, configuration: Configuration) -> tuple[float, ...]:
+    """Return the work of a step of each rank, seconds of its GPU at the highest clock."""
+    gpu, ranks = CORE_GPU, configuration.world_size
+    samples = configuration.micro_batch * configuration.data_parallel / ranks
+    each_s = gpu.micro_batch_s + gpu.sample_s * samples
+    return (gpu.step_s + configuration.accumulation(job.global_batch) * each_s,) * ranks
 
 
-class _TrueMeter(NvmlMeter):
-    """A meter that keeps, at every edge of a window, what the twin knows."""
-
-    def __init__(self, node: TwinNode) -> None:
-        super().__init__()
-        self._node = node
-        self.edges: list[tuple[float, ...]] = []  # seconds, and the work of each GPU
-
-    def _keep(self) -> None:
-        works = (self._node.work_s(gpu) for gpu in range(len(self.gpus)))
-        self.edges.append((self._node.clock(), *works))
-
-    def boundary(self, *, opens: bool) -> Reading:
-        if not opens:
-            self._keep()
-        reading = super().boundary(opens=opens)
-        if opens:
-            self._keep()
-        return reading
+def _busy_s(node: TwinNode, configuration: Configuration) -> tuple[float, float]:
+    """Return the time of a step, and the sum of the times that its GPUs are busy, seconds."""
+    factor = node.device_s(_clock_MHz(configuration.live))
+    works = works_s(small_job(), configuration)
+    return max(works) * factor, sum(works) * factor
 
 
-def _truth(node: TwinNode, cluster: Cluster, launch: Settings, folder: Path) -> Truth:
-    meter = _TrueMeter(node)
-    runner = LocalRunner(small_job(), cluster, run_dir=folder, meter=meter)
-    window = WindowPolicy(
-        TRUE_WINDOW_S, 3, TRUE_WINDOW_S, 1.0, settle_s=0.5, idle_s=0.0, check_drift=False
-    )
-    live = tuple(Settings(clock_MHz=clock) for clock in TRUE_CLOCKS)
-    name = "-".join(str(value) for value in launch.values())
-    try:
-        record = runner.run(ProbeRequest(f"true-{name}", launch, live, window))
-    finally:
-        runner.close()
-    if record.failure is not None:
-        raise RuntimeError(f"{launch} has no truth: {record.failure.message}")
-    works, waits = [], []
-    for measured, opened, closed in zip(
-        record.measurements, meter.edges[::2], meter.edges[1::2], strict=True
-    ):
-        step = (np.array(closed) - np.array(opened)) / measured.steps
-        works.append(step[1:])
-        clock_MHz = measured.live["clock_MHz"]
-        assert isinstance(clock_MHz, int)
-        waits.append(step[0] - max(step[1:]) * node.device_s(clock_MHz))
-    work_s = tuple(float(work) for work in np.mean(works, axis=0))
-    return Truth(work_s, max(0.0, float(np.mean(waits))))
+def _clock_MHz(live: Settings) -> float:
+    return float(live.get("clock_MHz", max(CORE_GPU.clock_MHz)))  # type: ignore[arg-type]
+
+
+def law_J(
+    node: TwinNode, live: Settings, lasts_s: float, busy_s: float, *, gpus: int = GPUS
+) -> float:
+    """Return the energy of GPUs over `lasts_s`, `busy_s` GPU seconds of them busy."""
+    clock_MHz = _clock_MHz(live)
+    idle_W = node.law_W(clock_MHz, 0.0)
+    return gpus * idle_W * lasts_s + (node.law_W(clock_MHz, 1.0) - idle_W) * busy_s
+
+
+def _true_step(node: TwinNode, configuration: Configuration) -> tuple[float, float]:
+    """Return (joules, seconds) of a step."""
+    step_s, busy_s = _busy_s(node, configuration)
+    return law_J(node, configuration.live, step_s, busy_s), step_s
+
+
+def _windows(node: TwinNode, trace: Path) -> list[tuple[float, float]]:
+    """Return (measured, true) joules of each window of a study, by the steps that were in it."""
+    return [
+        (
+            measured.energy_J,
+            law_J(
+                node,
+                measured.live,
+                measured.window_s,
+                measured.steps
+                * _busy_s(node, Configuration(record.request.launch, measured.live))[1],
+            ),
+        )
+        for record in read_trace(trace).records
+        for measured in record.measurements
+        if measured.accumulation is None
+    ]
 
 
 def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
-    """Run the study and take the truth, on the twin node on which this process is."""
+    """Run the study on the twin node on which this process is; return what came of it."""
     node, job = TwinNode.of_environment(), small_job()
     space = folder / "space.toml"
     space.write_text(SPACE)
@@ -143,26 +120,19 @@ def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
         name="twin",
     )
     problem = problem_of_job(job, "auto", str(space))
+    assert problem.cluster is not None
     locked = [node.locked_MHz(gpu) for gpu in range(problem.cluster.devices_per_node)]
     clocks_set = sum(name == "nvmlDeviceSetGpuLockedClocks" for name, _, _ in node.log)
-    truths = {
-        launch: _truth(node, problem.cluster, launch, folder / "truth")
-        for launch in problem.candidates.launches
-    }
-
-    def true_step(configuration: Configuration) -> tuple[float, float]:
-        clock_MHz = configuration.live.get("clock_MHz", max(CORE_GPU.clock_MHz))
-        return truths[configuration.launch].step(node, clock_MHz)
-
     return {
-        "true": [true_step(configuration) for configuration in problem.candidates],
-        "found": [true_step(point.configuration) for point in result.front_points],
+        "true": [_true_step(node, configuration) for configuration in problem.candidates],
+        "found": [_true_step(node, point.configuration) for point in result.front_points],
+        "windows": _windows(node, folder / "runs" / "twin" / "trace" / "probes.jsonl"),
         "measured": [
             [
                 str(point.configuration.key),
                 1000 * point.energy_to_solution_kJ / job.steps,
                 point.time_to_solution_s / job.steps,
-                *true_step(point.configuration),
+                *_true_step(node, point.configuration),
             ]
             for point in result.points
         ],
@@ -172,9 +142,10 @@ def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
         "meters": sorted({point.meter.source for point in result.points}),
         "report": result.report_path.read_text() if result.report_path else "",
         "json": result.to_json(),
-        "verification": result.verification.status if result.verification else "",
+        "action": result.recommendation.action if result.recommendation else "",
         "answer": result.choice.sentence,
         "devices": problem.cluster.devices_per_node,
+        "late_s": node.late_s(),
     }
 
 
@@ -205,6 +176,12 @@ class FoundFront:
         figures = np.array([row[1:] for row in self.told["measured"]], dtype=float)
         return figures[:, :2] / figures[:, 2:] - 1
 
+    @property
+    def window_errors(self) -> np.ndarray:
+        """Relative error of the energy of each window, against the laws for its very steps."""
+        measured, true = np.array(self.told["windows"]).T
+        return measured / true - 1
+
 
 def run_study(*, max_probes: int = 14, executor: str = "ray", limit_s: float = 900) -> FoundFront:
     """Run a study on a new twin node in a process of its own.
@@ -214,7 +191,7 @@ def run_study(*, max_probes: int = 14, executor: str = "ray", limit_s: float = 9
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        node = TwinNode(folder / "node", [CORE_GPU, CORE_GPU], virtual_time=False)
+        node = TwinNode(folder / "node", [CORE_GPU] * GPUS, virtual_time=False)
         try:
             subprocess.run(
                 [sys.executable, "-m", __name__, str(folder), str(max_probes), executor],

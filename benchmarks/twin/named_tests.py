@@ -1,4 +1,6 @@
-"""Tests that are named for a finding: `finding_N` is in the name or docstring of the function.
+"""Tests that are named for a finding: its key is in the name or docstring of the function.
+
+The key is `finding_N` for the first audit and `second_day_N` for the second.
 
 They are run in one pytest process; a test that is skipped or slow says nothing about its finding.
 """
@@ -17,9 +19,7 @@ from xml.etree import ElementTree
 
 from benchmarks.figures import ROOT
 
-__all__ = ["Outcome", "named_tests", "run_named_tests"]
-
-_NAMED = re.compile(r"finding_(\d+)")
+_NAMED = re.compile(r"((?:finding|second_day)_\d+)")
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Outcome:
     failed: tuple[str, ...] = ()
 
 
-def named_tests(tests: Path = ROOT / "tests") -> dict[str, set[int]]:
+def named_tests(tests: Path = ROOT / "tests") -> dict[str, set[str]]:
     """Return the findings that each test function is named for, by pytest's id of it."""
     return {
-        name: numbers
+        name: keys
         for path in sorted(tests.rglob("test_*.py"))
-        for name, numbers in _in_file(path, tests.parent)
+        for name, keys in _in_file(path, tests.parent)
     }
 
 
-def _in_file(path: Path, root: Path) -> Iterator[tuple[str, set[int]]]:
+def _in_file(path: Path, root: Path) -> Iterator[tuple[str, set[str]]]:
     tree = ast.parse(path.read_text())
     scopes = [("", tree.body)]
     scopes += [
@@ -54,13 +54,13 @@ def _in_file(path: Path, root: Path) -> Iterator[tuple[str, set[int]]]:
         for node in body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 text = f"{node.name} {ast.get_docstring(node) or ''}"
-                if found := {int(number) for number in _NAMED.findall(text)}:
+                if found := set(_NAMED.findall(text)):
                     yield f"{path.relative_to(root)}::{prefix}{node.name}", found
 
 
 def run_named_tests(
     *, tests: Path = ROOT / "tests", limit_s: float = 600.0
-) -> Mapping[int, Outcome]:
+) -> Mapping[str, Outcome]:
     """Run the tests of a folder and return what they say about each finding.
 
     Raises:
@@ -79,16 +79,16 @@ def run_named_tests(
             stdout=subprocess.DEVNULL,
         )
         cases = list(ElementTree.parse(report).iter("testcase"))
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for case in cases:
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
         test = _id_of(case, named)
-        for number in named.get(test, ()):
-            was = outcomes.get(number, Outcome())
+        for key in named.get(test, ()):
+            was = outcomes.get(key, Outcome())
             if case.find("failure") is not None or case.find("error") is not None:
-                outcomes[number] = Outcome(was.passed, (*was.failed, name))
+                outcomes[key] = Outcome(was.passed, (*was.failed, name))
             elif case.find("skipped") is None:
-                outcomes[number] = Outcome(was.passed + 1, was.failed)
+                outcomes[key] = Outcome(was.passed + 1, was.failed)
     return outcomes
 
 

@@ -17,8 +17,6 @@ from itertools import product
 
 import numpy as np
 
-__all__ = ["Curve", "DeviceCurve", "Setting", "fit_curve", "fit_device"]
-
 _GRID = np.linspace(0.05, 1.0, 400)
 
 

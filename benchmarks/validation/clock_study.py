@@ -22,8 +22,6 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 
-__all__ = ["compare"]
-
 #: (dp, pp, tp, micro-batch) as in the study's Figure 5.
 PLANS = ((4, 1, 2, 1), (2, 2, 2, 1), (2, 2, 2, 2), (1, 4, 2, 4))
 #: The step time that slack may cost: none to speak of.

@@ -10,8 +10,6 @@ import numpy as np
 
 from benchmarks.figures import Figure
 
-__all__ = ["Comparison", "error_plot", "quantiles", "table"]
-
 
 @dataclass(frozen=True)
 class Comparison:

@@ -29,8 +29,6 @@ from tuner.workload.measure.statistics import Z90
 from tuner.workload.probe import ProbeRequest
 from tuner.workload.table import load_table
 
-__all__ = ["WHAT", "compare", "held_out"]
-
 #: Measurements that the surrogates are fitted to.
 SIZES = (8, 16, 32, 64)
 #: What the intervals are of.

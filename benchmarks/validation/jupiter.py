@@ -24,8 +24,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.model_facts import facts_of
 
-__all__ = ["compare", "fit", "predict_row"]
-
 ASSUMED = (
     "assumed: ZeRO-3 (or the stage named), sequences of 12,288 tokens, all blocks recomputed, the "
     "language backbone alone (no vision encoder), micro-batch = local batch of 4, 2, 1 sequences",

@@ -24,8 +24,6 @@ from tuner.search_spaces.cluster import Cluster, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["FITTED", "LINKS", "TABLE", "Run", "compare", "fit", "read_runs"]
-
 TABLE = Path(__file__).resolve().parents[1] / "data" / "mpt_throughput.csv"
 FITTED = ("matrix_efficiency", "attention_efficiency", "memory_efficiency")
 #: Width, layers and heads; vocabulary of all.

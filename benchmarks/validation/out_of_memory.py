@@ -26,8 +26,6 @@ from tuner.search.sampler import CandidateSampler
 from tuner.study.recorder import StudyRecorder
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 
-__all__ = ["OomStudy", "compare", "failures"]
-
 #: (job, cluster): memory binds on each.
 CASES = (("qwen2.5-7b", "a100-8"), ("qwen2.5-7b", "h100-32"), ("lmm-7b", "h100-32"))
 #: Logs of true over predicted peak, common to a cluster's launches: none, and one and two standard

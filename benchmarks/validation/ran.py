@@ -18,8 +18,6 @@ from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_devi
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["SAILOR", "TABLE", "Ran", "read_runs"]
-
 TABLE = Path(__file__).resolve().parents[1] / "data" / "published_runs.csv"
 
 

@@ -19,8 +19,6 @@ from benchmarks.figures import Figure
 from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_curve, fit_device
 from benchmarks.validation.comparison import Comparison, error_plot, quantiles, table
 
-__all__ = ["compare_perseus", "compare_zeus"]
-
 #: Idle power of the recorded devices, watts: V100 from its own table's least, the others' data.
 IDLE_W = {"V100 (1 GPU)": 38.0, "Quadro RTX6000 (1 GPU)": 20.0, "A100-80GB-PCIe x4": 200.0}
 #: Energy over time at one power: what a split into fitted and held-out settings needs at least.

@@ -24,8 +24,6 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 
-__all__ = ["compare", "fit", "read_plans"]
-
 #: What is fitted, where the fit starts (the constants of any GPU), and the rest of GH200's.
 FITTED = (
     "operator_s",

@@ -22,8 +22,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
 
-__all__ = ["compare"]
-
 #: Job, cluster, how many are at hand, and how many are wanted.
 CASES = (("opt-350m", "gh200-32", 8), ("qwen2.5-7b", "h100-32", 8))
 TARGETS = (64, 512)

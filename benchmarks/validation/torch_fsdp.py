@@ -19,8 +19,6 @@ from benchmarks.flops import program
 from benchmarks.validation.torch_memory import adapt, counter_of
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["fsdp_bytes"]
-
 
 def fsdp_bytes(
     job: TrainingJob,

@@ -17,8 +17,6 @@ from typing import Any
 from benchmarks.flops import program
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["Counted", "adapt", "count", "counter_of"]
-
 
 @dataclass(frozen=True)
 class Counted:

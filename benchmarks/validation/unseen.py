@@ -21,8 +21,6 @@ from benchmarks.validation.ran import read_runs
 from tuner.models.analytic.constants import constants_of, load_constants
 from tuner.search_spaces.cluster import load_cluster
 
-__all__ = ["compare"]
-
 #: A baseline of the study's table, without offload, for each model.
 BASELINES = {"7B": "A1", "32B": "A5", "72B": "A9"}
 TFLOPS = "tflops_per_gpu"

@@ -1,5 +1,4 @@
--- Lmod module file. Change the folder to the environment in which joulefront is installed; manual
--- pages are written there by: python -m tuner.cli.manual FOLDER/share/man/man1
+-- Lmod module file. Change the folder to the environment in which joulefront is installed.
 local folder = "/opt/joulefront"
 
 help([[joulefront tunes the configuration of a training job for energy and time.
@@ -8,5 +7,4 @@ whatis("Name: joulefront")
 whatis("Description: tunes distributed training for energy and time")
 
 prepend_path("PATH", pathJoin(folder, "bin"))
-prepend_path("MANPATH", pathJoin(folder, "share", "man"))
 setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -17,8 +17,6 @@ from tuner.models.analytic.memory import DEVICE_PARTS, MemoryParts
 from tuner.models.analytic.stages import Stages
 from tuner.models.analytic.step import StepParts
 
-__all__ = ["Breakdown", "break_down"]
-
 
 @dataclass(frozen=True)
 class Breakdown:

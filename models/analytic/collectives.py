@@ -14,8 +14,6 @@ import numpy as np
 from tuner.models.analytic.constants import Constants
 from tuner.search_spaces.cluster import Cluster
 
-__all__ = ["Link", "all_gather_s", "all_reduce_s", "all_to_all_s", "link_of", "transfer_s"]
-
 
 @dataclass(frozen=True)
 class Link:
@@ -42,8 +40,6 @@ def link_of(
     """Return the slowest link that groups of this span cross.
 
     Args:
-        cluster: the machines.
-        constants: efficiencies and latencies of its links.
         span: number of devices from a group's first rank to its last.
         rails: members of the group on each node: a ring leaves and enters a node once, over all of
             their shares of the network together, as NCCL's multi-rail rings do.

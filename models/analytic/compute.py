@@ -17,14 +17,6 @@ from tuner.models.analytic.fp8 import fp8_of
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.setup import Setup
 
-__all__ = [
-    "Pass",
-    "Passes",
-    "activation_bytes_per_token",
-    "encoder_block_bytes",
-    "stored_score_bytes",
-]
-
 #: Matrix products of a block beside the MLP's: query-key-value (one fused or three small), scores,
 #: values, output.
 ATTENTION_PRODUCTS = 4
@@ -138,12 +130,7 @@ def encoder_block_bytes(setup: Setup, patches: np.ndarray, t: np.ndarray) -> np.
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward passes of one rank over one micro-batch.
-
-    Attributes:
-        setup: job and cluster.
-        launches: the launches, one entry of each array per launch.
-    """
+    """Forward passes of one rank over one micro-batch."""
 
     setup: Setup
     launches: Launches

@@ -19,8 +19,6 @@ from tuner.search_spaces.data_files import check_keys, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.typed import names_a_file
 
-__all__ = ["Constants", "constants_of", "load_constants"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:

@@ -1,10 +1,10 @@
 """Matrix products in FP8: their rate, their operands, and what casting costs.
 
-Only the linear layers of the blocks are in FP8 (`workload/program/fp8.py`); attention's products,
-the head and everything else stay as they are, and so does what is kept for the backward pass. The
-rate is the share of the stated FP8 peak that a product in bf16 reaches of its own peak, since no
-other share is known. Against torchtitan's published runs of Llama 3.1 8B (docs/knobs.md) the gain
-of compiled blocks is predicted too small.
+Only the linear layers of the blocks are in FP8; attention's products, the head and everything else
+stay as they are, and so does what is kept for the backward pass. The rate is the share of the
+stated FP8 peak that a product in bf16 reaches of its own peak, since no other share is known.
+Against torchtitan's published runs of Llama 3.1 8B (docs/knobs.md) the gain of compiled blocks is
+predicted too small.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import numpy as np
 
 from tuner.models.analytic.layout import FP8, Launches
 from tuner.models.analytic.setup import Setup
-
-__all__ = ["Fp8", "cast_s", "fp8_of"]
 
 
 class _Bytes(NamedTuple):

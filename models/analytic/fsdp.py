@@ -15,8 +15,6 @@ from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
 
-__all__ = ["STATE_BYTES", "communication_bytes", "states", "sync_s"]
-
 #: Bytes per parameter on the shard, of parameters, gradients and Adam's two moments, in fp32.
 STATE_BYTES = (4.0, 4.0, 8.0)
 #: Bytes per element in which gradients are reduced.
@@ -27,7 +25,6 @@ def states(column: Launches, parameters: np.ndarray) -> list[np.ndarray]:
     """Return the bytes of [parameters, gradients, optimizer] on one rank.
 
     Args:
-        column: the launches, as columns.
         parameters: of a rank's share of the model, before it is sharded.
     """
     return [size * parameters / column.shards for size in STATE_BYTES]

@@ -13,27 +13,15 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Device
 
-__all__ = [
-    "Check",
-    "Directions",
-    "ErrorParts",
-    "error_parts",
-    "known_directions",
-    "known_error_lines",
-    "known_errors",
-]
-
 
 @dataclass(frozen=True)
 class Check:
     """Comparison of the models with measurements.
 
     Attributes:
-        devices: the device kinds it holds for.
         what: the figure that was compared.
         median, worst: median and largest absolute error, as shares of the measured figure.
         held_out: True if no constant was fitted to these measurements.
-        against: source of the measurements.
         case: which of the measurements, by a knob or a size; empty for all.
     """
 
@@ -61,12 +49,10 @@ class Directions:
     """Comparison of which of two runs the models say is better; each entry is (right, pairs).
 
     Attributes:
-        devices: the device kinds it holds for.
         all: every pair and every figure that was published.
         contradictory: of those, pairs whose published figures cannot all be right.
         unidentifiable: of the others, pairs whose published conditions do not identify what was
             compared.
-        against: source of the measurements.
     """
 
     devices: tuple[str, ...]
@@ -103,12 +89,10 @@ class ErrorParts:
     """Parts of the models' error, as standard deviations of the logarithm.
 
     Attributes:
-        devices: the device kinds on which they were found.
         what: "step time" or "power".
         shared: of what all configurations of one job on one cluster share, which moves a front and
             leaves the order of its points.
         own: of a configuration's own, which changes the order.
-        against: source of the measurements.
     """
 
     devices: tuple[str, ...]

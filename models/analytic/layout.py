@@ -17,8 +17,6 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knobs import KNOBS
 
-__all__ = ["FP8", "UNMODELLED", "Launches", "Layout", "layout_of_groups", "read_layout"]
-
 #: Knobs whose effect the analytic models do not predict, each with the reason.
 UNMODELLED = {
     "compilation": "what fused operators save is published for single models only",
@@ -121,7 +119,6 @@ class Layout:
     """Configurations as arrays.
 
     Attributes:
-        launches: the distinct launches.
         row: row of each configuration's launch, shape (n,).
         clock_MHz, limit_W, memory_clock_MHz: live settings, shape (n,); NaN if left to the device
             or set per stage.

@@ -23,15 +23,6 @@ from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
 from tuner.search_spaces.model_facts import ModelFacts, model_state_parts
 
-__all__ = [
-    "DEVICE_PARTS",
-    "LIVE_PARAMETERS",
-    "MemoryParts",
-    "memory_parts",
-    "stage_parameters",
-    "trained",
-]
-
 #: Names of the parts of the device's memory.
 DEVICE_PARTS = (
     *("parameters", "gradients", "optimizer"),

@@ -31,8 +31,6 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["AnalyticModel", "Prediction", "Prior", "Program"]
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -65,31 +63,20 @@ class Prior(Protocol):
 
 @dataclass(frozen=True)
 class _Group:
-    """Configurations whose pipelines have the same stages.
+    """Configurations whose pipelines have the same stages; one row per member."""
 
-    Attributes:
-        members: their numbers.
-        launches: knobs of their launches, one row per member.
-        stages: the kinds of stage.
-        parts: their steps but for the clock, one row per member.
-        clock, limit_W: settings of each kind of stage, shape (members, kinds); the clock as a
-            share of the highest.
-    """
-
-    members: np.ndarray
+    members: np.ndarray  # numbers of the configurations
     launches: Launches
     stages: Stages
-    parts: StepParts
-    clock: np.ndarray
-    limit_W: np.ndarray
+    parts: StepParts  # but for the clock
+    clock: np.ndarray  # (members, kinds of stage), as a share of the highest
+    limit_W: np.ndarray  # (members, kinds of stage)
 
 
 class AnalyticModel:
     """Model of the step time, power and memory of a job on a cluster.
 
     Args:
-        job: the training job.
-        cluster: the machines.
         constants: shares of the data sheet that are reached; by default those of the device.
         program: what the training program does that no knob states; by default what the built-in
             one does.

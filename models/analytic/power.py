@@ -17,8 +17,6 @@ import numpy as np
 from tuner.models.analytic.constants import Constants
 from tuner.search_spaces.cluster import Device
 
-__all__ = ["Busy", "PowerModel", "capped_clock"]
-
 #: Lowest clock that a power limit is taken to reach, as a share of the highest, and the number of
 #: bisections that find the clock under a limit.
 LOWEST_CLOCK, BISECTIONS = 0.1, 14
@@ -44,12 +42,7 @@ class Busy:
 
 
 class PowerModel:
-    """Power model of one device.
-
-    Args:
-        device: gives idle power and limit.
-        constants: give the power of its parts.
-    """
+    """Power model of one device."""
 
     def __init__(self, device: Device, constants: Constants) -> None:
         self.device, self.constants = device, constants

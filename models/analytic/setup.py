@@ -10,8 +10,6 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import ModelFacts, facts_of
 
-__all__ = ["Program", "Setup"]
-
 #: Tensor-core peak in bf16 over the fp32 peak without tensor cores, for a device whose file does
 #: not state the latter: 16 on A100, 15 on H100, 8 on V100, 4 on A40 (NVIDIA data sheets).
 TENSOR_OVER_FP32 = 16.0
@@ -51,13 +49,8 @@ class Setup:
     """Job on a cluster.
 
     Attributes:
-        job: the training job.
-        facts: sizes of its model.
-        cluster: the machines.
-        constants: shares of the data sheet that are reached, fixed times and power shares.
         peak_flops: peak of the job's precision on one device, FLOP/s.
         element: bytes of an activation, a gradient or a communicated parameter.
-        program: what the training program does that no knob states.
     """
 
     job: TrainingJob

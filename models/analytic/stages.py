@@ -13,8 +13,6 @@ import numpy as np
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["Stages", "cut"]
-
 
 @dataclass(frozen=True)
 class Stages:
@@ -55,8 +53,6 @@ def cut(layers: int, stages: int, given: Sequence[int] | None = None) -> Stages:
     remainder goes to the last ones, as partitions by parameters do.
 
     Args:
-        layers: number of blocks of the model.
-        stages: pipeline degree.
         given: number of blocks of each stage, if known.
 
     Raises:

@@ -31,8 +31,6 @@ from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
 from tuner.search_spaces.model_facts import ModelFacts
 
-__all__ = ["StepParts", "step_parts"]
-
 #: Bytes per parameter that one Adam step moves: fp32 weight, two moments and gradient read, three
 #: written (4 x 4 + 3 x 4).
 ADAM_BYTES = 28.0
@@ -237,11 +235,7 @@ def _collectives(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the seconds of a micro-batch's collectives: (tensor, sequence, experts, transfer).
 
-    Args:
-        setup: job and cluster.
-        column: the launches, as columns.
-        stages: the kinds of stage.
-        activation: bytes of a micro-batch's activation between blocks, per rank.
+    `activation` is the bytes of a micro-batch's activation between blocks, per rank.
     """
     facts, cluster, constants = setup.facts, setup.cluster, setup.constants
     d, t, u, e = column.d, column.t, column.u, column.e
@@ -251,9 +245,10 @@ def _collectives(
     # (Megatron-LM, arXiv 1909.08053), of the whole activation.
     again = column.recomputed + column.selective  # collectives are kept by neither
     reduces = (4.0 + 2.0 * again) * stages.blocks
-    tensor = reduces * np.where(
-        t > 1, all_reduce_s(activation, t, link_of(cluster, constants, t, members=t)), 0.0
-    )
+    # Adjacent ranks form a group; one that spans nodes leaves each over all of its members' rails.
+    local = np.minimum(t, cluster.devices_per_node)
+    tensor_link = link_of(cluster, constants, t, rails=local, members=local)
+    tensor = reduces * np.where(t > 1, all_reduce_s(activation, t, tensor_link), 0.0)
     # Ulysses: q, k and v before attention, its output after, each pass (arXiv 2309.14509).
     turns = (2.0 + again) * stages.blocks
     heads = 2 * facts.heads * facts.head_dim + 2 * facts.kv_heads * facts.head_dim
@@ -277,7 +272,6 @@ def _collectives(
     # `grad_partitioned`, on by default; Megatron-LM scatters and gathers alike).
     inside = (constants.link_efficiency, constants.transfer_efficiency)
     next_stage = link_of(cluster, constants, 2 * d * t * u, efficiency=inside)
-    tensor_link = link_of(cluster, constants, t, members=t)
     gathered = np.where(t > 1, all_gather_s(activation, t, tensor_link), 0.0)
     transfer = np.where(
         column.p > 1,

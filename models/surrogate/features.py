@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
     from tuner.search_spaces.space import Candidates
 
-__all__ = ["FeatureMap", "knob_names", "varying_knobs"]
-
 #: An unlisted numeric knob whose values are positive and span more than this factor is logarithmic.
 LOG_RATIO = 4.0
 
@@ -273,12 +271,7 @@ class FeatureMap:
         return self._compute(configurations, self._predict_priors(configurations))
 
     def prior_log(self, configurations: Sequence[Configuration], which: int = 0) -> np.ndarray:
-        """Return one prior's log step time and log power, shape (n, 2); zeros without a prior.
-
-        Args:
-            configurations: any configurations.
-            which: index of the prior.
-        """
+        """Return one prior's log step time and log power, shape (n, 2); zeros without a prior."""
         rows = [self._row.get(configuration, -1) for configuration in configurations]
         if not self._priors:
             return np.zeros((len(rows), 2))

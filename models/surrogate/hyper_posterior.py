@@ -6,14 +6,11 @@ import numpy as np
 
 from tuner.models.surrogate.kernel import AdditiveKernel, Likelihood
 
-__all__ = ["HyperPosterior", "PenalisedLikelihood"]
-
 
 class PenalisedLikelihood:
     """Negative log posterior of the hyperparameters' logs, and its gradient.
 
     Args:
-        likelihood: negative log marginal likelihood.
         prior_mean: of each log.
         prior_sd: of each log; the prior is normal.
     """
@@ -72,7 +69,8 @@ class HyperPosterior:
         )
         scaled = self._prior_sd * (curvature + curvature.T) / 2 * self._prior_sd[:, None]
         values, vectors = np.linalg.eigh(scaled)
-        root = self._prior_sd[:, None] * vectors / np.sqrt(np.maximum(values, 1.0))
+        # The symmetric root: the signs of eigenvectors, and those of equal eigenvalues, are any.
+        root = self._prior_sd[:, None] * ((vectors / np.sqrt(np.maximum(values, 1.0))) @ vectors.T)
         normals = np.random.default_rng(seed).standard_normal((count // 2, d))
         normals = np.vstack([normals, -normals])
         thetas = np.clip(self._mode + normals @ root.T, self._bounds[:, 0], self._bounds[:, 1])

@@ -22,8 +22,6 @@ import numpy as np
 from scipy.linalg import cho_solve, cholesky
 from scipy.spatial.distance import cdist
 
-__all__ = ["LAUNCH", "LIVE", "MIXED", "AdditiveKernel", "Likelihood"]
-
 #: Kinds of columns.
 LAUNCH, LIVE, MIXED = 0, 1, 2
 #: Prior shares of the first three parts' standard deviations.
@@ -95,8 +93,9 @@ class AdditiveKernel:
         """Covariance of rows `a` (n, d) with rows `b` (m, d), or among themselves; (n, m)."""
         b = a if b is None else b
         parts: list[np.ndarray | float] = []
-        told = self.launch_columns(self.kinds)
-        own = np.exp(-cdist(a[:, told], b[:, told]) / (OWN_LENGTH * np.sqrt(told.sum())))
+        launch_columns = self.launch_columns(self.kinds)
+        distance = cdist(a[:, launch_columns], b[:, launch_columns])
+        own = np.exp(-distance / (OWN_LENGTH * np.sqrt(launch_columns.sum())))
         for kind in (LAUNCH, LIVE, MIXED):
             columns = self.kinds == kind
             if not columns.any():
@@ -134,8 +133,8 @@ class Likelihood:
         self._present = np.flatnonzero(kernel.amplitudes > 0)
         # Squared differences a column: (d, n, n).
         self._squares = (x.T[:, :, None] - x.T[:, None, :]) ** 2
-        told = kernel.launch_columns(kernel.kinds)
-        self._own = np.exp(-np.sqrt(self._squares[told].sum(axis=0) / told.sum()) / OWN_LENGTH)
+        own = self._squares[kernel.launch_columns(kernel.kinds)]
+        self._own = np.exp(-np.sqrt(own.sum(axis=0) / len(own)) / OWN_LENGTH)
 
     @property
     def present(self) -> np.ndarray:

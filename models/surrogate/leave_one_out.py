@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LeaveOneOut"]
-
 
 @dataclass(frozen=True)
 class LeaveOneOut:
     """Error of the surrogates on left-out measurements.
 
     Attributes:
-        measurements: number of measurements that were left out.
         time_error: median relative error of the step time.
         power_error: median relative error of the power.
         coverage: share of left-out values inside their 90 % interval (both outputs together).

@@ -1,11 +1,11 @@
-"""Regressors that surrogates are made of: this project's Gaussian process or scikit-learn's.
+"""Regressors of the surrogates: this project's Gaussian process, or any of scikit-learn's.
 
 `Regressor` is what the surrogates need of the model of one figure.
-`tuner.models.surrogate.gaussian_process.GaussianProcess` meets it with joint draws at little cost.
-`ScikitRegressor` meets it with any scikit-learn regressor
-whose predict returns a standard deviation, or that averages members: then the standard deviation is
-the spread of the members' predictions, as in SMAC's random forests (Hutter, Xu, Hoos &
-Leyton-Brown 2014, "Algorithm runtime prediction: methods & evaluation", section 4.3.2).
+`tuner.models.surrogate.gaussian_process.GaussianProcess` meets it with joint draws at little cost;
+`ScikitRegressor` adapts any scikit-learn regressor whose predict returns a standard deviation, or
+that averages members. Their spread is then the standard deviation, as in SMAC's random forests
+(Hutter, Xu, Hoos & Leyton-Brown 2014, "Algorithm runtime prediction: methods & evaluation", section
+4.3.2).
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from sklearn.model_selection import KFold
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import has_fit_parameter
 
-from tuner.models.surrogate.conditioned import draw_normal
 from tuner.models.surrogate.gaussian_process import REFIT_GROWTH
+from tuner.models.surrogate.surrogate_choice import OURS, regressor_of, text_of
 from tuner.search_spaces.errors import InputError
-
-__all__ = ["FOLDS", "Regressor", "ScikitRegressor", "mean_and_std"]
 
 #: Folds of the cross-validation of a regressor that has to be refitted for each. With at most this
 #: many measurements it leaves out one at a time.
@@ -83,63 +81,11 @@ class Regressor(Protocol):
         """Return mean and variance (noise included) of each datum, predicted from others."""
 
 
-def mean_and_std(model: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a fitted regressor's mean and standard deviation at these rows.
-
-    Its own where its predict returns one. Else those of its members by the law of total variance:
-    the variance of their means and, where the members have one, the mean of their variances.
-
-    Raises:
-        TypeError: it has neither.
-    """
-    if _takes(model.predict, "return_std"):
-        mean, std = model.predict(x, return_std=True)
-        return np.asarray(mean, dtype=float), np.asarray(std, dtype=float)
-    members = getattr(model, "estimators_", None)
-    if not isinstance(members, list) or not members:
-        raise TypeError("its predict returns no standard deviation, and it averages no members")
-    columns = getattr(model, "estimators_features_", [slice(None)] * len(members))
-    means, variances = [], []
-    for member, mine in zip(members, columns, strict=True):
-        if _takes(member.predict, "return_std"):
-            mean, std = member.predict(x[:, mine], return_std=True)
-            variances.append(np.asarray(std) ** 2)
-        else:
-            # As forests do themselves: checking the rows for each tree takes longer than the tree.
-            unchecked = _takes(member.predict, "check_input")
-            mean = (
-                member.predict(x[:, mine].astype(np.float32), check_input=False)
-                if unchecked
-                else member.predict(x[:, mine])
-            )
-            variances.append(np.zeros(len(x)))
-        means.append(mean)
-    variance = np.var(means, axis=0) + np.mean(variances, axis=0)
-    return np.mean(means, axis=0), np.sqrt(variance)
-
-
-def _takes(method: Any, name: str) -> bool:
-    """Return True if the method, or the last step of its pipeline, has this parameter."""
-    model = getattr(method, "__self__", None)
-    steps = getattr(model, "steps", None)
-    if steps:
-        return _takes(steps[-1][1].predict, name)
-    return name in inspect.signature(method).parameters
-
-
-def _seeded(estimator: Any, seed: int) -> Any:
-    """Return an unfitted copy; every random state in it that is None is set to the seed."""
-    copy = clone(estimator)
-    parameters = copy.get_params()
-    states = [name for name in parameters if name.split("__")[-1] == "random_state"]
-    return copy.set_params(**{name: seed for name in states if parameters[name] is None})
-
-
 class ScikitRegressor:
     """Any scikit-learn regressor with a standard deviation, as the model of one figure.
 
-    The targets are standardised for it. Rows are weighted by their precision where its fit takes
-    `sample_weight`. It is fitted anew to every change of the data.
+    It is fitted anew to every change of the data, to standardised targets. Rows are weighted by
+    their precision where its fit takes `sample_weight`. Draws at several rows are independent.
 
     Args:
         estimator: the regressor; copies of it are fitted.
@@ -149,61 +95,43 @@ class ScikitRegressor:
     """
 
     def __init__(self, estimator: Any, *, noise: float, amplitude: float, seed: int) -> None:
-        self._estimator = _seeded(estimator, seed)
-        self._noise, self._amplitude, self._seed = noise, amplitude, seed
+        self._estimator = clone(estimator)
+        states = {k: v for k, v in estimator.get_params().items() if k.endswith("random_state")}
+        self._estimator.set_params(**{name: seed for name in states if states[name] is None})
+        #: Expected noise: a regressor's own estimate, if any, is part of its spread.
+        self.noise_ = noise
+        self._amplitude, self._seed = amplitude, seed
         self._weighted = has_fit_parameter(estimator, "sample_weight")
         self._judged_at = 0
-        self._x = np.empty((0, 0))
-        self._y = self._variance = np.empty(0)
-        self._data_model: _Fitted | None = None
-        self._model: _Fitted | None = None  # with what is believed
+        self._rows = (np.empty((0, 0)), np.empty(0), np.empty(0))
+        self._fitted = self._believed = self._fit(*self._rows)
         self._watched = np.empty((0, 0))
-        self._watched_posterior: tuple[np.ndarray, np.ndarray] | None = None
-
-    @property
-    def fitted(self) -> Any:
-        """Regressor fitted to the data; None with fewer than two rows."""
-        return None if self._data_model is None else self._data_model.model
-
-    @property
-    def noise_(self) -> float:
-        """Expected noise: a regressor's own estimate, if any, is part of its spread."""
-        return self._noise
 
     def update(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> bool:
         """See `Regressor.update`; True again once the rows have grown by `REFIT_GROWTH`."""
-        old = (self._x, self._y, self._variance)
-        if not all(map(np.array_equal, (x, y, variance), old)):
-            self._x, self._y, self._variance = x.copy(), y.copy(), variance.copy()
-            self._data_model = self._trained(x, y, variance)
-        self._use(self._data_model)
+        if not all(map(np.array_equal, (x, y, variance), self._rows)):
+            self._rows = (x.copy(), y.copy(), variance.copy())
+            self._fitted = self._fit(x, y, variance)
+        self._believed = self._fitted
         grown = len(y) >= REFIT_GROWTH * self._judged_at or len(y) < self._judged_at
         if grown and len(y) > 1:
             self._judged_at = len(y)
             return True
         return False
 
-    def _use(self, model: _Fitted | None) -> None:
-        if model is not self._model:
-            self._model, self._watched_posterior = model, None
-
-    def _trained(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> _Fitted | None:
-        """Fit a copy to these rows; None with fewer than two.
-
-        Raises:
-            InputError: it cannot be fitted to them.
-        """
+    def _fit(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> _Fitted:
         if len(y) < 2:
-            return None
+            return _Fitted(None, float(np.mean(y)) if len(y) else 0.0, self._amplitude)
         scaler = StandardScaler().fit(y[:, None])
-        more = {}
+        weights = {}
         if self._weighted and variance.any():
-            weight = 1 / (self._noise**2 + variance)
-            more["sample_weight"] = weight / weight.mean()
+            weight = 1 / (self.noise_**2 + variance)
+            weights["sample_weight"] = weight / weight.mean()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of convergence: every few rows, and harmless
-                model = clone(self._estimator).fit(x, scaler.transform(y[:, None])[:, 0], **more)
+                target = scaler.transform(y[:, None])[:, 0]
+                model = clone(self._estimator).fit(x, target, **weights)
         except Exception as error:
             raise InputError(
                 f"the surrogate {type(self._estimator).__name__} cannot be fitted to {len(y)} "
@@ -211,14 +139,16 @@ class ScikitRegressor:
             ) from error
         return _Fitted(model, float(scaler.mean_[0]), float(scaler.scale_[0]))
 
+    @property
+    def model(self) -> Any:
+        """Regressor fitted to the data; None with fewer than two rows."""
+        return self._fitted.model
+
     def posterior(
         self, x: np.ndarray, *, first: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Regressor.posterior`; all rows are used."""
-        if self._model is not None:
-            return self._model.posterior(x)
-        mean = float(np.mean(self._y)) if len(self._y) else 0.0
-        return np.full(len(x), mean), np.full(len(x), self._amplitude**2)
+        return self._believed.posterior(x)
 
     def marginal(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `Regressor.marginal`; the hyperparameters are certain."""
@@ -229,10 +159,9 @@ class ScikitRegressor:
         return self.posterior(x)[0]
 
     def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """See `Regressor.draw`; independent for each row unless predict returns a covariance."""
-        if self._model is not None and self._model.has_covariance:
-            return draw_normal(*self._model.joint(x), normals)
-        return _draw_apart(*self.posterior(x), normals)
+        """See `Regressor.draw`; independent for each row."""
+        mean, variance = self.posterior(x)
+        return np.asarray(mean + normals[:, : len(mean)] * np.sqrt(variance))
 
     def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
         """See `Regressor.draw_marginal`; the hyperparameters are certain."""
@@ -240,63 +169,108 @@ class ScikitRegressor:
 
     def believe(self, x: np.ndarray) -> None:
         """See `Regressor.believe`: the regressor is fitted anew with these rows."""
-        self._use(self._data_model)
-        if len(x) and self._data_model is not None:
-            rows, figures = np.vstack([self._x, x]), np.append(self._y, self.mean(x))
-            stated = np.append(self._variance, np.zeros(len(x)))
-            self._use(self._trained(rows, figures, stated))
+        self._believed = self._fitted
+        rows, figures, variance = self._rows
+        if len(x) and len(figures) > 1:
+            more = (np.vstack([rows, x]), np.append(figures, self.mean(x)))
+            self._believed = self._fit(*more, np.append(variance, np.zeros(len(x))))
 
     def watch(self, x: np.ndarray) -> None:
         """See `Regressor.watch`."""
-        self._watched, self._watched_posterior = x, None
+        self._watched = x
 
     def watched(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Regressor.watched`."""
-        if self._watched_posterior is None:
-            self._watched_posterior = self.posterior(self._watched)
-        return self._watched_posterior
+        return self.posterior(self._watched)
 
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Regressor.leave_one_out`: by refits on `FOLDS` folds, at most one a datum."""
-        n = len(self._y)
-        mean, variance = np.empty(n), np.empty(n)
-        folds = KFold(min(n, FOLDS), shuffle=True, random_state=self._seed)
-        for rest, left in folds.split(self._x):
-            model = self._trained(self._x[rest], self._y[rest], self._variance[rest])
-            if model is None:
-                mean[left], variance[left] = self._y[rest].mean(), self._amplitude**2
-            else:
-                mean[left], variance[left] = model.posterior(self._x[left])
-        return mean, variance + self._noise**2 + self._variance
-
-
-def _draw_apart(mean: np.ndarray, variance: np.ndarray, normals: np.ndarray) -> np.ndarray:
-    """Return independent normal draws, (draws, n)."""
-    return np.asarray(mean + normals[:, : len(mean)] * np.sqrt(variance))
+        x, y, stated = self._rows
+        mean, variance = np.empty(len(y)), np.empty(len(y))
+        folds = KFold(min(len(y), FOLDS), shuffle=True, random_state=self._seed)
+        for rest, left in folds.split(x):
+            fitted = self._fit(x[rest], y[rest], stated[rest])
+            mean[left], variance[left] = fitted.posterior(x[left])
+        return mean, variance + self.noise_**2 + stated
 
 
 class _Fitted:
-    """A fitted regressor and the scale of its targets.
-
-    Args:
-        model: fitted to (y - centre) / scale.
-        centre, scale: in units of y.
-    """
+    """A regressor fitted to (y - centre) / scale; None for the prior N(centre, scale^2)."""
 
     def __init__(self, model: Any, centre: float, scale: float) -> None:
         self.model, self._centre, self._scale = model, centre, scale
 
     def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if not len(x):
-            return np.empty(0), np.empty(0)
+        """Return mean and variance at these rows, in units of y."""
+        if self.model is None or not len(x):
+            return np.full(len(x), self._centre), np.full(len(x), self._scale**2)
         mean, std = mean_and_std(self.model, x)
-        variance = np.maximum((self._scale * std) ** 2, LEAST_VARIANCE)
-        return self._centre + self._scale * mean, variance
+        return self._centre + self._scale * mean, np.maximum(
+            (self._scale * std) ** 2, LEAST_VARIANCE
+        )
 
-    @property
-    def has_covariance(self) -> bool:
-        return _takes(self.model.predict, "return_cov")
 
-    def joint(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, covariance = self.model.predict(x, return_cov=True)
-        return self._centre + self._scale * mean, self._scale**2 * covariance
+def mean_and_std(model: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a fitted regressor's mean and standard deviation at these rows.
+
+    Its own where its predict returns one. Else those of its members by the law of total variance:
+    the variance of their means and, where the members have one, the mean of their variances.
+
+    Raises:
+        TypeError: it has neither.
+    """
+    if _has_std(model):
+        mean, std = model.predict(x, return_std=True)
+        return np.asarray(mean, dtype=float), np.asarray(std, dtype=float)
+    members = getattr(model, "estimators_", None)
+    if not isinstance(members, list) or not members:
+        raise TypeError("its predict returns no standard deviation, and it averages no members")
+    columns = getattr(model, "estimators_features_", [slice(None)] * len(members))
+    parts = [
+        member.predict(x[:, mine], return_std=True)
+        if _has_std(member)
+        else (member.predict(x[:, mine]), 0.0)
+        for member, mine in zip(members, columns, strict=True)
+    ]
+    means, variances = [mean for mean, _ in parts], [np.square(std) for _, std in parts]
+    return np.mean(means, axis=0), np.sqrt(np.var(means, axis=0) + np.mean(variances, axis=0))
+
+
+def _has_std(model: Any) -> bool:
+    """Return True if predict, of the last step of a pipeline, returns a standard deviation."""
+    last = model.steps[-1][1] if getattr(model, "steps", None) else model
+    return "return_std" in inspect.signature(last.predict).parameters
+
+
+def check_surrogate(surrogate: Any) -> None:
+    """Refuse a surrogate that cannot be used, by fitting it to a few made-up rows.
+
+    Args:
+        surrogate: a text (`tuner.models.surrogate.surrogate_choice`), a regressor, or None.
+
+    Raises:
+        InputError: it is not a regressor, or its predictions have no standard deviation.
+    """
+    regressor = regressor_of(surrogate)
+    if regressor is None:
+        return
+    methods = ("fit", "predict", "get_params")
+    if isinstance(regressor, type) or not all(hasattr(regressor, name) for name in methods):
+        raise InputError(
+            f"surrogate is {regressor!r}; it must be {OURS} or a scikit-learn regressor"
+        )
+    x = np.random.default_rng(0).random((12, 2))
+    model = ScikitRegressor(regressor, noise=0.01, amplitude=1.0, seed=0)
+    model.update(x, x[:, 0] - x[:, 1] ** 2, np.zeros(12))
+    fitted = model.model
+    try:
+        mean, std = mean_and_std(fitted, x)
+        sound = np.isfinite(std).all() and np.allclose(mean, fitted.predict(x), atol=1e-5)
+        reason = "" if sound else "its prediction is not the mean of its members'"
+    except (TypeError, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+    if reason:
+        raise InputError(
+            f"{text_of(surrogate)} cannot be a surrogate: {reason}; its predict must take "
+            "return_std=True, or it must average its estimators_, as a random forest does"
+        )

@@ -22,10 +22,9 @@ from tuner.models.surrogate.kernel import LAUNCH
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.models.surrogate.regressors import FOLDS, Regressor, ScikitRegressor
 from tuner.models.surrogate.temperature import at_one_temperature
+from tuner.models.surrogate.ties import first_best
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.statistics import Z90
-
-__all__ = ["POWER_NOISE", "TIME_NOISE", "LeaveOneOut", "Posterior", "Surrogates"]
 
 #: Relative standard deviation of a repeated window: time 0.02 to 0.2 %, power or energy 1 to 3 %
 #: (3 x 1,000 identical GEMMs on an A4000; three repeats on two A100).
@@ -37,11 +36,9 @@ AMPLITUDE_PRIOR, AMPLITUDE_BLIND = (0.3, 0.2), (0.7, 0.3)
 #: takes over if it predicts them better by so much in log (odds of exp(2) to 1).
 JUDGE_FROM, MARGIN = 6, 2.0
 #: Standard deviations that are shown are widened by 1 + FEW / measurements, for time and for power.
-#: Set on four kinds of problem together (three recorded tables and simulated clusters), where even
-#: with the doubt about the hyperparameters 90 % of the errors lay within 2.3 and 1.6 times what the
-#: model said at 8 to 16 measurements; what a factor set without one of the kinds gives that kind is
-#: printed by `python -m benchmarks.prediction`. A problem's own cross-validation does not tell its
-#: factor: over these problems the two were uncorrelated.
+#: Set on three recorded tables and simulated clusters together; what a factor set without one of
+#: them gives it is printed by `python -m benchmarks.prediction`. A problem's own cross-validation
+#: does not predict its factor: over these problems the two were uncorrelated.
 FEW = (10.0, 4.0)
 #: Measurements' worth of belief that errors of time and power are unrelated.
 SHRINK = 4.0
@@ -164,7 +161,7 @@ class _Output:
                 if mean != before:
                     regressor.update(x, apart, variance)
                 scores[mean] = _log_density(apart, regressor) - MARGIN * (mean in self._weaker)
-            self.mean_in_use = max(scores, key=scores.__getitem__)
+            self.mean_in_use = list(scores)[first_best(np.array(list(scores.values())))]
             self._apart = y - self.base(configurations)
         return refit or self.mean_in_use != before
 
@@ -185,7 +182,6 @@ class Surrogates:
 
     Args:
         features: the candidates' features; what its priors predict are the means to choose from.
-        seed: everything drawn is drawn from it.
         split: keep launch and live columns apart in the kernel (`tuner.models.surrogate.kernel`).
         own_level: give each launch a level of its own there.
         regressor: a scikit-learn regressor of which both figures' models are copies
@@ -242,8 +238,6 @@ class Surrogates:
         posterior is the prior.
 
         Args:
-            configurations: what was measured.
-            step_time_s: seconds a step, positive.
             power_W: watts of the whole job, positive.
             step_time_rse: relative standard errors; None or NaN where unknown.
             power_rse: likewise.
@@ -282,7 +276,6 @@ class Surrogates:
         """Return the posterior at these configurations.
 
         Args:
-            configurations: any configurations.
             first: condition on the first so many measurements only: cheaper, and with larger
                 standard deviations, never smaller.
         """
@@ -346,7 +339,6 @@ class Surrogates:
         normals: np.ndarray,
         method: Callable[[Regressor], Callable[[np.ndarray, np.ndarray], np.ndarray]],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw by this method of each regressor."""
         x = self.features.transform(configurations)
         time, power = (
             method(output.regressor)(x, normals[:, i]) + output.base(configurations)
@@ -360,10 +352,6 @@ class Surrogates:
         """Sample as `sample` does, with the doubt about the hyperparameters.
 
         Configurations that are only believed (`believe`) are taken as not measured.
-
-        Args:
-            configurations: at most a few hundred.
-            normals: standard normal draws, shape (draws, 2, at least len(configurations)).
         """
         return self._drawn(configurations, normals, lambda regressor: regressor.draw_marginal)
 
@@ -373,10 +361,6 @@ class Surrogates:
         """Sample as `sample_marginal` does, as wide as `with_intervals`.
 
         The deviations from the mean are widened by the factor for few measurements (`FEW`).
-
-        Args:
-            configurations: at most a few hundred.
-            normals: standard normal draws, shape (draws, 2, at least len(configurations)).
         """
         parts = []
         for drawn, factor in zip(

@@ -12,8 +12,6 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-__all__ = ["at_one_temperature", "rise_per_C"]
-
 #: Standard deviation of k before any window, per kelvin (an estimate: 0.4 % of the power), and of a
 #: window's log power about its configuration's own (1 to 3 %: `tuner.models.simulated`).
 PRIOR_PER_C, WINDOW = 0.004, 0.02

@@ -211,6 +211,7 @@ def test_three_limits_predict_the_others() -> None:
     assert found["zeus_energy_p90_error"] < 10.0  # the aim is 8
 
 
+@pytest.mark.slow
 @pytest.mark.traces
 def test_three_plans_predict_the_others_and_slack_reaches_envpipe() -> None:
     found = figures(recorded.compare_perseus(SHARED))

@@ -107,6 +107,7 @@ def test_the_best_stock_sampler_is_the_best_of_each_group() -> None:
     assert figures["ratio_oracle"] == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.twin.checks import preload_touches
 from benchmarks.twin.clocks import delivered_clock_error
-from benchmarks.twin.findings import FINDINGS, Finding
+from benchmarks.twin.findings import FINDINGS, SECOND_DAY, Finding
 from benchmarks.twin.named_tests import Outcome, named_tests, run_named_tests
 
 pytestmark = pytest.mark.twin
@@ -17,6 +18,7 @@ OPEN: set[int] = set()
 
 def test_every_finding_has_its_number() -> None:
     assert [finding.number for finding in FINDINGS] == list(range(1, 21))
+    assert all(finding.number == number for number, finding in SECOND_DAY.items())
 
 
 @pytest.mark.parametrize(
@@ -29,11 +31,31 @@ def test_every_finding_has_its_number() -> None:
         )
         for finding in FINDINGS
         if finding.check and finding.number not in ELSEWHERE
+    ]
+    + [
+        pytest.param(finding, id=f"second_day_{number}")
+        for number, finding in SECOND_DAY.items()
+        if finding.check
     ],
 )
 def test_a_mended_finding_stays_so(finding: Finding) -> None:
     assert finding.check is not None
     assert finding.check() == ""
+
+
+TORCH = """
+from types import SimpleNamespace as N
+_C, cuda, version, __version__ = N(), N(is_initialized=lambda: False), N(cuda={cuda!r}), "2.13.0"
+"""
+
+
+@pytest.mark.parametrize(("cuda", "touches"), [("13.0", 1), (None, None)])
+def test_second_day_12_only_a_cuda_build_tells_if_the_preload_starts_the_driver(
+    tmp_path: Path, cuda: str | None, touches: int | None
+) -> None:
+    (tmp_path / "torch.py").write_text(TORCH.format(cuda=cuda))
+    (tmp_path / "deepspeed.py").write_text("import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n")
+    assert preload_touches(tmp_path) == touches
 
 
 def test_a_finding_is_mended_by_its_check_its_tests_or_both() -> None:
@@ -58,21 +80,21 @@ def test_tests_are_found_by_name_and_docstring_and_their_outcomes_counted(
         "def test_finding_3_twice(n): assert n == 1\n"
         "class TestMore:\n"
         "    def test_more(self):\n"
-        "        '''finding_3 and finding_14.'''\n"
+        "        '''finding_3 and second_day_14.'''\n"
         "def test_finding_5_skipped(): pytest.skip('no GPU')\n"
         "def test_of_nothing(): assert False\n"
     )
     found = named_tests(tmp_path / "tests")
     assert found == {
-        "tests/part/test_it.py::test_finding_3_twice": {3},
-        "tests/part/test_it.py::TestMore::test_more": {3, 14},
-        "tests/part/test_it.py::test_finding_5_skipped": {5},
+        "tests/part/test_it.py::test_finding_3_twice": {"finding_3"},
+        "tests/part/test_it.py::TestMore::test_more": {"finding_3", "second_day_14"},
+        "tests/part/test_it.py::test_finding_5_skipped": {"finding_5"},
     }
     monkeypatch.setattr("benchmarks.twin.named_tests.ROOT", tmp_path)
     outcomes = run_named_tests(tests=tmp_path / "tests")
     assert outcomes == {
-        3: Outcome(2, ("tests.part.test_it::test_finding_3_twice[2]",)),
-        14: Outcome(1),
+        "finding_3": Outcome(2, ("tests.part.test_it::test_finding_3_twice[2]",)),
+        "second_day_14": Outcome(1),
     }
 
 

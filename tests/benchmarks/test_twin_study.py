@@ -32,7 +32,7 @@ def test_a_command_runs_on_a_twin_node_and_its_exit_code_is_returned() -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(1200)
 def test_a_study_under_ray_finds_the_twins_front() -> None:
-    found = run_study(max_probes=6, limit_s=1100)  # benchmarks.twin makes 16
+    found = run_study(max_probes=10, limit_s=1100)  # benchmarks.twin makes 16
     told = found.told
     assert told["devices"] == 2  # by Ray's own NVML calls
     assert told["locked_after"] == [None, None]
@@ -42,9 +42,8 @@ def test_a_study_under_ray_finds_the_twins_front() -> None:
     assert "(twin)" in told["answer"]
     assert told["report"].count(">twin</span>") > 5
     assert all(point["meter"]["twin"] for point in told["json"]["points"])
-    assert told["verification"] in ("confirmed", "refuted", "unfinished", "baseline")
-    # Other processes on the cores slow ranks that the law cannot know of: 5 to 15 % in the median
-    # on two cores. `benchmarks.twin` holds the meters and clocks themselves to the twin's truth.
-    assert found.hypervolume > 0.5
-    assert np.median(abs(found.errors)) < 0.3
+    assert told["action"] in ("train", "keep")
+    assert found.hypervolume > 0.9
+    assert np.median(abs(found.window_errors)) < 0.002
+    assert np.median(abs(found.errors)) < 0.01
     assert json.dumps(told["json"])

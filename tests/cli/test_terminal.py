@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import json
 import logging
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +23,7 @@ import pytest
 
 from tuner.cli import main as cli
 from tuner.cli.main import main
+from tuner.cli.options import fitted
 from tuner.deploy import train
 from tuner.search_spaces.configuration import Settings
 from tuner.terminal import VisibleStream, raw_stream, visible
@@ -196,3 +202,31 @@ def test_training_output_is_changed_at_a_terminal_only(
     (output,) = got
     assert isinstance(output, VisibleStream) is not raw
     assert raw_stream(output) is sys.stdout
+
+
+def test_an_answer_fits_into_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    table, runs = write_table(tmp_path / "t"), str(tmp_path / "runs")
+    lead, follow = pty.openpty()
+    fcntl.ioctl(follow, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    words = ["replay", str(table), "--name", "r", "--max-probes", "6", "--runs-dir", runs]
+    code = f"from tuner.cli.main import main; raise SystemExit(main({[*words, '--quiet']!r}))"
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    done = subprocess.Popen([sys.executable, "-c", code], stdout=follow, env=env)
+    os.close(follow)
+    text = b""
+    with contextlib.suppress(OSError):  # the end of a pty
+        while part := os.read(lead, 4096):
+            text += part
+    assert done.wait() == 0
+    lines = text.decode().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in text.decode()
+    assert len(lines) <= 20
+
+
+def test_what_is_fitted_into_a_terminal_loses_nothing() -> None:
+    failed = "Failed: p0003: crash: RuntimeError:  expected  scalar type Half  but found Float in x"
+    parts = fitted(failed, 40)
+    assert max(map(len, parts)) <= 40
+    assert " ".join(parts).split() == failed.split()
+    assert fitted("  a row  of a table", 80) == ["  a row  of a table"]

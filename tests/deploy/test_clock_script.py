@@ -18,7 +18,8 @@ from tuner.testing.commands import finished
 from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.workload.clocks.cpu import CpuGovernor
 
-#: Keeps each GPU's state in a file, as nvidia-smi would in the driver.
+#: Keeps each GPU's state in a file, as nvidia-smi would in the driver. Without persistence mode the
+#: driver forgets all but what the GPU is when its last client, nvidia-smi itself, ends.
 FAKE = f"""#!{sys.executable}
 import os, pathlib, sys
 here = pathlib.Path(os.environ["FAKE_SMI"])
@@ -28,23 +29,30 @@ if "--query-gpu=index" in words:
     sys.exit()
 gpu = here / words[words.index("-i") + 1]
 state = dict(line.split("=") for line in gpu.read_text().splitlines())
-if "--query-gpu=power.limit" in words:
-    print(state["pl"])
-    sys.exit()
-if (here / "refuse").exists() and "-lgc" in words:
+FIELDS = {{"power.limit": "pl", "persistence_mode": "pm", "clocks.sm": "sm"}}
+for word in words:
+    if word.startswith("--query-gpu="):
+        print(state[FIELDS[word.partition("=")[2]]])
+        sys.exit()
+refused = (here / "refuse").read_text() if (here / "refuse").exists() else ""
+if refused and refused in words:
     print("Insufficient Permissions", file=sys.stderr)
     sys.exit(4)
 for word, value in zip(words, [*words[1:], ""]):
-    if word in ("-lgc", "-lmc", "-pl"):
+    if word in ("-lgc", "-lmc", "-pl") and "stuck" not in state:
         state[word[1:]] = value
     if word in ("-rgc", "-rmc"):
         state[{{"-rgc": "lgc", "-rmc": "lmc"}}[word]] = "none"
+    if word == "-pm":
+        state["pm"] = "Enabled" if value == "1" else "Disabled"
+if state["pm"] == "Disabled" and "held" not in state:
+    state |= {{"lgc": "none", "lmc": "none", "pl": "400.00"}}
 gpu.write_text("".join(f"{{k}}={{v}}\\n" for k, v in state.items()))
 with (here / "log").open("a") as log:
     log.write(" ".join(words) + "\\n")
 """
 
-EARLIER = {"lgc": "none", "lmc": "none", "pl": "400.00"}
+EARLIER = {"lgc": "none", "lmc": "none", "pl": "400.00", "pm": "Enabled", "sm": "1410"}
 
 
 class Machine:
@@ -65,6 +73,11 @@ class Machine:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "SLURM_"))}
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
         self.env = {**kept, "FAKE_SMI": str(self.state), "PATH": path}
+
+    def is_at(self, gpu: int, **values: str) -> None:
+        """Let a GPU be in another state before the script starts."""
+        text = "\n".join(f"{name}={value}" for name, value in (EARLIER | values).items())
+        (self.state / str(gpu)).write_text(text)
 
     def gpu(self, number: int) -> dict[str, str]:
         lines = (self.state / str(number)).read_text().splitlines()
@@ -115,6 +128,88 @@ def test_the_commands_exit_code_is_its_own(machine: Machine) -> None:
     assert machine.gpu(0) == EARLIER
 
 
+def test_second_day_9_gpus_without_persistence_mode_keep_their_settings(machine: Machine) -> None:
+    """One of two forgets its lock and limit as soon as nvidia-smi ends."""
+    machine.is_at(1, pm="Disabled")
+    done = machine.run(*show(machine))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("lgc=1200,1200") == 2
+    assert done.stdout.count("pl=250") == 2
+    assert (machine.gpu(0), machine.gpu(1)) == (EARLIER, EARLIER | {"pm": "Disabled"})
+    assert "-i 0 -pm" not in (machine.state / "log").read_text()
+
+
+def test_second_day_9_the_guard_turns_persistence_mode_off_again(machine: Machine) -> None:
+    machine.is_at(0, pm="Disabled")
+    mark = machine.state / "mark"
+    process = machine.start("bash", "-c", f"touch {mark}; exec sleep 20")
+    assert machine.until(mark.exists)
+    assert machine.gpu(0)["pm"] == "Enabled"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=30)
+    assert machine.until(lambda: machine.gpu(0) == EARLIER | {"pm": "Disabled"})
+
+
+def test_persistence_mode_that_may_not_be_set_stops_no_job(machine: Machine) -> None:
+    """A sudoers rule of the site permits clocks and limits alone, and a daemon holds the GPUs."""
+    machine.is_at(0, pm="Disabled", held="yes")
+    (machine.state / "refuse").write_text("-pm")
+    done = machine.run(*show(machine))
+    assert done.returncode == 0
+    assert "clocks.sh" not in done.stderr
+    assert done.stdout.count("lgc=1200,1200") == 2
+    assert machine.gpu(0) == EARLIER | {"pm": "Disabled", "held": "yes"}
+
+
+def test_nothing_is_read_back_once_the_script_was_killed(machine: Machine) -> None:
+    """The guard has restored by then, so that every clock would be above its lock."""
+    mark, error = machine.state / "mark", machine.state / "error"
+    process = subprocess.Popen(
+        ["bash", str(machine.script), "bash", "-c", f"touch {mark}; sleep 2"],
+        env={**machine.env, "READ_BACK_S": "1.5"},
+        stderr=error.open("w"),
+        start_new_session=True,
+    )
+    assert machine.until(mark.exists)
+    process.kill()
+    process.wait(timeout=30)
+    assert machine.until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
+    assert machine.until(lambda: not _left(machine.script))
+    assert error.read_text() == ""
+
+
+def _left(script: Path) -> list[str]:
+    """Return the processes that still run a script."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if str(script) in words[:3]:
+            found.append(path.parent.name)
+    return found
+
+
+def test_second_day_9_settings_that_are_not_in_force_are_said_while_it_trains(
+    machine: Machine,
+) -> None:
+    """The command waits for the sentences: its settings are read back while it runs."""
+    machine.is_at(1, stuck="yes")
+    error = machine.state / "error"
+    waits = f"until grep -q 'power limit' {error}; do sleep 0.1; done"
+    process = subprocess.Popen(
+        ["bash", str(machine.script), "bash", "-c", waits],
+        env={**machine.env, "READ_BACK_S": "0.2"},
+        stderr=error.open("w"),
+        start_new_session=True,
+    )
+    assert process.wait(timeout=60) == 0
+    said = error.read_text().splitlines()
+    assert "clocks.sh: GPU 1 runs at 1410 MHz, above its lock at 1200 MHz" in said
+    assert "clocks.sh: GPU 1 has a power limit of 400.00 W, not 250 W" in said
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_command_and_they_go_back(machine: Machine, how: int) -> None:
     mark = machine.state / "mark"
@@ -150,7 +245,7 @@ def test_the_guard_does_not_wait_for_the_command(machine: Machine) -> None:
 
 
 def test_a_refusal_starts_nothing_and_says_what_to_do(machine: Machine) -> None:
-    (machine.state / "refuse").touch()
+    (machine.state / "refuse").write_text("-lgc")
     done = machine.run("touch", str(machine.state / "mark"))
     assert done.returncode == 3
     assert "SUDO=sudo" in done.stderr

@@ -98,8 +98,10 @@ class Sandbox:
             "PYTHON": str(self.bin / "python"),
             "SHOWN": str(self.shown),
             "HEAD": "node1",
+            "NODE_RANK": "0",
             "HOSTFILE": "hosts",
             "SLURM_JOB_NODELIST": "node1",
+            "SLURM_CPUS_ON_NODE": "96",
         }
 
     def run(self, script: Path, *words: str) -> list[str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tuner.deploy.launch_files import SYNTHETIC_STEPS, launch_of, write_launch_files
-from tuner.results.parts import Verification
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
@@ -132,7 +131,7 @@ def test_files_of_a_configuration(tmp_path: Path) -> None:
     assert os.access(tmp_path / "best" / "launch.sh", os.X_OK)
     argv = dry_run(tmp_path / "best", STEPS="7")
     assert argv[:2] == ["-m", "torch.distributed.run"]
-    assert "--standalone" in argv
+    assert {"--rdzv-backend=static", "--master-addr=127.0.0.1"} <= set(argv)
     assert "--nproc-per-node=2" in argv
     assert argv[-2:] == ["--steps", "7"]
     assert Path(argv[argv.index("--job") - 1]).is_file()
@@ -170,6 +169,59 @@ def test_knobs_outside_the_json_reach_the_program(tmp_path: Path) -> None:
     assert argv[argv.index("--sharding") + 1] == "fsdp2"
 
 
+#: A python whose torch can bind each of 8 ranks to 4 cores or more.
+BINDS = """#!{python}
+import json, os, sys
+if sys.argv[1] == "-c":
+    import torch.numa.binding as binding
+    sets = [set(range(12 - rank)) for rank in range(8)]
+    choose = lambda *, gpu_index, numa_options: sets[gpu_index]
+    binding._get_validated_logical_cpus_to_bind_to = choose
+    code, sys.argv = sys.argv[2], sys.argv[2:]
+    exec(code)
+else:
+    print(json.dumps([*sys.argv[1:], os.environ["OMP_NUM_THREADS"]]))
+"""
+
+
+def test_second_day_6_ranks_are_bound_as_they_were_measured(tmp_path: Path) -> None:
+    offload = Configuration.of(data_parallel=8, zero_stage=2, optimizer_offload="cpu")
+    write_launch_files((offload, job(), GPU), tmp_path)
+    python = tmp_path / "python"
+    python.write_text(BINDS.format(python=sys.executable))
+    python.chmod(0o755)
+    binds = {"PYTHON": str(python), "OMP_NUM_THREADS": "24"}
+    argv = dry_run(tmp_path, **binds)
+    assert "--numa-binding=exclusive" in argv
+    assert argv[-1] == "5"  # threads: those of the rank with the fewest cores
+    argv = dry_run(tmp_path, **binds, BIND="")
+    assert "--numa-binding=exclusive" not in argv
+    assert argv[-1] == "24"
+    assert "does not bind ranks" in (tmp_path / "launch_deepspeed.sh").read_text()
+    write_launch_files((Configuration.of(data_parallel=8), job(), GPU), tmp_path)
+    assert "--numa-binding=exclusive" not in dry_run(tmp_path, **binds)
+
+
+@pytest.mark.parametrize("lacks", ["", "import sys; sys.modules['torch.numa'] = None"])
+def test_the_applied_job_starts_where_torch_cannot_bind_ranks(tmp_path: Path, lacks: str) -> None:
+    """torchrun ends at once with --numa-binding where there is no GPU to ask, or before 2.9."""
+    offload = Configuration.of(data_parallel=8, zero_stage=2, optimizer_offload="cpu")
+    write_launch_files((offload, job(), GPU), tmp_path)
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\nimport json, sys\n{lacks}\n"
+        "if sys.argv[1] == '-c':\n    code, sys.argv = sys.argv[2], sys.argv[2:]\n    exec(code)\n"
+        "else:\n    print(json.dumps(sys.argv[1:]))\n"
+    )
+    python.chmod(0o755)
+    numactl = tmp_path / "bin" / "numactl"
+    numactl.parent.mkdir()
+    numactl.write_text("#!/bin/sh\n")
+    numactl.chmod(0o755)
+    path = f"{numactl.parent}{os.pathsep}{os.environ['PATH']}"
+    assert "--numa-binding=exclusive" not in dry_run(tmp_path, PATH=path, PYTHON=str(python))
+
+
 def test_live_settings_are_written_down(tmp_path: Path) -> None:
     configuration = Configuration.of(data_parallel=8, clock_MHz=1200)
     write_launch_files((configuration, job(), GPU), tmp_path)
@@ -181,12 +233,16 @@ def test_live_settings_are_written_down(tmp_path: Path) -> None:
 def test_several_nodes(tmp_path: Path) -> None:
     configuration = Configuration.of(data_parallel=16)
     write_launch_files((configuration, job(global_batch=16), GPU), tmp_path)
-    argv = dry_run(tmp_path, HEAD="node one")
+    argv = dry_run(tmp_path, HEAD="node one", NODE_RANK="1")
     assert "--nnodes=2" in argv
     assert "--nproc-per-node=8" in argv
-    assert "--rdzv-endpoint=node one:29500" in argv
+    assert {"--rdzv-backend=static", "--node-rank=1", "--master-addr=node one"} <= set(argv)
+    assert "--node-rank=3" in dry_run(tmp_path, HEAD="node1", SLURM_NODEID="3")
     short = {**os.environ, "STEPS": "2"}
     refused = finished(["bash", tmp_path / "launch.sh"], env=short)
+    assert refused.returncode != 0
+    assert "set NODE_RANK" in refused.stderr
+    refused = finished(["bash", tmp_path / "launch.sh"], env={**short, "NODE_RANK": "0"})
     assert refused.returncode != 0
     assert "set HEAD" in refused.stderr
 
@@ -229,7 +285,9 @@ def test_a_result_brings_its_own_job_and_cluster(tmp_path: Path) -> None:
 def test_the_files_start_what_is_recommended(tmp_path: Path) -> None:
     result = replace(small_result(), job=job(), cluster=CPU)
     assert launch_of(result)[0] == result.best.configuration
-    unproven = replace(result, verification=Verification("unfinished", "Not verified."))
+    judge = replace(result.judged, failed=frozenset({result.best.configuration}))
+    same = replace(result.baseline, configuration=result.best.configuration)
+    unproven = replace(result, best=same, judge=replace(judge, points=(result.baseline, same)))
     assert launch_of(unproven)[0] == result.baseline.configuration
     assert launch_of(unproven, "best")[0] == result.best.configuration
 
@@ -276,6 +334,7 @@ def test_slurm_starts_one_task_a_node_under_the_clocks(tmp_path: Path) -> None:
             **os.environ,
             "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
             "SLURM_JOB_NODELIST": "node[7-8]",
+            "SLURM_CPUS_ON_NODE": "96",
         },
         cwd="/",
         capture_output=True,
@@ -312,10 +371,9 @@ def test_another_point_can_be_written(tmp_path: Path) -> None:
         write_launch_files(result, tmp_path, point="99")
 
 
+@pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "file", ["launch.sh", pytest.param("launch_deepspeed.sh", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("file", ["launch.sh", "launch_deepspeed.sh"])
 def test_the_launch_scripts_train(tmp_path: Path, file: str) -> None:
     configuration = Configuration.of(
         data_parallel=2, micro_batch=1, zero_stage=1, activation_checkpointing="full"

@@ -24,8 +24,9 @@ from tests.deploy.test_slurm import FAKES, SCRIPT, calls, write_fakes
 from tuner.deploy.launch_files import write_launch_files
 from tuner.testing.commands import finished
 from tuner.testing.scripts import CPU as CORES
+from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.script_job import Framework, Script
+from tuner.workload.scripts.script_job import Framework
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 pytestmark = [
@@ -42,13 +43,16 @@ HOST = socket.gethostname().partition(".")[0]
 NODES = (HOST, f"{HOST}-second")
 CPU = replace(CORES, devices_per_node=1, nodes=2)
 
+CORES_HERE = len(os.sched_getaffinity(0))
+
 #: Trains for two steps, and tells how many ranks met.
 TRAIN = """
 import os, torch
 torch.distributed.init_process_group("gloo")
 total = torch.ones(1)
 torch.distributed.all_reduce(total)
-print("met", int(total), "on", os.environ["SLURMD_NODENAME"], flush=True)
+cores = len(os.sched_getaffinity(0))
+print("met", int(total), "on", os.environ["SLURMD_NODENAME"], "with", cores, flush=True)
 torch.distributed.destroy_process_group()
 """
 
@@ -69,7 +73,9 @@ def configuration(folder: Path) -> str:
         f"SlurmctldPidFile={folder}/slurmctld.pid",
         f"SlurmdPidFile={folder}/slurmd-%n.pid",
         "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
+        # A task is bound to one core unless it asks for more, as on many sites.
+        "TaskPlugin=task/affinity",
+        "TaskPluginParam=autobind=threads",
         "SwitchType=switch/none",
         "MpiDefault=none",
         "SelectType=select/cons_tres",
@@ -77,8 +83,8 @@ def configuration(folder: Path) -> str:
         "GresTypes=gpu",
         "SlurmdParameters=config_overrides",
         *(
-            f"NodeName={name} NodeHostname={HOST} NodeAddr=127.0.0.1 Port={next(port)} CPUs=8 "
-            "RealMemory=1000 Gres=gpu:8"
+            f"NodeName={name} NodeHostname={HOST} NodeAddr=127.0.0.1 Port={next(port)} "
+            f"CPUs={CORES_HERE} RealMemory=1000 Gres=gpu:8"
             for name in NODES
         ),
         f"PartitionName=all Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP",
@@ -164,6 +170,7 @@ def is_over(slurm: dict[str, str], job: str) -> bool:
 def fakes(tmp_path: Path) -> dict[str, str]:
     """Commands in place of Ray and the study, which write down how they are called."""
     found = {name: body for name, body in FAKES.items() if name not in ("scontrol", "srun")}
+    found["ray"] = 'grep Cpus_allowed: /proc/self/status >> "$CALLS"; ' + found["ray"]
     found["python"] = 'grep -c "^ray start" "$CALLS"'  # Ray's nodes, as many as were started
     return write_fakes(tmp_path, found, RAY_WAIT_S="0.3")
 
@@ -188,6 +195,9 @@ def test_tune_sbatch_starts_ray_on_both_nodes(
     study = f"tuner optimize --ray 10.0.0.7:{port} --name tune opt-125m --max-probes 3"
     assert study in made
     assert made.count(f"rm -rf {files}") == 2
+    masks = [call.split()[1] for call in made if call.startswith("Cpus_allowed:")]
+    masks = [mask.replace(",", "") for mask in masks]
+    assert {int(mask, 16).bit_count() for mask in masks} == {CORES_HERE}  # second_day_5
 
 
 def test_scancel_interrupts_the_study(
@@ -216,5 +226,6 @@ def test_job_sbatch_trains_on_both_nodes(
     wait_for(lambda: is_over(slurm, number), "the training does not end", 200)
     told = (tmp_path / "out").read_text()
     assert {line for line in told.splitlines() if line.startswith("met")} == {
-        f"met 2 on {name}" for name in NODES
+        f"met 2 on {name} with {CORES_HERE}"
+        for name in NODES  # second_day_5
     }, told

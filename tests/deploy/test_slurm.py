@@ -53,7 +53,12 @@ def write_fakes(top: Path, fakes: dict[str, str], **variables: str) -> dict[str,
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    job = {"SLURM_JOB_ID": "1234567", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NAME": "night"}
+    job = {
+        "SLURM_JOB_ID": "1234567",
+        "SLURM_JOB_NODELIST": "n[1-3]",
+        "SLURM_JOB_NAME": "night",
+        "SLURM_CPUS_ON_NODE": "96",
+    }
     return write_fakes(tmp_path, FAKES, RAY_WAIT_S="0.01", **job)
 
 
@@ -76,6 +81,14 @@ def test_the_token_is_private(environment: dict[str, str], tmp_path: Path) -> No
     subprocess.run(["bash", str(SCRIPT)], env=environment, timeout=60, check=True)
     assert (tmp_path / ".ray").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+
+
+def test_second_day_5_ray_gets_all_cores_of_each_node(environment: dict[str, str]) -> None:
+    subprocess.run(["bash", str(SCRIPT)], env=environment, timeout=60, check=True)
+    steps = [call for call in calls(environment) if call.startswith("srun") and "bash -c" in call]
+    assert len(steps) == 2
+    for step in steps:
+        assert "--cpu-bind=none --cpus-per-task=96 --mem=0 " in step
 
 
 def test_without_a_token_nothing_is_started(environment: dict[str, str]) -> None:

@@ -99,7 +99,7 @@ def test_api_shows_study_metric_names_graphs_and_note(study: optuna.Study, journ
     assert dashboard.has_figures(study)
     front = next(t for t in graphs["joulefront-front"]["data"] if t.get("name") == "front")
     assert front["x"] == [p.time_to_solution_s for p in result.front_points]
-    assert "less time than today (not verified)" in detail["note"]["body"]
+    assert result.headline in detail["note"]["body"]
     assert result.choice.sentence in detail["note"]["body"]
     assert "energy to solution" in detail["note"]["body"]
 
@@ -162,42 +162,30 @@ def followed(run_dir: Path, probes: int, **options: Any) -> tuple[optuna.Study, 
         drawn.append(len(study.trials))
         return result, [record]
 
-    follow = dashboard.Follower(study, "me", run_dir, so_far, clock=lambda: now[0], **options)
+    follow = dashboard.Follower(study, so_far, clock=lambda: now[0], **options)
     for number in range(probes):
         name = f"p{number:04d}"
         mine = replace(record, request=replace(record.request, probe_id=name))
         trial = study.ask()
         key = f"{mine.request.launch.key} | {mine.request.live[0].key}"
-        attrs = {"driver": "me", "probe_id": name, "configuration": key}
+        attrs = {"probe_id": name, "configuration": key}
         for attr, value in attrs.items():
             trial.set_user_attr(attr, value)
-        if number == 0:
-            (run_dir / "trace" / "power" / "p0000.csv.gz").write_bytes(
-                (run_dir / "trace" / "power" / "p0001.csv.gz").read_bytes()
-            )
-        follow.attach(mine, trial)
         study.tell(trial, [1.0, 2.0])
         now[0] += 1.0
         follow(mine, number + 1)
     return study, drawn, journal
 
 
-def test_while_it_runs_trials_have_notes_and_pictures(tmp_path: Path) -> None:
+def test_while_it_runs_trials_have_notes(tmp_path: Path) -> None:
     _, drawn, journal = followed(tmp_path, 12, least_s=0.0)
     # Again when the probes have grown by a third.
     assert drawn == [2, 3, 4, 6, 8, 11]
-    application = dashboard.application(journal, artifacts=tmp_path / dashboard.ARTIFACTS)
-    with served(application) as url:
+    with served(dashboard.application(journal)) as url:
         detail = get(f"{url}/api/studies/0?after=0")
         first = detail["trials"][0]
-        (picture,) = first["artifacts"]
-        address = f"{url}/artifacts/0/{first['trial_id']}/{picture['artifact_id']}"
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            assert answer.headers["Content-Type"] == "image/svg+xml"
-            assert b"<polyline" in answer.read()
     assert "200 W" in first["note"]["body"]
     assert "0.400 s a step" in first["note"]["body"]
-    assert not detail["trials"][5]["artifacts"]  # its power was not sampled
     assert {g["id"] for g in detail["plotly_graph_objects"]} >= {"joulefront-front"}
 
 
@@ -221,12 +209,6 @@ def test_a_failed_probe_says_why_in_its_note() -> None:
     said = dashboard.trial_note(bad, bad.request.launch.key)
     assert "failed, out_of_memory: a rank ran out of memory" in said
     assert "<img" not in dashboard.trial_note(bad, "<img src=x>")
-
-
-def test_a_picture_that_cannot_be_kept_ends_nothing(tmp_path: Path) -> None:
-    (tmp_path / dashboard.ARTIFACTS).write_text("a file where the folder should be")
-    study, _, _ = followed(tmp_path, 2)
-    assert len(study.trials) == 2
 
 
 def test_an_old_run_gets_its_figures_when_it_is_opened(tmp_path: Path) -> None:

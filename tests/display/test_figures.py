@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.display.figures.matplotlib_backend import on_paper
+from tuner.display.advice import evidence_sentence
 from tuner.display.figures.power import (
     Timeline,
     phase_means,
@@ -27,9 +27,8 @@ from tuner.display.figures.power import (
 from tuner.display.figures.style import PURPLE
 from tuner.display.plots import figures, front_figure
 from tuner.display.report import render_report
-from tuner.results.parts import Attempt, Choice, Verification
-from tuner.results.scale_out import Target
-from tuner.results.significance import Difference
+from tuner.problem.stop_reason import NoVerdict
+from tuner.results.parts import Verification
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
@@ -43,7 +42,6 @@ from tuner.testing.results import (
     large_result,
     phased,
     point,
-    records_of,
     result_of_phased,
     small_result,
 )
@@ -196,21 +194,22 @@ def test_the_band_and_the_predicted_points_are_drawn() -> None:
     assert "Predicted to be on the front, not measured: 1" in page
 
 
-@pytest.mark.parametrize("status", ["confirmed", "refuted", "off"])
-def test_whether_the_choice_was_verified_is_always_said(status) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (None, ""),
+        (NoVerdict("limits_reached"), "no more were made: the limits leave no room"),
+        (NoVerdict("not_requested"), "(--no-verify)"),
+    ],
+)
+def test_what_the_recommendation_rests_on_is_always_said(ended, words) -> None:  # type: ignore[no-untyped-def]
     result = large_result()
-    assert result.best is not None
-    less = Difference("energy_per_step", -0.2, -0.25, -0.15, 0.001, "a paired test")
-    attempt = Attempt(
-        result.best.configuration, 4, None, less, status == "confirmed", "why not", "a verdict"
-    )
-    said = Verification(status, f"It is {status}.", (attempt,) if status != "off" else (), 8, 3.0)
-    page = render_report(replace(result, verification=said))
-    assert page.count(f"It is {status}.") == 1
-    assert ("Measured again before it is recommended" in page) == (status != "off")
-    figures = ("Why not. Test: a paired test.", "20 % less", "[-25.00, -15.00] %", "p = 0.001")
-    for text in figures:  # said once, in the part of their own
-        assert page.count(text) == (status != "off")
+    launches = {point.configuration: (number,) for number, point in enumerate(result.points)}
+    result = replace(result, launches=launches, verification=Verification(8, 3.0, ended))
+    page = unescape(render_report(result))
+    said = evidence_sentence(result)
+    assert words in said
+    assert page.count(said) == 1
 
 
 def test_each_sentence_of_a_verified_study_stands_on_the_page_once(tmp_path) -> None:
@@ -220,74 +219,26 @@ def test_each_sentence_of_a_verified_study_stands_on_the_page_once(tmp_path) -> 
         write_table(tmp_path / "t", toml=toml), runs_dir=tmp_path / "runs", max_probes=20
     )
     assert result.verification is not None
-    assert result.verification.attempts
+    assert result.verification.probes
     assert result.report_path is not None
     page = re.sub(r"<script.*?</script>", "", result.report_path.read_text(), flags=re.DOTALL)
     texts = [unescape(text).strip() for text in re.split(r"<[^>]*>", page)]
     parts = [part for text in texts for part in re.split(r"(?<=\.) ", text)]
     sentences = [part.rstrip(".") for part in parts if part.endswith(".") and part.count(" ") > 3]
-    assert result.verification.sentence.rstrip(".") in sentences
+    assert evidence_sentence(result).rstrip(".") in sentences
     assert [s for s in dict.fromkeys(sentences) if sentences.count(s) > 1] == []
-
-
-def test_what_is_predicted_for_more_gpus_stands_apart() -> None:
-    result = large_result()
-    there = point(Configuration.of(data_parallel=16), 60.0, 9000.0, NVML, source="predicted")
-    choice = Choice("knee", True, "There the knee is data_parallel=16.")
-    target = Target(
-        gpus=16,
-        cluster="made-up",
-        front_points=(there,),
-        best=there,
-        choice=choice,
-        baseline=None,
-        candidates=7,
-        left_out=1,
-        windows=12,
-        probed_gpus=(2,),
-        simulated=False,
-    )
-    page = render_report(replace(result, target=target))
-    assert "Predicted for 16 GPUs" in page
-    assert "There the knee is data_parallel=16." in page
-    assert "Predicted for" not in render_report(result)
-
-
-@pytest.mark.parametrize("kind", ["front", "live", "hypervolume", "surrogate-time"])
-def test_matplotlib_shows_the_same_points(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    result = replace(large_result(), run_dir=None)
-    result = replace(result, attainment=attained(result))
-    drawn, paper = result.plot(kind), result.plot(kind, backend="matplotlib")
-    (axes,) = paper.axes
-    assert axes.get_xlabel() == drawn.layout.xaxis.title.text
-    markers = sum(
-        len(t.x) for t in drawn.data if "markers" in (t.mode or "") and t.x[0] is not None
-    )
-    assert sum(len(c.get_offsets()) for c in axes.collections if len(c.get_offsets())) >= markers
-    paper.savefig(tmp_path / "figure.pdf")
-    assert (tmp_path / "figure.pdf").stat().st_size > 4000
-
-
-def test_every_figure_goes_on_paper(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    result, record = result_of_phased(tmp_path)
-    for name, figure in figures(result, [record, *records_of(small_result())]).items():
-        on_paper(figure).savefig(tmp_path / f"{name}.svg")
 
 
 def test_plot_names_what_there_is() -> None:
     result = replace(small_result(), run_dir=None)
     with pytest.raises(UnknownName, match="surrogate-time"):
         result.plot("pie")
-    with pytest.raises(UnknownName, match="matplotlib"):
-        result.plot(backend="gnuplot")
 
 
 def test_a_notebook_shows_the_choice_and_the_front() -> None:
     result = large_result()
     shown = result._repr_html_()
-    assert result.recommendation.headline in shown
+    assert result.headline in shown
     assert shown.count("<tr>") == len(result.front_points) + 1
     assert "<b>chosen</b>" in shown
     hostile = replace(result, name="<script>alert(1)</script>")

@@ -117,7 +117,7 @@ def small() -> Page:
         "median error was 3.4 % in step time and 2.1 % in power; 88 %",
         "p0004: out of memory",
         "MemoryError: 2 GiB",
-        "no candidate was worth its joules",
+        "every candidate was tried",
         "energy budget of the job (kJ)",
         "window shorter than 5 s",
         "optuna 5.0.0",
@@ -486,14 +486,8 @@ def test_comparison_and_payback_in_words() -> None:
         configuration=Configuration.of(micro_batch=2),
         energy_to_solution_kJ=result.baseline.energy_to_solution_kJ * 0.99,
     )
-    assert comparison(replace(result, best=close), units) == ""  # the baseline is kept
-    faster = replace(
-        close,
-        time_to_solution_s=result.baseline.time_to_solution_s / 2,
-        time_interval_s=tuple(end / 2 for end in result.baseline.time_interval_s),
-    )
-    text = comparison(replace(result, best=faster), units)
-    assert "intervals overlap in energy." in text
+    kept = replace(result, best=close, points=(result.baseline, close), judge=None)
+    assert comparison(kept, units) == ""  # the baseline is kept
     long = replace(result.spent, payback_steps=32_000.0, payback_share=3.2)
     assert "3.20 runs of the whole job" in payback(replace(result, spent=long))
     one = replace(result.spent, payback_steps=0.67, payback_share=0.67)

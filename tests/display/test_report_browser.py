@@ -14,7 +14,6 @@ import pytest
 from tuner.display.plots import front_figure
 from tuner.display.report import write_report
 from tuner.results.explain import Explanation, KnobEffect
-from tuner.results.guidelines import Guideline
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import draw_figure, dump_dom
@@ -146,13 +145,11 @@ def test_every_part_of_a_report_is_drawn(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def explanation(result: Result) -> Explanation:
-    """What knobs bought and which guidelines hold, in words as long as real ones."""
+    """What knobs bought."""
     assert result.best is not None
     less = (-0.2, -0.3, -0.1)
     effect = KnobEffect("activation_checkpointing", "none", "full", less, less, less, True, True)
-    evidence = "one point is both: activation_checkpointing=none optimizer_offload=superoffload"
-    found = Guideline("Offloading saves energy", "Ahmed et al.", "fails", evidence)
-    return Explanation(result.best, knobs=(effect,), guidelines=(found,))
+    return Explanation(result.best, knobs=(effect,))
 
 
 def test_at_the_width_of_a_phone_nothing_overflows(

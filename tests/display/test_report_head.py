@@ -8,13 +8,10 @@ import pytest
 
 import tuner
 from tuner.display.html.answer_parts import top_part
-from tuner.display.html.reason_parts import LEAST_COMPARISONS, explanation_part
 from tuner.display.text import units_of
 from tuner.formatting import number
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide
-from tuner.results.explain import Explanation
-from tuner.results.guidelines import Guideline
 from tuner.results.parts import Interval
 from tuner.testing.results import large_result
 
@@ -29,14 +26,14 @@ def test_the_headline_says_what_the_recommendation_brings() -> None:
     assert f"run {result.name}" in page
 
 
-def test_a_card_is_grey_where_the_intervals_overlap() -> None:
+def test_a_card_is_grey_where_no_difference_is_shown() -> None:
     result = large_result()
     clear = top_part(result, units_of(result))
     wide = Interval(1.0, 1e9)
-    unclear = replace(result, best=replace(result.best, energy_interval_kJ=wide))
-    unclear.__dict__["recommendation"] = replace(result.recommendation, point=unclear.best)
+    unclear = replace(result, baseline=replace(result.baseline, energy_interval_kJ=wide))
+    unclear.__dict__["recommendation"] = result.recommendation
     page = top_part(unclear, units_of(result))
-    grey = "the baseline; the intervals overlap"
+    grey = "the baseline; no difference shown"
     assert page.count(grey) == clear.count(grey) + 1
 
 
@@ -51,29 +48,14 @@ def test_cost_and_emissions_of_the_choice_and_of_today(asked: dict, name: str) -
     result = large_result()
     assert "Cost at" not in top_part(result, units_of(result))
     constraints = Constraints(**asked)
-    best, choice = decide(result.points, result.front_points, constraints)
-    _, today = decide([result.baseline], [result.baseline], constraints)
+    best, choice = decide(result.points, constraints)
+    _, today = decide([result.baseline], constraints)
     result = replace(result, best=best, choice=choice, constraints=constraints.rates)
     page = top_part(result, units_of(result))
     card = next(part for part in page.split('<div class="figure">') if f">{name}" in part)
     size = 1000 if name == "Emissions" and choice.objective_value >= 1000 else 1
     assert f">{number(choice.objective_value / size)} <" in card
     assert f"today {number(today.objective_value / size)}" in card
-
-
-def test_guidelines_on_few_comparisons_are_folded_away_and_have_no_colour() -> None:
-    result = large_result()
-    said = [
-        Guideline(f"finding {count}", "a paper", "fails", "evidence", count)
-        for count in (1, LEAST_COMPARISONS - 1, LEAST_COMPARISONS)
-    ]
-    page = explanation_part(result, Explanation(result.best, knobs=(), guidelines=tuple(said)), {})
-    shown, _, folded = page.partition("<details>")
-    assert "finding 3" in shown
-    assert "verdict fails" in shown
-    assert "finding 1" in folded
-    assert "finding 2" in folded
-    assert "verdict fails" not in folded
 
 
 def test_a_prediction_is_never_called_measured(tmp_path) -> None:

@@ -15,7 +15,6 @@ import pytest
 from tuner.display.html.limits_part import limits_part
 from tuner.display.report import write_report
 from tuner.display.text import units_of
-from tuner.results.parts import Attempt, Verification
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import dump_dom
@@ -72,13 +71,11 @@ def moved(path: Path, result: Result, positions: list[tuple[int, int]]) -> dict:
     return said
 
 
-def refuted() -> Result:
-    """A result whose knee a verification refuted."""
+def failed_again() -> Result:
+    """A result whose knee failed when it was launched again."""
     result = large_result()
-    knee = result.choose().point
-    attempt = Attempt(knee.configuration, 3, None, None, False, "slower", "")
-    verification = Verification("refuted", "Nothing survived.", (attempt,), 6, 12.0)
-    return replace(result, verification=verification)
+    failed = frozenset({result.point("knee").configuration})
+    return replace(result, judge=replace(result.judged, failed=failed))
 
 
 def in_kilowatt_hours() -> Result:
@@ -91,7 +88,7 @@ def in_kilowatt_hours() -> Result:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("make", [large_result, small_result, refuted, in_kilowatt_hours])
+@pytest.mark.parametrize("make", [large_result, small_result, failed_again, in_kilowatt_hours])
 def test_the_sliders_choose_as_the_command_does(make: Callable[[], Result], tmp_path: Path) -> None:
     result = make()
     units = units_of(result)

@@ -24,6 +24,8 @@ def redactor() -> Redactor:
         ("train.py --hf-token abc123 --lr 1e-3", ("abc123",)),
         ("train.py --password='two words' --lr 1e-3", ("two words", "two")),
         ("WANDB_API_KEY=0f0f train.py", ("0f0f",)),
+        ("PGPASSWORD=0f0f MYSQL_PWD=1e1e OPENAI_KEY=2d2d train.py", ("0f0f", "1e1e", "2d2d")),
+        ("train.py --wandb-key 0f0f --pw 1e1e", ("0f0f", "1e1e")),
         ('{"api_key": "0f0f", "lr": 0.1}', ("0f0f",)),
         ("pushed with hf_abcdefghijklmnopqrst", ("hf_abc",)),
         ("key AKIAABCDEFGHIJKLMNOP", ("AKIA",)),
@@ -48,6 +50,7 @@ def test_names_and_secrets_go(redactor: Redactor, text: str, gone: tuple[str, ..
     [
         "activation_checkpointing=none data_parallel=2 optimizer_offload=cpu zero_stage=3",
         "RAPL: /sys/class/powercap/intel-rapl:0/energy_uj, package and memory",
+        '{"key": "train_batch_size", "keys": 3} compass 7, by pass 2, monkey=3',
         "1/2 of the steps, 3 J/step, kJ / GPU, and/or",
         "tokens = 12, tokenizer gpt2, pad_token_id 0, vocab_size 4096",
         "fp32: two 8-wide multiply-adds a cycle at about 2 GHz",

@@ -12,11 +12,11 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState
 
 from tuner.executors import ray_agent
 from tuner.executors.base import run_safely
 from tuner.executors.local import InlineExecutor
+from tuner.executors.ray_agent import Entered
 from tuner.executors.ray_cluster import LOOK_S
 from tuner.executors.ray_executor import (
     _LEASE_S,
@@ -36,6 +36,7 @@ from tuner.search_spaces.job import load_job
 from tuner.storage import StorageError
 from tuner.study.recorder import StudyRecorder
 from tuner.testing.studies import METER, measured, record
+from tuner.workload.node.preflight import NodeFacts
 from tuner.workload.pending import recover_pending
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation
@@ -172,7 +173,7 @@ def test_a_setting_that_was_due_and_not_measured_is(book: StudyRecorder) -> None
     assert states(book)[Configuration(SHAPE, SPEEDS[1]).key] == ("FAIL", "crash")
 
 
-def test_a_storage_that_goes_half_way_is_not_waited_for_and_leaves_no_trial(
+def test_a_storage_that_goes_half_way_leaves_no_trial_running(
     book: StudyRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = open_request()
@@ -192,18 +193,10 @@ def test_a_storage_that_goes_half_way_is_not_waited_for_and_leaves_no_trial(
     monkeypatch.undo()
     ended = ProbeRecord(request, (measured(SPEEDS[0]),), METER)
     book.finish(ended)
-    assert book.reconcile([ended]) == (
+    assert book.catch_up([ended]) == (
         "1 trial that an earlier session left running marked interrupted",
     )
     assert sorted(trial.state.name for trial in book.study.trials) == ["COMPLETE", "FAIL", "FAIL"]
-
-
-def test_what_is_in_flight_is_left_alone_when_the_storage_is_back(book: StudyRecorder) -> None:
-    request = open_request()
-    book.start(request)
-    book.extend(request, SPEEDS[1:2])
-    assert book.reconcile([]) == ()
-    assert {trial.state for trial in book.study.trials} == {TrialState.RUNNING}
 
 
 # -- the queue of a Ray cluster --------------------------------------------------------------------
@@ -312,6 +305,10 @@ class Ray:
 
     class exceptions:
         RayActorError = RuntimeError
+        OutOfMemoryError = MemoryError
+
+        class ActorUnavailableError(RuntimeError):
+            pass
 
     def __init__(self) -> None:
         self.killed: list[Agent] = []
@@ -352,6 +349,30 @@ def test_a_lost_node_that_ray_still_counts_is_not_waited_for(lost: Agent) -> Non
     assert "no more than 1 is left" in executor._done[0].failure.message
 
 
+def test_second_day_10_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -> None:
+    """Ray 2.60 reports an actor that its monitor ended by OutOfMemoryError, no RayActorError."""
+    executor, ray = Nodes("a"), Ray()
+    executor._ray = executor.pool._ray = ray
+    (slot,) = executor.pool.slots
+    replaced: list[Slot] = []
+    executor.pool.replace_agent = replaced.append  # type: ignore[method-assign]
+    ray.nodes = lambda: [{"NodeID": "a", "Alive": True}]  # type: ignore[attr-defined]
+
+    def full(answer: Agent) -> int:
+        raise ray.exceptions.OutOfMemoryError(
+            "1 worker(s) were killed due to the node running low on memory."
+        )
+
+    ray.get = full  # type: ignore[method-assign]
+    flight = Flight(ProbeRequest("offload", SHAPE), [slot], None, time.monotonic(), result=Agent())
+    executor._flights.append(flight)
+    executor._land(flight)
+    failure = executor._done[0].failure
+    assert failure is not None
+    assert (failure.kind, replaced) == ("out_of_memory", [slot])
+    assert "RAY_memory_monitor_refresh_ms=0" in failure.message
+
+
 def test_nodes_whose_agents_answer_are_busy_with_others() -> None:
     executor, ray = Nodes("a", "b"), Ray()
     executor._ray = executor.pool._ray = ray
@@ -378,3 +399,37 @@ def test_no_more_than_a_few_are_passed_by() -> None:
         assert executor.capacity > executor.in_flight
         executor.wants(f"wide{number}", 16)
     assert executor.capacity == executor.in_flight
+
+
+@pytest.mark.parametrize(("cores", "parts"), [(3.0, 1), (4.0, 2), (0.5, 1)])
+def test_gpus_that_no_part_has_are_charged_to_none(
+    cores: float, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node of 4 GPUs, a study of 2, and cores for one part: the meter of an agent on the whole
+    node would add the power of two GPUs that train nothing."""
+    cluster = replace(load_cluster("h100-32"), devices_per_node=2)
+    pool = NodePool(
+        SimpleNamespace(kill=lambda agent: None),
+        load_job(),
+        cluster,
+        run_dir=".",
+        make_runner=None,
+        local=False,
+        say=lambda sentence: None,
+    )
+    node = {
+        "NodeID": "a",
+        "NodeManagerHostname": "a",
+        "NodeManagerAddress": "1.2.3.4",
+        "Resources": {"GPU": 4},
+    }
+    pool._listed["a"] = node
+    asked: list[Slot] = []
+    monkeypatch.setattr("tuner.executors.ray_nodes.place_agent", lambda *_, **__: object())
+    monkeypatch.setattr(pool, "_ask", asked.append)
+    facts = NodeFacts("a", cluster, cores=cores, gpus=("GPU-0", "GPU-1", "GPU-2", "GPU-3"))
+    meter = replace(METER, scope="gpu")
+    pool._take(Slot("a", "a", "1.2.3.4", object(), 4.0), Entered(facts, (), meter))
+    assert [slot.devices for slot in asked] == [("GPU-0", "GPU-1"), ("GPU-2", "GPU-3")][:parts]
+    assert not pool.slots
+    assert all(slot.amount == 2.0 for slot in asked)

@@ -186,7 +186,6 @@ def book_of(sampler: CandidateSampler) -> StudyRecorder:
         sampler=sampler,
         steps=1,
         constraints=Constraints(),
-        driver="test",
         identity="test",
     )
 
@@ -301,7 +300,8 @@ def test_a_probe_goes_on_only_with_what_the_budget_still_holds(
         report=False,
         probe_budget_kJ=budget_kJ,
     )
-    assert result.spent.energy_kJ <= budget_kJ
+    # What a probe will take is an estimate, that of a new launch by the launches before it.
+    assert result.spent.energy_kJ <= 1.05 * budget_kJ
 
 
 def test_a_probe_that_may_go_on_has_time_for_it(runner: TableRunner, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tuner.executors.ray_executor import RayExecutor
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
+from tuner.workload.node.host import ends_as_one
 from tuner.workload.node.ops import extensions_dir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,33 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
     monkeypatch.chdir(tmp_path)
     (tmp_path / "numpy.py").touch()
     return calls
+
+
+def test_second_day_10_a_ray_of_ours_leaves_full_memory_to_the_kernel(
+    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join_ray(None).leave()
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "250")  # the user's own wish is kept
+    join_ray(None).leave()
+    assert [seen["environment"]["RAY_memory_monitor_refresh_ms"] for seen in started] == [
+        "0",
+        "250",
+    ]
+
+
+def test_ray_keeps_its_monitor_where_the_kernel_would_end_the_study(
+    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A container of Kubernetes 1.28 or later ends as one when a rank fills its memory."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("0::/\n")
+    group = tmp_path / "memory.oom.group"
+    for text, kept in (("0\n", "0"), ("1\n", None)):
+        group.write_text(text)
+        ends = ends_as_one(proc=tmp_path, cgroup=tmp_path)
+        monkeypatch.setattr(ray_security, "ends_as_one", lambda ends=ends: ends)
+        join_ray(None).leave()
+        assert started[-1]["environment"].get("RAY_memory_monitor_refresh_ms") == kept
 
 
 def test_a_ray_of_ours_is_private(started: list[dict[str, Any]]) -> None:

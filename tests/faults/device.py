@@ -1,14 +1,15 @@
-"""Faults of the GPUs and of their driver, by the stateful fake NVML of the tests.
+"""Faults of the GPUs and of their driver, on a twin GPU node.
 
-Real ranks run on this machine's cores; the meter and the governor speak to the fake as they would
-to a driver, and each probe sweeps two clocks. The fault strikes in the study's second probe. What
-every GPU stands at is read from the fake itself, before and after.
+Real ranks run on this machine's cores; the meter and the governor speak to its NVML as they
+would to a driver, and each probe sweeps two clocks. The fault strikes in the study's second probe.
+What every GPU stands at is read from the node itself, before and after.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,9 @@ import pynvml
 from tests.faults.harness import QUICK, Fault, Outcome, count_losses, phrases, wait_gone
 from tests.faults.probe import keep_server, real_runner, recorded, server_mark, study
 from tuner.problem.run_folder import RunFolder
+from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRequest, WindowPolicy
-
-__all__ = ["FAULTS", "clocked", "stands"]
 
 CLOCKS = (900, 1410)
 SPACE = """what = "of the fault tests"
@@ -35,32 +35,43 @@ clock_MHz = [900, 1410]
 #: middle of its windows.
 STRIKES_S = 1.0
 
-Strike = Callable[[Any], None]
+Strike = Callable[[TwinNode], None]
 
 
-def stands(fake: Any) -> list[tuple[object, ...]]:
+def stands(node: TwinNode) -> list[tuple[object, ...]]:
     """Return every GPU's clocks and limit."""
     return [
-        (fake.locked_MHz(gpu), fake.memory_locked_MHz(gpu), fake.limit_W(gpu)) for gpu in (0, 1)
+        (node.locked_MHz(gpu), node.memory_locked_MHz(gpu), node.limit_W(gpu)) for gpu in (0, 1)
     ]
 
 
-def clocked(folder: Path, fake: Any, clocks: tuple[int, ...]) -> LocalRunner:
-    """Return the real runner on this machine's cores, metered and clocked by the fake."""
+@contextlib.contextmanager
+def on_twin_node(folder: Path, gpus: Sequence[TwinGpu]) -> Iterator[TwinNode]:
+    """Put this process on a node of busy GPUs."""
+    node = TwinNode(
+        folder / "twin-node", [replace(gpu, load=1.0) for gpu in gpus], virtual_time=False
+    )
+    with node.joined():
+        yield node
+    node.close()
+
+
+def clocked(folder: Path, clocks: tuple[int, ...]) -> LocalRunner:
+    """Return the real runner on this machine's cores, metered and clocked by NVML."""
     from tuner.workload.clocks.governor import NvmlGovernor
     from tuner.workload.meters.nvml import NvmlMeter
     from tuner.workload.node.machine import detect_cluster
 
-    here = detect_cluster()
+    here = detect_cluster(environ={"CUDA_VISIBLE_DEVICES": ""})
     device = replace(here.device, clocks_MHz=clocks, default_clock_MHz=clocks[-1])
     runner = real_runner(
         folder,
         cluster=replace(here, device=device, clock_control=True, devices_per_node=2),
-        meter=NvmlMeter(nvml=fake, environ={}),
-        governor=NvmlGovernor(nvml=fake, environ={}, guard_nvml=""),
+        meter=NvmlMeter(environ={}),
+        governor=NvmlGovernor(environ={}, guard_nvml=""),
     )
     # A meter that lost joules is opened anew, as one that the runner opened itself.
-    runner._open_meter = lambda: NvmlMeter(nvml=fake, environ={})
+    runner._open_meter = lambda: NvmlMeter(environ={})
     return runner
 
 
@@ -70,10 +81,24 @@ def _device(
     word: str,
     folder: Path,
     *,
+    gpu: TwinGpu = TwinGpu(),  # noqa: B008 - frozen
+    **options: Any,
+) -> Outcome:
+    """Run a study over two GPUs that are made so; the other arguments are those of `_struck`."""
+    with on_twin_node(folder, [gpu, gpu]) as node:
+        return _struck(node, strike, kind, word, folder, **options)
+
+
+def _struck(
+    node: TwinNode,
+    strike: Strike,
+    kind: str | None,
+    word: str,
+    folder: Path,
+    *,
     later: bool = False,
     mend: Strike | None = None,
     probes: int = 3,
-    gpu: dict[str, Any] | None = None,
     window: WindowPolicy = QUICK,
     for_good: bool = False,
     never: str = "",
@@ -81,6 +106,7 @@ def _device(
     """Run a study over two GPUs, one of which is struck in the second probe.
 
     Args:
+        node: where it runs.
         strike: causes the fault.
         kind: of the second probe's failure; None where it is to measure.
         word: of what is said: in the failure, or among the flags.
@@ -88,28 +114,24 @@ def _device(
         later: strike in the middle of the probe instead of before it.
         mend: ends the fault; the study is then asked again. None: it ends by itself.
         probes: how many it should have in the end.
-        gpu: how the GPUs are made.
         window: of each clock.
         for_good: nothing mends it, so the search is to end by itself and say why.
         never: a word that no flag may have.
     """
-    from tuner.testing.fake_nvml import FakeGpu, FakeNVML
-
-    fake = FakeNVML([FakeGpu(**(gpu or {})), FakeGpu(**(gpu or {}))])
-    before = stands(fake)
+    before = stands(node)
     timers: list[threading.Timer] = []
 
     def cause(request: ProbeRequest) -> None:
         if request.probe_id != "p0001":
             return
         if later:
-            timers.append(threading.Timer(STRIKES_S, strike, [fake]))
+            timers.append(threading.Timer(STRIKES_S, strike, [node]))
             timers[0].start()
         else:
-            strike(fake)
+            strike(node)
 
     def session() -> None:
-        runner = clocked(folder, fake, CLOCKS)
+        runner = clocked(folder, CLOCKS)
         with keep_server():
             study(folder, runner, space=SPACE, before=cause, probes=probes, window=window)
 
@@ -117,7 +139,7 @@ def _device(
     if mend is not None:
         for timer in timers:
             timer.join()
-        mend(fake)
+        mend(node)
         session()
     records = recorded(folder)
     struck = records["p0001"]
@@ -134,7 +156,7 @@ def _device(
         said=said or "nothing: the probe was measured",
         lost=lost,
         told_twice=twice,
-        clocks_wrong=sum(a != b for a, b in zip(before, stands(fake), strict=True)),
+        clocks_wrong=sum(a != b for a, b in zip(before, stands(node), strict=True)),
         processes_left=wait_gone(*server_mark()),
         wrong=phrases(
             ((failure.kind if failure else None) == kind, f"it is a {failure}"),
@@ -149,11 +171,7 @@ def _device(
 
 
 def _fails(name: str, code: int, *, first: int = 1, times: int = 1) -> Strike:
-    return lambda fake: fake.fail(name, code, first=first, times=times)
-
-
-def _event(what: str, value: Any = True, gpu: int = 0) -> Strike:
-    return lambda fake: fake.event(what, value, gpu=gpu)
+    return lambda node: node.fail(name, code, first=first, times=times)
 
 
 _UNKNOWN = pynvml.NVML_ERROR_UNKNOWN
@@ -178,10 +196,10 @@ FAULTS: tuple[Fault, ...] = tuple(
             "permission to set clocks is withdrawn",
             partial(
                 _device,
-                lambda fake: fake.permit(False),
+                lambda node: node.permit(False),
                 "node",
                 "ermission",
-                mend=lambda fake: fake.permit(True),
+                mend=lambda node: node.permit(True),
                 probes=6,
             ),
         ),
@@ -198,23 +216,23 @@ FAULTS: tuple[Fault, ...] = tuple(
             "energy counter wraps",
             partial(
                 _device,
-                lambda fake: None,
+                lambda node: None,
                 None,
                 "",
                 never="differ",
                 # It wraps after some 2 s of 380 W: in the middle of the study's first probes.
-                gpu={"counter_modulus_mJ": 1 << 32, "counter_start_mJ": (1 << 32) - 1_500_000},
+                gpu=TwinGpu(counter_modulus_mJ=1 << 32, counter_start_mJ=(1 << 32) - 1_500_000),
             ),
         ),
         (
             "energy counter goes backwards",
-            partial(_device, _event("reset"), "node", "went backwards", later=True),
+            partial(_device, TwinNode.reset_counter, "node", "went backwards", later=True),
         ),
         (
             "energy counter stands still",
             partial(
                 _device,
-                _event("stall"),
+                TwinNode.stall,
                 "node",
                 "has not moved",
                 probes=6,
@@ -226,14 +244,17 @@ FAULTS: tuple[Fault, ...] = tuple(
             "GPU falls off the bus",
             partial(
                 _device,
-                _event("lost", gpu=1),
+                lambda node: node.set(1, lost=1),
                 "node",
                 "lost",
                 later=True,
-                mend=_event("lost", False, gpu=1),
+                mend=lambda node: node.set(1, lost=0),
                 probes=6,
             ),
         ),
-        ("thermal throttling", partial(_device, _event("heat", 600), None, "throttl")),
+        (
+            "thermal throttling",
+            partial(_device, lambda node: node.set(heat_MHz=600), None, "throttl"),
+        ),
     )
 )

@@ -34,8 +34,6 @@ from tuner.problem.run_folder import RunFolder
 from tuner.workload.probe import ProbeRequest
 from tuner.workload.trace import read_trace
 
-__all__ = ["FAULTS", "PROBES", "killed_at", "mended", "optimize", "run_of", "verdict"]
-
 #: Probes of a study; the fault strikes at the third.
 PROBES, AT = 5, 2
 
@@ -56,7 +54,6 @@ def optimize(
     storage: str | None = None,
     runs_dir: Path | None = None,
     probes: int = PROBES,
-    patience_s: float = 2.0,
     cluster: str = "cpu-2",
     space: str = "default",
     job: str | None = None,
@@ -65,14 +62,13 @@ def optimize(
 
     Without a job its training is so long that every probe repays itself.
     """
-    import tuner.study.recorder
+    import tuner
     from tuner.search_spaces.errors import InputError
     from tuner.study.session import Interrupted
     from tuner.testing.studies import LONG_JOB, ModelRunner
 
     runs_dir = runs_dir or folder / "runs"
     runner = LedgerRunner(ModelRunner(cluster=cluster), folder / "ledger", before)
-    tuner.study.recorder.STORAGE_PATIENCE_S = patience_s
     try:
         result = tuner.optimize(
             job or LONG_JOB,

@@ -29,25 +29,6 @@ from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowP
 from tuner.workload.runners import Continuation, InteractiveRunner, Runner
 from tuner.workload.trace import read_trace
 
-__all__ = [
-    "QUICK",
-    "Child",
-    "Fault",
-    "LedgerRunner",
-    "Outcome",
-    "command",
-    "count_losses",
-    "fork",
-    "in_child",
-    "in_interpreter",
-    "joined",
-    "living",
-    "marked",
-    "phrases",
-    "sentence",
-    "wait_gone",
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 #: Variable that marks every process of a fault.
 MARK = "JOULEFRONT_FAULT"
@@ -306,7 +287,6 @@ def count_losses(run: RunFolder, ledger: Path, storage: str | None = None) -> tu
     from tuner.storage import open_storage
 
     records = read_trace(run.trace).records
-    driver = (run.read_study() or {})["driver"]
     kept = Counter(
         (record.request.probe_id, measurement.live.key)
         for record in records
@@ -315,7 +295,7 @@ def count_losses(run: RunFolder, ledger: Path, storage: str | None = None) -> tu
     made = Counter(tuple(line.split(" ", 1)) for line in ledger.read_text().splitlines())
     opened = open_storage(storage, run.journal)
     study = optuna.load_study(study_name=run.name, storage=opened)
-    trials = [t for t in study.get_trials(deepcopy=False) if t.user_attrs.get("driver") == driver]
+    trials = study.get_trials(deepcopy=False)
     told = Counter(
         (t.user_attrs["probe_id"], t.user_attrs["configuration"].partition(" | ")[2] or "default")
         for t in trials

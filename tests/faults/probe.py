@@ -43,8 +43,6 @@ from tuner.workload.node.rank_server import RankServer
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
 
-__all__ = ["FAULTS", "PROGRAM", "keep_server", "real_runner", "recorded", "server_mark", "study"]
-
 PROBES = 3
 #: `BODY` runs in the study's second probe, after some steps; `START` in the same one, before any.
 PROGRAM = """

@@ -34,8 +34,6 @@ from tuner.workload.probe import ProbeRequest
 from tuner.workload.runners import Runner
 from tuner.workload.trace import read_trace
 
-__all__ = ["FAULTS"]
-
 #: Probes of a study, and how long each takes, seconds.
 PROBES, PROBE_S = 6, 1.0
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from tests.faults import device, driver, open_launch, probe, ray_cluster, storage
 from tests.faults.harness import Fault, Outcome
 
-__all__ = ["all_faults", "try_fault"]
-
 
 def all_faults() -> Sequence[Fault]:
     """Every fault, in the table's order."""

@@ -26,8 +26,6 @@ from pathlib import Path
 from tests.fuzz.kinds import KINDS, Kind
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["Seen", "fuzz", "fuzz_chunk"]
-
 #: An input may take so long, seconds of processor time.
 LIMIT_S = 5
 #: Memory as a folder: thousands of small files a minute are no business of a disk.

@@ -18,8 +18,6 @@ from typing import Any
 
 from tuner.problem.run_folder import write_toml
 
-__all__ = ["as_json", "as_toml", "bent", "bent_file", "nasty", "torn"]
-
 #: What stands where something sensible should.
 NASTY: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**30, 10**400, 0.0, -0.0, 0.5, -2.5,

@@ -27,7 +27,7 @@ from tuner.workload.table import load_table
 from tuner.workload.trace import read_trace
 
 DATA = Path(__file__).parents[1] / "data"
-RECORD = json.loads((DATA / "older-release/trace/probes.jsonl").read_text().splitlines()[0])
+RECORD = json.loads((DATA / "measured/trace/probes.jsonl").read_text().splitlines()[0])
 
 #: Anything a JSON or TOML file can say.
 VALUES = st.recursive(
@@ -238,7 +238,7 @@ def test_the_report_escapes_what_scripts_and_file_names_say(tmp_path: Path) -> N
     from tuner.display.report import write_report
 
     run = RunFolder(tmp_path / "kept")
-    shutil.copytree(DATA / "older-release", run.path)
+    shutil.copytree(DATA / "measured", run.path)
     evil = "<img src=x onerror=alert(1)><script>alert(1)</script>"
     text = (run.path / "study.toml").read_text().replace('name = "tiny-gpt"', f'name = "{evil}"')
     (run.path / "study.toml").write_text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ import numpy as np
 import pytest
 
 from benchmarks.validation.scale_out import compare
-from tuner.api import load_result
 from tuner.cli.main import main
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.scale_out import LEVEL, OWN, PER_DOUBLING, UNCERTAIN, ScaleOut, predictor
+from tuner.problem.constraints import Constraints
+from tuner.problem.run_folder import RunFolder
 from tuner.results.predict import forecast
 from tuner.search_spaces.cluster import enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.job import load_job
+from tuner.study.load import predict_more
 from tuner.testing.studies import run_optimize as optimize
 from tuner.workload.measure.statistics import Z90
 
@@ -132,23 +135,32 @@ def test_it_refuses_what_makes_no_sense() -> None:
         ScaleOut(BASE, plain, gpus=[8], launches=["a", "b"], measured=np.zeros((1, 1)))
     with pytest.raises(ValueError, match="finite"):
         ScaleOut(BASE, plain, gpus=[8], launches=["a"], measured=np.full((1, 1), np.inf))
-    with pytest.raises(InvalidValue, match="target_gpus"):
+    with pytest.raises(InvalidValue, match="gpus is 511"):
         enlarged(load_cluster("gh200-32"), 511)
     assert MANY.devices == 512
 
 
-def test_a_study_on_few_predicts_the_front_for_many(tmp_path: Path, capsys: Any) -> None:
-    result = optimize(
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """The folder of the runs, with the run "few" on a simulated cluster."""
+    optimize(
         "opt-350m",
         cluster="gh200-32",
         executor="simulated",
         max_probes=4,
-        target_gpus=64,
         runs_dir=tmp_path,
         name="few",
+        report=False,
     )
-    target = result.target
-    assert target is not None
+    return tmp_path
+
+
+def planned(runs: Path, *words: str) -> int:
+    return main(["plan", "--run", "few", "--runs-dir", str(runs), "--quiet", *words])
+
+
+def test_a_study_on_few_predicts_the_front_for_many(few: Path, capsys: Any) -> None:
+    (target,) = predict_more(RunFolder(few / "few"), [64])
     assert target.gpus == 64
     assert target.front_points
     for point in target.front_points:
@@ -159,58 +171,50 @@ def test_a_study_on_few_predicts_the_front_for_many(tmp_path: Path, capsys: Any)
         assert "predicted, not measured" in point.flags
         low, high = point.energy_interval_kJ
         assert low < point.energy_to_solution_kJ < high
-    assert all(point.source == "predicted" for point in result.points)  # on a simulated cluster
-    assert result.report_path is not None
-    page = result.report_path.read_text()
-    assert "The front predicted for 64 GPUs" in page
-    assert target.sentence in page
-    assert result.to_json()["target"]["predicted"] is True
-    again = load_result("few", runs_dir=tmp_path)
-    assert again.target is not None
-    assert again.target.best == target.best
-    assert main(["report", "few", "--runs-dir", str(tmp_path)]) == 0
-    capsys.readouterr()
+    assert planned(few, "--gpus", "64") == 0
+    out = capsys.readouterr().out
+    assert target.sentence in out
+    assert target.choice.sentence in out
+    assert planned(few, "--gpus", "64,128", "--json") == 0
+    answered = json.loads(capsys.readouterr().out)
+    assert [each["gpus"] for each in answered] == [64, 128]
+    assert answered[0]["best"]["configuration"] == target.best.to_json()["configuration"]
 
 
-def test_a_target_that_cannot_be_is_refused_before_anything_runs(
-    tmp_path: Path, capsys: Any
-) -> None:
-    common = ["--cluster", "gh200-32", "--executor", "simulated", "--runs-dir", str(tmp_path)]
-    common += ["--max-probes", "2"]
-    whole = ["--space", "default"]  # pipelines would use as many
-    assert main(["optimize", "--job", "opt-350m", "--target-gpus", "6", *common]) == 2
-    assert "target_gpus" in capsys.readouterr().err
-    assert main(["optimize", "--job", "opt-350m", "--target-gpus", "65536", *common, *whole]) == 2
-    assert "65536" in capsys.readouterr().err
-    assert main(["optimize", "opt-350m", "--job", "opt-350m", *common]) == 2
-    assert "once" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_a_slowdown_there_is_relative_to_the_default_there(few: Path) -> None:
+    (wide,) = predict_more(RunFolder(few / "few"), [64], Constraints(max_slowdown=0.5))
+    assert wide.best is not None
+    assert wide.choice.met
+    assert wide.best.time_to_solution_s <= 1.5 * wide.baseline.time_to_solution_s
 
 
-def test_a_run_corrects_a_prediction_on_more_gpus(tmp_path: Path, capsys: Any) -> None:
-    optimize(
-        "opt-350m",
-        cluster="gh200-32",
-        executor="simulated",
-        max_probes=4,
-        runs_dir=tmp_path,
-        name="few",
-        report=False,
-    )
+def test_sizes_that_cannot_be_predicted_are_refused_in_a_sentence(few: Path, capsys: Any) -> None:
+    for words, sentence in (
+        (["--gpus", "6"], "gpus is 6; it must be a multiple of the 4 devices of a node"),
+        (["--gpus", "4194304"], "it must be at most 100,000"),
+        ([], "--run needs --gpus"),
+        (["--gpus", "64", "opt-350m"], "--run says what is trained"),
+        (["--gpus", "64", "--cluster", "a100-8"], "--run says what is trained"),
+    ):
+        assert planned(few, *words) == 2
+        told = capsys.readouterr().err
+        assert sentence in told
+        assert told.count("\n") == 1
+
+
+def test_a_run_corrects_the_prediction_of_one_configuration(few: Path, capsys: Any) -> None:
     code = main(
         [
             "predict",
             "opt-350m",
-            "data_parallel=512",
+            "data_parallel=32",
             "micro_batch=2",
             "--cluster",
             "gh200-32",
-            "--target-gpus",
-            "512",
             "--run",
             "few",
             "--runs-dir",
-            str(tmp_path),
+            str(few),
         ]
     )
     out = capsys.readouterr().out
@@ -219,8 +223,8 @@ def test_a_run_corrects_a_prediction_on_more_gpus(tmp_path: Path, capsys: Any) -
     assert "Known error" in out
     said = forecast(
         load_job("opt-350m"),
-        enlarged(load_cluster("gh200-32"), 512),
-        Configuration.of(data_parallel=512, micro_batch=2),
+        load_cluster("gh200-32"),
+        Configuration.of(data_parallel=32, micro_batch=2),
     )
     assert not said.corrected
     assert main(["predict", "opt-350m", "data_parallel=7", "--cluster", "gh200-32"]) == 2

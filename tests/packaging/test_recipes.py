@@ -85,10 +85,9 @@ def test_the_container_recipes_install_the_wheel_where_it_is_copied() -> None:
         subprocess.run(["bash", "-n", "-c", sections[name]], check=True)
 
 
-def test_the_module_file_finds_the_commands_and_the_manual() -> None:
+def test_the_module_file_finds_the_commands() -> None:
     text = (CONTRIB / "modules" / "joulefront.lua").read_text()
     assert 'prepend_path("PATH", pathJoin(folder, "bin"))' in text
-    assert "tuner.cli.manual" in text
     assert text.count("(") == text.count(")")
 
 

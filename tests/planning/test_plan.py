@@ -28,7 +28,7 @@ def planned(runs: Path) -> Result:
 def test_everything_is_predicted_and_nothing_is_called_measured(planned: Result) -> None:
     assert {point.source for point in planned.points} == {"predicted"}
     assert planned.recommendation is not None
-    assert planned.recommendation.basis == "predicted"
+    assert planned.recommendation.evidence == "predicted"
     assert planned.verification is None
     report = planned.report_path
     assert report is not None
@@ -38,7 +38,7 @@ def test_everything_is_predicted_and_nothing_is_called_measured(planned: Result)
         assert word not in said
     assert "nothing was measured" in said
     assert '"source": "measured"' not in data
-    assert "predicted, not measured" in report.read_text(encoding="utf-8")
+    assert "predicted by the analytic models" in report.read_text(encoding="utf-8")
 
 
 def test_the_run_gives_the_same_result_again(planned: Result, runs: Path) -> None:
@@ -50,12 +50,12 @@ def test_the_run_gives_the_same_result_again(planned: Result, runs: Path) -> Non
 
 
 def test_a_ratio_is_surer_than_its_parts(planned: Result) -> None:
-    best, advice = planned.recommended, planned.recommendation
+    best = planned.best
     assert best is not None
-    assert advice is not None
-    assert advice.energy is not None
+    differences = planned.judged.differences(best)
+    assert differences is not None
     low, high = best.energy_interval_kJ
-    assert advice.energy.high - advice.energy.low < math.log(high / low)
+    assert differences[0].high - differences[0].low < math.log(high / low)
 
 
 def test_limits_choose_on_the_front(runs: Path, planned: Result) -> None:

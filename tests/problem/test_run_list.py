@@ -1,10 +1,9 @@
-"""Runs of a folder: list, remove, archive."""
+"""Runs of a folder: list, remove."""
 
 from __future__ import annotations
 
 import json
 import os
-import tarfile
 
 import pytest
 
@@ -81,19 +80,10 @@ def test_a_run_in_use_is_told_and_kept(runs, capsys):
     assert listed(capsys)["one"]["state"] == "done"
 
 
-def test_a_run_is_removed_or_archived(runs, capsys):
-    trace = (runs / "two" / "trace" / "probes.jsonl").read_bytes()
+def test_a_run_is_removed(runs, capsys):
     assert main(["runs", "rm", "one"]) == 0
     assert not (runs / "one").exists()
-    assert main(["runs", "archive", "two"]) == 0
-    assert listed(capsys) == {}
-    with tarfile.open(runs / "archive" / "two.tar.gz") as packed:
-        packed.extractall(runs, filter="data")
-    assert (runs / "two" / "trace" / "probes.jsonl").read_bytes() == trace
     assert listed(capsys).keys() == {"two"}
-    assert main(["runs", "archive", "two"]) == 2
-    assert "exists" in capsys.readouterr().err
-    assert (runs / "two").exists()
 
 
 def test_other_folders_and_links_are_kept(runs, capsys, tmp_path):

@@ -13,9 +13,7 @@ def test_what_is_measured_again_is_measured_roughly_first() -> None:
     rough = settings.window_of("search")
     assert (rough.target_se, rough.min_s) == (settings.window.search_se, SEARCH_MIN_S)
     assert rough.max_s == settings.window.max_s
-    assert settings.window_of("baseline") == rough
-    for purpose in ("remeasure", "verify-baseline", "verify-choice", "probe"):
-        assert settings.window_of(purpose) == settings.window
+    assert settings.window_of("baseline") == settings.window_of("verify") == rough
 
 
 def test_a_baseline_that_is_not_verified_is_measured_to_the_target() -> None:

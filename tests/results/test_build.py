@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from tuner.results.build import measured_points
+from tuner.results.posterior import Posterior
+from tuner.results.state import _peak_W, points_of
+from tuner.results.windows import Windows
 from tuner.testing.studies import measured, record, request
 
 
@@ -16,7 +18,7 @@ def test_ninety_per_cent_intervals_hold_the_truth_under_launch_noise():
     rng = np.random.default_rng(1)
     held = 0
     total = 0
-    for trial in range(150):
+    for trial in range(60):
         records = []
         for number in range(4):
             for repeat in range(3):
@@ -28,7 +30,7 @@ def test_ninety_per_cent_intervals_hold_the_truth_under_launch_noise():
                 records.append(
                     record(name, request=changed, measurements=(measured(time_s=seconds),))
                 )
-        for point in measured_points(records, 1):
+        for point in points_of(Posterior.of(Windows.of(records)), 1):
             low, high = point.time_interval_s
             held += low <= 1.0 <= high
             total += 1
@@ -39,8 +41,6 @@ def test_the_peak_is_the_highest_sample_within_the_window(tmp_path):
     """Samples before the window (a launch) are no part of it; without samples nothing is said."""
     from dataclasses import replace
 
-    from tuner.results.build import _peak_W
-    from tuner.results.estimates import Windows
     from tuner.workload.meters.base import PowerSample
     from tuner.workload.power_samples import write_power_samples
 

@@ -59,6 +59,7 @@ def test_one_pair_says_nothing() -> None:
         calibrate(pairs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_runs_for_real(tmp_path: Path) -> None:
     found = calibrate(runs_dir=tmp_path, pairs=2, block_s=0.5)

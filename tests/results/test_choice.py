@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from tuner.formatting import Units
 from tuner.problem.constraints import Constraints
-from tuner.results.choice import decide, front_of
+from tuner.results.choice import decide
+from tuner.results.judge import Judge
 from tuner.results.parts import Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
@@ -54,7 +54,7 @@ POINTS = (
 
 
 def chosen(**asked):
-    best, choice = decide(POINTS, front_of(POINTS), Constraints(**asked))
+    best, choice = Judge(POINTS, None, Constraints(**asked), 1).choose()
     return int(best.configuration.get("micro_batch")), choice
 
 
@@ -186,8 +186,8 @@ def test_a_value_just_beyond_its_limit_is_told_apart_from_it() -> None:
 
 def test_a_part_of_the_points_is_told_in_the_units_of_all() -> None:
     small, large = point(1, 3000.0, 1500.0), point(2, 3e6, 9e5)
-    _, alone = decide([small], [small], Constraints())
-    _, beside = decide([small], [small], Constraints(), Units.of([small, large]))
+    _, alone = decide([small], Constraints())
+    _, beside = decide([small], Constraints(), beside=[large])
     assert "needs 1,500 kJ (estimated) and 3,000 s" in alone.sentence
     assert "needs 0.417 kWh (estimated) and 0.0347 days" in beside.sentence
 

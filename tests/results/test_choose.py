@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from tests.results.test_judge import judge_of, searched
+from tests.results.test_recommendation import result_of
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
-from tuner.results.parts import Attempt, Verification
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.testing.results import large_result
 from tuner.testing.studies import run_replay, write_table
-
-
-def verified(result, point, survived):
-    attempt = Attempt(point.configuration, 2, None, None, survived, "", "")
-    return replace(result, verification=Verification("confirmed", "", (attempt,)))
 
 
 def test_the_slowdown_is_relative_to_the_baseline():
@@ -41,16 +38,6 @@ def test_a_point_is_named_as_the_command_takes_it():
     peak = result.choose(power_cap_W=1.0)
     assert not peak.met
     assert result.point(peak.name).configuration == peak.point.configuration
-
-
-@pytest.mark.parametrize(("survived", "evidence"), [(True, "verified"), (False, "measured")])
-def test_the_evidence_is_told(survived, evidence):
-    result = large_result()
-    knee = result.choose().point
-    found = verified(result, knee, survived).choose()
-    assert (found.point == knee) is survived  # a refuted one makes room for the next
-    assert found.evidence == evidence
-    assert found.lines()[-2].startswith("Verified:" if survived else "Not verified:")
 
 
 def test_a_prediction_is_told_as_one():
@@ -84,8 +71,18 @@ def test_a_search_with_a_limit_on_slowdown_chooses_as_asking_again_does(tmp_path
         report=False,
     )
     again = result.choose(max_slowdown=0.3)
-    assert result.best == again.point
+    assert result.recommended == again.point
     assert result.best != result.baseline
     assert result.best.time_to_solution_s <= 1.3 * result.baseline.time_to_solution_s
     assert result.best != result.choose(Constraints(objective="least-energy")).point
     assert result.choice.rule == "max_slowdown + deadline_s"
+
+
+def test_where_today_is_kept_it_is_said_as_the_run_says_it():
+    """A baseline once was called the fastest, of itself alone."""
+    result = result_of(judge_of(searched(np.random.default_rng(4), 0.02)))
+    assert result.recommendation.action == "keep"
+    assert result.best != result.baseline
+    kept = result.choose()
+    assert kept.point == result.baseline
+    assert kept.choice.sentence == result.headline

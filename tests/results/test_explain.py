@@ -1,4 +1,4 @@
-"""Why a point is as it is: the parts add up, knobs bought what the truth says, guidelines hold."""
+"""Explanation of a point: the parts add up, knobs bought what the truth says."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import math
 
 import pytest
 
-from tuner.results.guidelines import check_guidelines
-from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import UnknownName
-from tuner.testing.results import NVML, point
 from tuner.testing.studies import modelled_study, run_replay, table_point, write_table
 
 
@@ -37,7 +34,6 @@ def test_it_can_be_read_and_sent(modelled) -> None:
     text = "\n".join(said.lines())
     assert "Where the time of a step goes" in text
     assert "(estimated)" in text
-    assert "What was published" in text
     again = json.loads(json.dumps(said.to_json()))
     assert again["point"]["configuration"] == modelled.baseline.configuration.to_json()
     with pytest.raises(UnknownName):
@@ -67,72 +63,3 @@ def test_what_a_knob_bought_covers_the_truth(tmp_path) -> None:
     for effect in said.knobs:
         assert effect.of_baseline == (baseline.get(effect.knob) == effect.instead_of)
         assert f"{effect.knob}={effect.value} instead of {effect.instead_of}" in effect.sentence
-
-
-FOLLOWS = "At fixed clocks the configurations that train faster also use less energy"
-
-
-def verdicts(points) -> dict[str, str]:
-    return {g.text.split(":")[0]: g.verdict for g in check_guidelines(points)}
-
-
-def of(time_s: float, power_W: float, **knobs):
-    return point(Configuration.of(knobs), time_s, power_W, NVML, spread=0.005)
-
-
-def test_offloading_that_saves_energy_at_more_power_holds() -> None:
-    points = [
-        of(100, 400, data_parallel=4, micro_batch=2),
-        of(90, 410, data_parallel=4, micro_batch=2, optimizer_offload="cpu"),
-        of(85, 420, data_parallel=4, micro_batch=2, optimizer_offload="async"),
-    ]
-    said = verdicts(points)
-    assert said["Offloading the optimizer saves energy on tightly coupled processors"] == "holds"
-    assert said["Offloading does not lower power"] == "holds"
-    key = "Asynchronous optimizer offloading uses less energy than synchronous"
-    assert said[key] == "holds"
-    assert said["Activation checkpointing saves energy"] == "not tested"
-
-
-def test_a_guideline_that_fails_here_is_said_with_its_points() -> None:
-    points = [
-        of(100, 100, micro_batch=1),
-        of(140, 100, micro_batch=1, activation_checkpointing="full"),
-    ]
-    (found,) = [g for g in check_guidelines(points) if "checkpointing" in g.text]
-    assert found.verdict == "fails"
-    assert "energy fell in 0, rose in 1" in found.evidence
-    assert "40 % more energy" in found.evidence
-
-
-def test_differences_within_their_errors_show_nothing() -> None:
-    points = [of(100, 100, micro_batch=1), of(100.2, 100, micro_batch=2)]
-    assert verdicts(points)["A larger micro-batch uses less energy"] == "not shown"
-
-
-@pytest.mark.filterwarnings("error")
-def test_launches_that_all_take_the_same_time_show_no_rank_correlation() -> None:
-    points = [of(100, 100 + size, micro_batch=size) for size in (1, 2, 4, 8)]
-    assert verdicts(points)[FOLLOWS] == "not shown"
-    points = [of(100 * size, 100, micro_batch=size) for size in (1, 2, 4, 8)]
-    assert verdicts(points)[FOLLOWS] == "holds"
-
-
-def test_the_valley_and_the_slack_of_pipelines() -> None:
-    points = []
-    for pipeline in (1, 2):
-        for clock in (300, 600, 900, 1200, 1500):  # both have their least in between
-            share = 0.9 if pipeline == 1 else 0.5
-            time_s = 100 * (share * 1500 / clock + 1 - share)
-            power_W = 80 + 220 * (clock / 1500) ** 3
-            points.append(of(time_s, power_W, pipeline_parallel=pipeline, clock_MHz=clock))
-    said = verdicts(points)
-    assert said["Energy over the clock is a valley"] == "holds"
-    assert said["Pipeline parallelism tolerates a lower clock better than data parallelism"] == (
-        "holds"
-    )
-    assert said["The configuration that is tuned for time is not the one that uses least energy"]
-
-
-def test_nothing_measured_says_nothing() -> None:
-    assert check_guidelines([]) == ()

@@ -38,7 +38,7 @@ def test_a_result_prints_itself_in_a_few_lines(make) -> None:
     result = make()
     assert len(repr(result)) < 400
     assert result.name in repr(result)
-    assert result.recommendation.headline in repr(result)
+    assert result.headline in repr(result)
 
 
 def test_the_help_of_optimize_has_examples_and_groups() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.results.run_difference import run_difference
+from tuner.search_spaces.job import load_job
 from tuner.testing.results import large_result
 from tuner.testing.studies import write_table
 
@@ -38,19 +39,23 @@ def test_the_recommended_points_are_compared():
 @pytest.mark.parametrize(
     ("change", "phrase"),
     [
-        ({"steps": 7}, "they train 10,000 steps and 7 steps"),
+        ({"steps": 7}, "they train tiny-gpt, 10,000 steps and tiny-gpt, 7 steps"),
         ({"source": "predicted"}, "one was measured and the other was predicted"),
         ({"scope": "cpu"}, "their energy has the scopes"),
+        ({"global_batch": 64}, "a step trains a global batch of 32 and of 64"),
     ],
 )
 def test_what_must_not_be_compared_is_not(change, phrase):
-    first = large_result()
+    job = replace(load_job("tiny-gpt"), global_batch=32)
+    first = replace(large_result(), job=job)
     points = first.points
     if "source" in change:
         points = tuple(replace(p, source="predicted") for p in points)
     if "scope" in change:
         points = tuple(replace(p, meter=replace(p.meter, scope="cpu")) for p in points)
     second = replace(first, points=points, steps=change.get("steps", first.steps))
+    if "global_batch" in change:
+        second = replace(second, job=replace(job, **change))
     found = run_difference(first, second)
     assert any(phrase in each for each in found.obstacles)
     assert found.sentence.startswith("Their figures cannot be compared: ")

@@ -61,7 +61,7 @@ def choose(
         rows=free,
         launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
         posterior=surrogates.watched()[free],
-        fits=np.ones(len(free)),
+        chances=np.ones(len(free)),
         gpus=np.ones(len(free)),
     )
     draws = normal_draws(64, 1, 0), normal_draws(64, 128, 1)

@@ -72,16 +72,17 @@ def probed_by_a_sample(seed: int) -> list[Configuration]:
     return probed
 
 
+@pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_beyond_the_most_a_sample_and_the_fronts_neighbours_find_the_best_launch(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, seeds: int
 ) -> None:
     monkeypatch.setattr(candidate_pool, "ALL_CANDIDATES", 120)
     fastest = min(figures(c)[0] for c in CANDIDATES)
     found = [
         min(figures(c)[0] for c in probed_by_a_sample(seed)) == pytest.approx(fastest)
-        for seed in range(4)
+        for seed in range(seeds)
     ]
-    assert sum(found) >= 3  # one seed in ten does not draw it in 40 launches
+    assert sum(found) >= seeds - seeds // 4  # one seed in ten does not draw it in 40 launches
 
 
 def test_the_last_open_candidate_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:

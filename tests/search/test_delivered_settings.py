@@ -13,7 +13,8 @@ from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.problem import Problem
 from tuner.problem.study_spec import StudySpec
-from tuner.results.build import build_result, measured_points
+from tuner.results.build import build_result
+from tuner.results.windows import Windows
 from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
@@ -112,4 +113,4 @@ def test_the_answers_surrogates_learn_from_it(
 def test_two_scopes_enter_no_front(probe: ProbeRecord) -> None:
     other = replace(probe, meter=replace(METER, scope="gpu"))
     with pytest.raises(InputError, match="different scopes"):
-        measured_points([probe, other], 100)
+        Windows.of([probe, other])

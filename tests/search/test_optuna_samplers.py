@@ -69,11 +69,9 @@ def study_of(sampler: ProbePlanner) -> optuna.Study:
     return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "botorch" else []) for n in STOCK]
-)
+@pytest.mark.parametrize("name", STOCK)
 def test_each_proposes_open_candidates_only_until_none_is_left(name: str) -> None:
-    count = 12 if name in ("gp", "botorch") else len(SPARSE)
+    count = 12 if name == "gp" else len(SPARSE)
     sampler = make_sampler(name, SPARSE, seed=0)
     study = study_of(sampler)
     proposed = [measure(sampler, study) for _ in range(count)]

@@ -33,7 +33,7 @@ def view_of(measured: list[int]) -> tuple[FrontEstimate, CandidateView, RegretMo
         rows=free,
         launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
         posterior=surrogates.watched()[free],
-        fits=np.ones(len(free)),
+        chances=np.ones(len(free)),
         gpus=np.ones(len(free)),
     )
     front = FrontEstimate.of(surrogates, [CONFIGURATIONS[i] for i in measured])
@@ -121,7 +121,7 @@ def test_a_preference_weighs_the_score_and_not_the_expected_gain() -> None:
     asked = Question(Constraints(objective="least-energy"), 1)
     acquisition = AnswerAcquisition(surrogates, ProbeCost(), asked, 1.0, normal_draws(64, 1, 0))
     usual = acquisition.best(front, view)
-    weighted = acquisition.best(front, replace(view, fits=np.full(len(view.fits), 1e-4)))
+    weighted = acquisition.best(front, replace(view, chances=np.full(len(view.chances), 1e-4)))
     assert weighted.members == usual.members
     assert weighted.expected_gain == pytest.approx(usual.expected_gain)
     assert weighted.score == pytest.approx(1e-4 * usual.score)

@@ -19,7 +19,7 @@ def regret_of(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
         rows=free,
         launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
         posterior=surrogates.predict([CONFIGURATIONS[i] for i in free]),
-        fits=np.full(len(free), fits),
+        chances=np.full(len(free), fits),
         gpus=np.ones(len(free)),
     )
     known = [CONFIGURATIONS[i] for i in measured]

@@ -18,10 +18,25 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space, space_names
 
 JOB, CLUSTER = load_job("qwen2.5-7b"), load_cluster("h200-8")
+SPACE = """what = "matrix products in FP8"
+[knobs]
+data_parallel = "auto"
+micro_batch = [1, 4]
+zero_stage = [1, 3]
+compilation = ["none", "regional"]
+fp8 = ["none", "tensorwise", "rowwise", "mx"]
+"""
 
 
-def test_only_the_space_of_its_own_has_it() -> None:
-    assert [name for name in space_names() if load_space(name).changing] == ["fp8"]
+@pytest.fixture
+def in_fp8(tmp_path: Path) -> str:
+    space = tmp_path / "fp8.toml"
+    space.write_text(SPACE)
+    return str(space)
+
+
+def test_no_built_in_space_has_it() -> None:
+    assert [name for name in space_names() if load_space(name).changing] == []
     assert KNOBS["fp8"].default == "none"
 
 
@@ -33,32 +48,25 @@ def test_a_standard_value_and_a_declared_one_carry_the_same_mark() -> None:
     assert marked(launch, [])["training"] == "changed"
 
 
-def test_it_is_searched_when_allowed_and_a_sentence_says_so_otherwise() -> None:
-    found = {
-        allowed: problem_of_job(JOB, CLUSTER, "fp8", allow_changed_training=allowed)
-        for allowed in (False, True)
-    }
-    assert {c.get("fp8") for c in found[False].candidates} == {"none"}
-    notes = "\n".join(found[False].notes)
-    assert "fp8: it changes what is learnt (--allow-changed-training searches it)" in notes
-    values = {(c.get("fp8"), c.get("training")) for c in found[True].candidates}
-    assert values == {("none", None), ("tensorwise", "changed"), ("rowwise", "changed")}
-    assert found[False].identity["space"]["digest"] != found[True].identity["space"]["digest"]
+def test_the_built_in_program_does_not_run_it_and_says_so(in_fp8: str) -> None:
+    found = problem_of_job(JOB, CLUSTER, in_fp8, allow_changed_training=True)
+    assert {c.get("fp8") for c in found.candidates} == {"none"}
+    assert "fp8 tensorwise is not run by the built-in training program" in "\n".join(found.notes)
     with pytest.raises(tuner.InputError, match="fp8 rowwise takes a job in bf16"):
         problem_of_job(
             tuner.TrainingJob(**{**vars(JOB), "precision": "fp32"}),
             CLUSTER,
-            "fp8",
+            in_fp8,
             baseline=Configuration.of(data_parallel=8, fp8="rowwise"),
         )
 
 
-def test_a_plan_marks_its_points_on_every_page(tmp_path: Path) -> None:
+def test_a_plan_marks_its_points_on_every_page(tmp_path: Path, in_fp8: str) -> None:
     notes: list[str] = []
     plain = tuner.plan(
         JOB,
         cluster=CLUSTER,
-        space="fp8",
+        space=in_fp8,
         runs_dir=tmp_path,
         name="plain",
         report=False,
@@ -70,7 +78,7 @@ def test_a_plan_marks_its_points_on_every_page(tmp_path: Path) -> None:
     result = tuner.plan(
         JOB,
         cluster=CLUSTER,
-        space="fp8",
+        space=in_fp8,
         allow_changed_training=True,
         runs_dir=tmp_path,
         name="changed",

@@ -8,7 +8,7 @@ import pytest
 
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import StopReason, stop_sentence
-from tuner.study.budget import RESERVED, Budget, SearchStatus
+from tuner.study.budget import Budget, SearchStatus
 from tuner.testing.studies import record, request
 from tuner.workload.probe import Failure
 
@@ -30,7 +30,7 @@ def status(count: int, *, energy_J: float = 1000.0, wall_s: float = 10.0, **more
 
 
 def test_without_limits_nothing_is_forbidden():
-    assert Budget(SearchSettings()).check(status(1000), 1e6, reserve=RESERVED) is None
+    assert Budget(SearchSettings()).check(status(1000), 1e6, reserve=True) is None
 
 
 def test_the_number_of_probes_counts_those_in_flight_and_not_the_cancelled_ones():
@@ -44,31 +44,37 @@ def test_the_number_of_probes_counts_those_in_flight_and_not_the_cancelled_ones(
 
 def test_reserved_probes_are_left_and_said():
     settings = SearchSettings(max_probes=20)
-    kept = sum(settings.reserved_probes(purpose) for purpose in RESERVED)
-    assert kept == 9
+    kept = settings.reserved_probes
+    assert kept == 5
     budget = Budget(settings)
     assert budget.check(status(20 - kept), 0.0) is None
-    assert budget.check(status(20 - kept - 1), 0.0, reserve=RESERVED) is None
-    reason = budget.check(status(20 - kept), 0.0, reserve=RESERVED)
+    assert budget.check(status(20 - kept - 1), 0.0, reserve=True) is None
+    reason = budget.check(status(20 - kept), 0.0, reserve=True)
     assert reason == StopReason("max_probes", {"max_probes": 20, "reserved": kept})
-    assert "the last 9 are kept" in stop_sentence(reason)
-    again = record("p0099", request=replace(request("p0099"), purpose="remeasure"))
+    assert "because the last 5 of the 20 probes that it may make are kept" in stop_sentence(reason)
+    again = record("p0099", request=replace(request("p0099"), purpose="verify"))
     due = replace(status(0), records=[*status(20 - kept - 1).records, again])
-    assert budget.check(due, 0.0, reserve=RESERVED) is None  # one of the reserved is made
+    assert budget.check(due, 0.0, reserve=True) is None  # one of the reserved is made
+
+
+@pytest.mark.parametrize(("probes", "kept"), [(4, 0), (5, 2), (8, 2), (12, 3), (24, 6)])
+def test_two_probes_at_least_are_kept_to_become_sure(probes: int, kept: int):
+    assert SearchSettings(max_probes=probes).reserved_probes == kept
+    assert SearchSettings(max_probes=probes, verify=False).reserved_probes == 0
 
 
 def test_the_share_of_the_training_ends_a_search_that_has_tried_enough_and_no_verification():
     budget = Budget(SearchSettings(search_share=0.01))
     about = {"job_kJ": 1000.0}
-    assert budget.check(status(8, **about), 2.0, reserve=RESERVED) is None
-    reason = budget.check(status(8, **about), 2.1, reserve=RESERVED)
+    assert budget.check(status(8, **about), 2.0, searching=True) is None
+    reason = budget.check(status(8, **about), 2.1, searching=True)
     assert reason is not None
     assert reason.kind == "search_share"
     assert "more than 1.0 % of what the training takes (1,000 kJ)" in stop_sentence(reason)
     assert budget.check(status(8, **about), 2.1) is None  # a verification
     few = status(8, **about, enough_launches=False)
-    assert budget.check(few, 2.1, reserve=RESERVED) is None
-    assert budget.check(status(8), 2.1, reserve=RESERVED) is None  # no baseline yet
+    assert budget.check(few, 2.1, searching=True) is None
+    assert budget.check(status(8), 2.1, searching=True) is None  # no baseline yet
 
 
 def test_energy_is_what_was_spent_what_is_in_flight_and_what_the_next_probe_needs():
@@ -88,7 +94,7 @@ def test_energy_is_what_was_spent_what_is_in_flight_and_what_the_next_probe_need
     of_twin = budget.check(status(5, in_flight_kJ=1.0, twin=True), 4.5)
     assert of_twin is not None
     assert "are left (twin)" in stop_sentence(of_twin)
-    assert budget.check(status(5), 1.0, reserve=RESERVED) is not None  # 4.83 kJ are reserved
+    assert budget.check(status(5), 2.6, reserve=True) is not None  # 2.5 kJ are reserved
     assert budget.check(status(10), 0.0) is not None
 
 
@@ -96,9 +102,8 @@ def test_time_includes_the_expected_length_of_the_next_probes():
     budget = Budget(SearchSettings(search_s=60.0))
     assert budget.check(status(5), 0.0) is None
     assert budget.check(status(5), 0.0, count=2) == StopReason("time", {"search_s": 60.0})
-    assert budget.check(status(5), 0.0, reserve=RESERVED) is not None
-    early = status(5, enough_launches=False)  # the first launches come before measuring again
-    assert budget.check(early, 0.0, reserve=RESERVED) is None
+    assert budget.check(status(5), 0.0, reserve=True) == StopReason("time", {"search_s": 60.0})
+    assert budget.check(status(5), 0.0, count=2, expected_s=9.0) is None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +113,6 @@ def test_time_includes_the_expected_length_of_the_next_probes():
         (StopReason("time", {"search_s": 80.0}), "The search ended because its 80 s are over."),
         (StopReason("interrupted"), "It was interrupted."),
         (StopReason("running"), "The search has not ended."),
-        (StopReason("recorded", message="As it was."), "As it was."),
         (
             StopReason("not_worth_it", {"needed_kJ": 2.0, "saved_kJ": 1.0}),
             "The search ended because nothing left is worth its joules: the best probe is expected "
@@ -134,8 +138,8 @@ def test_time_includes_the_expected_length_of_the_next_probes():
         ),
         (
             StopReason("max_probes", {"max_probes": 8, "reserved": 1}),
-            "The search ended because of the 8 probes that it may make the last one is kept to "
-            "measure the front and the choice again.",
+            "The search ended because the last of the 8 probes that it may make is kept to launch "
+            "the choice and the baseline again.",
         ),
         (
             StopReason("time", {"search_s": 80.0, **NEXT, "of_answer": 0.0}),

@@ -8,8 +8,10 @@ import pytest
 
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
-from tuner.results.build import measured_points
 from tuner.results.choice import front_of
+from tuner.results.posterior import Posterior
+from tuner.results.state import points_of
+from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Settings
 from tuner.study.rules import front_to_beat
 from tuner.testing.studies import LONG_JOB, ModelRunner, TalliedRunner, record, run_optimize
@@ -24,7 +26,7 @@ def asked(folder: Path, **options: object) -> list[ProbeRequest]:
         executor=SimulatedExecutor(runner),
         runs_dir=folder,
         report=False,
-        max_probes=8,
+        max_probes=12,
         **options,
     )
     # A launch that is extended is simulated anew with the longer list.
@@ -33,7 +35,7 @@ def asked(folder: Path, **options: object) -> list[ProbeRequest]:
 
 def test_only_probes_of_the_search_may_end_early(tmp_path: Path) -> None:
     requests = asked(tmp_path)
-    assert {r.purpose for r in requests} >= {"baseline", "search", "remeasure"}
+    assert {r.purpose for r in requests} >= {"baseline", "search", "verify"}
     for request in requests:
         assert bool(request.front) == (request.purpose == "search")
 
@@ -43,7 +45,7 @@ def test_under_a_limit_of_power_every_window_is_measured_to_its_target(tmp_path:
 
 
 def test_what_the_front_reaches_is_of_one_step_and_of_the_upper_ends() -> None:
-    points = measured_points([record()], 100)
+    points = points_of(Posterior.of(Windows.of([record()])), 100)
     front = front_of(points)
     ((step_time_s, energy_J),) = front_to_beat(Constraints(), front, 100)
     assert step_time_s == pytest.approx(points[0].time_interval_s.high / 100)
@@ -65,6 +67,6 @@ def test_what_the_front_reaches_is_of_one_step_and_of_the_upper_ends() -> None:
 def test_where_a_beaten_configuration_may_be_the_choice_there_is_no_front_to_beat(
     constraints: Constraints,
 ) -> None:
-    front = front_of(measured_points([record()], 100))
+    front = front_of(points_of(Posterior.of(Windows.of([record()])), 100))
     assert front_to_beat(constraints, front, 100) == ()
     assert ProbeRequest("p0", Settings(data_parallel=1)).front == ()

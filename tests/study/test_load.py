@@ -15,12 +15,9 @@ from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
 from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
 from tuner.search_spaces.errors import InputError
-from tuner.study.load import load_spec, read_end
+from tuner.study.load import load_spec
 from tuner.testing.studies import write_table
 from tuner.workload.probe import WindowPolicy
-from tuner.workload.trace import read_trace
-
-OLD = Path(__file__).parents[1] / "data" / "older-release"
 
 
 @pytest.fixture
@@ -40,10 +37,7 @@ def spec(tmp_path: Path) -> StudySpec:
                 "probe_budget", {"needed_kJ": 2, "left_kJ": 1, "probe_budget_kJ": 9, "estimated": 1}
             ),
             12.5,
-            NoVerdict(
-                "few_probes", {"least_probes": 12, "enough_probes": 14, "least_pairs": 2}, run="one"
-            ),
-            "shape=1 | speed=2",
+            NoVerdict("spoiled", "no GPU"),
         ),
     )
 
@@ -62,28 +56,10 @@ def test_what_is_written_is_read_back(spec: StudySpec):
     assert found.problem.steps == spec.problem.steps
 
 
-def test_the_sentences_are_in_the_file_for_people_and_older_releases(spec: StudySpec):
+def test_the_sentences_are_in_the_file_for_people(spec: StudySpec):
     folder = written(spec)
     ended = tomllib.loads(folder.study_file.read_text())["ended"]
     assert ended["stopped"] == stop_sentence(spec.ended.stop)
-    assert "--max-probes 14" in ended["unfinished"]
-
-
-def test_a_study_of_an_older_release_has_its_sentence(tmp_path: Path):
-    folder = RunFolder(OLD)
-    ended = (folder.read_study() or {}).get("ended", {})
-    found = load_spec(folder, read_trace(folder.trace).records)
-    assert stop_sentence(found.ended.stop) == ended.get("stopped", "The search has not ended.")
-    assert found.unverified == NoVerdict("older_release")
-    found = read_end({"stopped": "It was full.", "unfinished": "no room"}, Constraints())
-    assert found.stop == StopReason("recorded", message="It was full.")
-    assert found.no_verdict == NoVerdict("recorded", message="no room")
-
-
-def test_what_was_verified_under_other_constraints_is_not_the_choice(spec: StudySpec):
-    ended = spec.to_toml()["ended"]
-    assert read_end(ended, spec.constraints).chosen == "shape=1 | speed=2"
-    assert read_end(ended, Constraints(budget_kJ=6.0)).chosen == ""
 
 
 @pytest.mark.parametrize(
@@ -98,11 +74,9 @@ def test_what_was_verified_under_other_constraints_is_not_the_choice(spec: Study
         ("settings", {"window": 3}, "settings.window in study.toml is 3"),
         ("settings", {"window": {"min_s": "long"}}, "min_s in study.toml is 'long'"),
         ("ended", {"time_s": "long"}, "time_s in study.toml is 'long'"),
-        ("ended", {"chosen": 1}, "ended.chosen in study.toml is 1"),
         ("ended", {"stop_reason": {"kind": "bored"}}, "a table of a known kind"),
         ("ended", {"stop_reason": {"kind": "time"}}, "lacks the figure 'search_s'"),
         ("ended", {"stop_reason": {"kind": "time", "figures": {"search_s": "x"}}}, "numbers"),
-        ("ended", {"no_verdict": {"kind": "few_probes"}}, "lacks the figure"),
     ],
 )
 def test_an_edited_file_is_refused_in_a_sentence(spec: StudySpec, section, value, told):
@@ -113,12 +87,16 @@ def test_an_edited_file_is_refused_in_a_sentence(spec: StudySpec, section, value
     assert "\n" not in str(refused.value)
 
 
+def test_a_verdict_of_another_version_is_left_to_the_launches(spec: StudySpec):
+    folder = written(spec, ended={"no_verdict": {"kind": "few_probes", "figures": {"pairs": 2}}})
+    assert load_spec(folder, ()).ended.no_verdict is None
+
+
 def test_why_a_choice_is_not_verified():
     assert why_unverified(True, {}) is None
     assert why_unverified(False, {}) == NoVerdict("not_requested")
     assert why_unverified(False, {"trace": "x"}) == NoVerdict("recorded_trace")
     assert why_unverified(False, {"table": "x", "varies": False}) == NoVerdict("no_spread")
-    assert why_unverified(None, {}) == NoVerdict("older_release")
 
 
 def test_the_file_is_toml(spec: StudySpec):

@@ -2,11 +2,7 @@
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
-import textwrap
 import time
 
 import optuna
@@ -48,6 +44,13 @@ def options(tmp_path):
 @pytest.fixture
 def run(options):
     return RunFolder(options["runs_dir"] / "study")
+
+
+@pytest.fixture
+def finished(finished_study, options):
+    """The study of `options`, as it stands after its eight probes."""
+    finished_study.copy_into(options["runs_dir"])
+    return finished_study.result
 
 
 def optimize(runner, options, *, capacity=1, **more):
@@ -96,8 +99,7 @@ def test_one_trial_a_measurement_with_flat_figures(options, run):
     assert feasible <= {t.number for t in complete if t.values[0] <= 10.0}
 
 
-def test_without_constraints_none_are_written(options, run):
-    optimize(ModelRunner(), options, max_probes=2)
+def test_without_constraints_none_are_written(finished, run):
     assert all("constraints" not in t.system_attrs for t in load(run).get_trials())
 
 
@@ -172,22 +174,27 @@ def crash_at(monkeypatch, where, number):
     monkeypatch.setattr(StudyRecorder, "interrupt", lambda self, why: None)
 
 
-@pytest.mark.parametrize("capacity", [1, 3])
-@pytest.mark.parametrize("number", [0, 4])
 @pytest.mark.parametrize(
-    "where",
-    [
-        "before submit",
-        "before append",
-        "after append",
-        "before tell",
-        "between the attributes and the values",
-        "after tell",
+    ("where", "number", "capacity"),
+    [  # each pair of the three
+        ("before submit", 0, 1),
+        ("before submit", 3, 3),
+        ("before append", 0, 3),
+        ("before append", 3, 1),
+        ("after append", 0, 1),
+        ("after append", 3, 3),
+        ("before tell", 0, 3),
+        ("before tell", 3, 1),
+        ("between the attributes and the values", 0, 1),
+        ("between the attributes and the values", 3, 3),
+        ("after tell", 0, 3),
+        ("after tell", 3, 1),
     ],
 )
 def test_a_crash_anywhere_repeats_no_finished_probe(
     options, run, monkeypatch, where, number, capacity
 ):
+    options["max_probes"] = 6
     runner = TalliedRunner(ModelRunner())
     with monkeypatch.context() as patch:
         crash_at(patch, where, number)
@@ -209,7 +216,7 @@ def test_a_crash_anywhere_repeats_no_finished_probe(
     # The trace and the study say the same, and nothing is left running.
     records = read_trace(run.trace).records
     assert records[: len(kept)] == kept
-    assert result.spent.probes == len(records) == 8
+    assert result.spent.probes == len(records) == 6
     assert not trials(run, TrialState.RUNNING)
     assert not trials(run, TrialState.WAITING)
     told = sorted(
@@ -225,30 +232,6 @@ def test_a_crash_anywhere_repeats_no_finished_probe(
     powers = {r.request.probe_id: r.measurements[0].power_W for r in records}
     for trial in trials(run, TrialState.COMPLETE):
         assert trial.user_attrs["power_W"] == powers[trial.user_attrs["probe_id"]]
-
-
-def test_a_driver_killed_by_the_kernel_is_resumed(options, run):
-    script = f"""
-        import os, signal
-        from tuner.testing.studies import LONG_JOB, ModelRunner, TalliedRunner, run_optimize
-        from tuner.executors.local import SimulatedExecutor
-        def spoil(request):
-            if request.probe_id == "p0003":
-                os.kill(os.getpid(), signal.SIGKILL)
-        run_optimize(
-            LONG_JOB, cluster="cpu-2", runs_dir={str(options["runs_dir"])!r}, name="study",
-            report=False, max_probes=8,
-            executor=SimulatedExecutor(TalliedRunner(ModelRunner(), spoil)),
-        )
-    """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    assert len(read_trace(run.trace).records) == 3
-    assert len(trials(run, TrialState.RUNNING)) == 1
-    runner = TalliedRunner(ModelRunner())
-    result = optimize(runner, options)
-    assert [r.probe_id for r in runner.asked] == [f"p{i:04d}" for i in range(4, 9)]
-    assert result.spent.probes == 8
 
 
 def test_an_interrupt_keeps_what_was_told_and_goes_on(options, run):
@@ -272,26 +255,31 @@ def test_an_interrupt_keeps_what_was_told_and_goes_on(options, run):
     assert {r.launch for r in resumed.asked} & {runner.asked[4].launch}
 
 
-def test_a_finished_study_asked_again_probes_nothing(options):
-    first = optimize(ModelRunner(), options)
+def test_a_finished_study_asked_again_probes_nothing(finished, options, run):
     runner = TalliedRunner(ModelRunner())
     again = optimize(runner, options, budget_kJ=20.0)
     assert runner.asked == []
-    assert [p.configuration for p in again.points] == [p.configuration for p in first.points]
+    assert [p.configuration for p in again.points] == [p.configuration for p in finished.points]
     assert again.choice.rule == "budget_kJ"  # constraints only choose: they may change
+    asked = run.read_study()
+    assert asked["job"]["global_batch"] == 8
+    assert json.loads(asked["job"]["model"])["model_type"]
+    assert asked["cluster"]["device"]["name"] == "cpu-core"
+    assert asked["constraints"] == {"budget_kJ": 20.0}
+    assert asked["settings"]["max_probes"] == 8
+    assert asked["versions"]["optuna"] == optuna.__version__
+    assert asked["ended"]["time_s"] > 0
 
 
-def test_more_probes_may_be_asked_for_later(options):
-    first = optimize(ModelRunner(), options, max_probes=4)
+def test_more_probes_may_be_asked_for_later(finished, options):
     runner = TalliedRunner(ModelRunner())
-    result = optimize(runner, options, max_probes=8)
-    assert len(runner.asked) == 4
-    assert result.spent.probes == 8
-    assert result.spent.time_s > first.spent.time_s + 4 * 5.0
+    result = optimize(runner, options, max_probes=10)
+    assert len(runner.asked) == 2
+    assert result.spent.probes == 10
+    assert result.spent.time_s > finished.spent.time_s + 2 * 5.0
 
 
-def test_a_lost_journal_is_rebuilt_from_the_trace(options, run):
-    optimize(ModelRunner(), options)
+def test_a_lost_journal_is_rebuilt_from_the_trace(finished, options, run):
     before = sorted(tuple(t.values) for t in trials(run, TrialState.COMPLETE))
     run.journal.unlink()
     runner = TalliedRunner(ModelRunner())
@@ -300,8 +288,7 @@ def test_a_lost_journal_is_rebuilt_from_the_trace(options, run):
     assert sorted(tuple(t.values) for t in trials(run, TrialState.COMPLETE)) == before
 
 
-def test_a_torn_journal_and_a_torn_trace_are_mended(options, run):
-    optimize(ModelRunner(), options)
+def test_a_torn_journal_and_a_torn_trace_are_mended(finished, options, run):
     for path in (run.journal, run.trace):
         data = path.read_bytes()
         path.write_bytes(data[:-30])
@@ -325,8 +312,7 @@ def test_a_torn_journal_and_a_torn_trace_are_mended(options, run):
         ({"space": "clocks"}, "space"),
     ],
 )
-def test_another_question_under_the_same_name_is_refused(options, run, change, told):
-    optimize(ModelRunner(), options, max_probes=2)
+def test_another_question_under_the_same_name_is_refused(finished, options, run, change, told):
     before = run.trace.read_bytes()
     with pytest.raises(InputError, match=f"another question.*{told}.*another name") as caught:
         optimize(ModelRunner(), {**options, **change})
@@ -334,30 +320,16 @@ def test_another_question_under_the_same_name_is_refused(options, run, change, t
     assert run.trace.read_bytes() == before
 
 
-def test_another_meter_under_the_same_name_is_refused(options):
-    optimize(ModelRunner(), options, max_probes=2)
+def test_another_meter_under_the_same_name_is_refused(finished, options):
     for other in (MeterInfo("nvml", "gpu", "counter"), MeterInfo("rapl", "node", "counter")):
         with pytest.raises(InputError, match="meter"):
             optimize(ModelRunner(meter=other), options)
 
 
-def test_a_second_driver_alive_is_refused(options, run):
-    optimize(ModelRunner(), options, max_probes=2)
+def test_a_second_driver_alive_is_refused(finished, options, run):
     with run.locked(), pytest.raises(InputError, match=f"process {os.getpid()}"):
         optimize(ModelRunner(), options)
-    assert optimize(ModelRunner(), options, max_probes=3).spent.probes == 3
-
-
-def test_what_was_asked_is_written_down(options, run):
-    optimize(ModelRunner(), options, budget_kJ=20.0)
-    asked = run.read_study()
-    assert asked["job"]["global_batch"] == 8
-    assert json.loads(asked["job"]["model"])["model_type"]
-    assert asked["cluster"]["device"]["name"] == "cpu-core"
-    assert asked["constraints"] == {"budget_kJ": 20.0}
-    assert asked["settings"]["max_probes"] == 8
-    assert asked["versions"]["optuna"] == optuna.__version__
-    assert asked["ended"]["time_s"] > 0
+    assert optimize(ModelRunner(), options).spent.probes == 8
 
 
 # Storages.
@@ -373,22 +345,31 @@ def test_a_database_by_url_holds_the_study(options, run, tmp_path):
     assert len(runner.asked) == 4
 
 
-def test_two_drivers_on_one_storage_leave_each_others_trials_alone(options, tmp_path):
+def test_a_second_driver_of_a_study_is_refused_and_the_first_goes_on(options, tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     one = {**options, "storage": url, "runs_dir": tmp_path / "one"}
     two = {**options, "storage": url, "runs_dir": tmp_path / "two"}
 
     def spoil(request):
-        # While the first has a probe in flight, the second runs its whole study.
-        if request.probe_id == "p0002":
-            optimize(ModelRunner(), two, max_probes=3)
+        if request.probe_id == "p0002":  # while the first has a probe in flight
+            with pytest.raises(InputError, match="of another run folder; continue") as caught:
+                optimize(ModelRunner(), two)
+            assert "\n" not in str(caught.value)
 
     result = optimize(TalliedRunner(ModelRunner(), spoil), one, max_probes=5)
     assert result.spent.probes == 5
-    every = trials(RunFolder(tmp_path / "one" / "study"), TrialState.COMPLETE, url)
-    assert len(every) == 8
-    assert len({t.user_attrs["driver"] for t in every}) == 2
-    assert not trials(RunFolder(tmp_path / "one" / "study"), TrialState.FAIL, url)
+    first = RunFolder(tmp_path / "one" / "study")
+    assert len(trials(first, TrialState.COMPLETE, url)) == 5
+    assert not trials(first, TrialState.FAIL, url)
+    assert not read_trace(tmp_path / "two" / "study" / "trace" / "probes.jsonl").records
+    # Under another name the database holds both.
+    assert optimize(ModelRunner(), {**two, "name": "other"}, max_probes=2).spent.probes == 2
+
+
+def test_a_journal_without_its_study_toml_is_continued(options, run):
+    optimize(ModelRunner(), options, max_probes=2)
+    run.study_file.unlink()
+    assert optimize(ModelRunner(), options, max_probes=3).spent.probes == 3
 
 
 @pytest.mark.parametrize(
@@ -402,8 +383,7 @@ def test_two_drivers_on_one_storage_leave_each_others_trials_alone(options, tmp_
         ("mysql+nosuchdriver://127.0.0.1/db", "driver|cannot be opened"),
     ],
 )
-def test_a_storage_that_cannot_be_opened_is_one_sentence(options, run, url, told):
-    optimize(ModelRunner(), options, max_probes=2)
+def test_a_storage_that_cannot_be_opened_is_one_sentence(finished, options, run, url, told):
     before = run.trace.read_bytes()
     with pytest.raises(InputError, match=told) as caught:
         optimize(ModelRunner(), options, storage=url)
@@ -442,16 +422,15 @@ def test_a_storage_that_fails_midway_loses_nothing(options, run, monkeypatch, tm
 
     with monkeypatch.context() as patch:
         patch.setattr(optuna.Study, "tell", tell)
-        patch.setattr("tuner.study.recorder.STORAGE_PATIENCE_S", 0.0)
         with pytest.raises(InputError, match="stopped answering") as caught:
             optimize(ModelRunner(), options, storage=url)
         assert "\n" not in str(caught.value)
     assert len(read_trace(run.trace).records) == 3
     runner = TalliedRunner(ModelRunner())
-    result = optimize(runner, options, storage=url)
-    assert result.spent.probes == 8
-    assert len(runner.asked) == 5
-    assert len(trials(run, TrialState.COMPLETE, url)) == 8
+    result = optimize(runner, options, storage=url, max_probes=5)
+    assert result.spent.probes == 5
+    assert len(runner.asked) == 2
+    assert len(trials(run, TrialState.COMPLETE, url)) == 5
 
 
 def test_a_study_of_that_name_about_something_else_is_refused(options, tmp_path):

@@ -1,4 +1,4 @@
-"""Rules of a search: what ends it, in which figures, and what is measured again."""
+"""Rules of a search: what ends it, and in which figures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import table_problem
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.problem.study_spec import StudySpec
+from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.study.rules import not_worth_it, peak_limit_of, settings_to_remeasure, with_next_probe
+from tuner.study.rules import (
+    node_failures,
+    not_worth_it,
+    peak_limit_of,
+    with_next_probe,
+)
 from tuner.testing.studies import (
     measured,
     record,
@@ -27,7 +33,7 @@ from tuner.testing.studies import (
     run_replay,
     write_table,
 )
-from tuner.workload.probe import MeterInfo, Scope
+from tuner.workload.probe import Failure, MeterInfo, Scope
 
 
 def spec_of(folder: Path) -> StudySpec:
@@ -39,22 +45,10 @@ def test_the_share_that_a_search_ends_on_is_the_one_that_was_tested(tmp_path: Pa
     # A front that is drawn small has a noise of more than itself.
     estimate = RegretEstimate(np.full(8, 0.05), np.full(8, 1.9), np.zeros(8))
     plan = ProbePlan((CONFIGURATIONS[0],), "", expected_gain=0.01, regret=estimate)
-    reason = not_worth_it(spec_of(tmp_path), [record()], plan, 1.0)
+    reason = not_worth_it(StudyState(spec_of(tmp_path), [record()]), plan, 1.0)
     assert reason is not None
     assert reason.figures["regret"] == pytest.approx(0.1)
     assert "more than 10 % of the front's hypervolume" in stop_sentence(reason)
-
-
-def test_verification_leaves_no_more_to_measure_again(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path)
-    assert settings_to_remeasure(spec, [record()], 4)
-    asked = replace(request("p0001"), purpose="remeasure")
-    made = [record(), record("p0001", request=asked)]  # one of few probes, and still two windows
-    assert not settings_to_remeasure(spec, made, 4)
-    slower = (measured(time_s=5.0),)
-    asked = replace(request(), purpose="verify", launch=Settings(data_parallel=1, micro_batch=1))
-    verifying = [record(f"p{i:04d}", request=asked, measurements=slower) for i in range(2, 22)]
-    assert not settings_to_remeasure(spec, [*made, *verifying], 4)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +64,7 @@ def test_a_power_limit_bounds_the_power_of_gpus_that_keep_to_it(
         measurements=(measured(live, power_W=power_W),),
         meter=MeterInfo("nvml", scope, "a GPU's counter"),
     )
-    limit = peak_limit_of(spec, [one])
+    limit = peak_limit_of(StudyState(spec, [one]))
     assert limit is not None
     assert limit.limits_hold == holds
 
@@ -112,3 +106,27 @@ def test_a_search_that_a_limit_ends_says_what_it_leaves(tmp_path: Path) -> None:
     assert "one more probe would take" in result.stopped
     by_chance = run_replay(table, sampler="random", **options)
     assert "one more probe" not in by_chance.stopped
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ends"),
+    [
+        ("aaa", True),
+        ("aa", False),
+        ("aa.a", False),  # a probe succeeded in between
+        (".aaa", True),
+        ("abc", False),  # three nodes of many, each set aside after its first failure
+        ("abaca", True),
+        ("abcabc", False),
+    ],
+)
+def test_a_search_ends_when_one_node_fails_again_and_again(hosts: str, ends: bool) -> None:
+    failed = Failure("node", "GPU-1 has 2 more uncorrectable memory errors")
+    records = [
+        replace(record(), host=host, failure=None if host == "." else failed) for host in hosts
+    ]
+    reason = node_failures(records, 0)
+    assert (reason is not None) == ends
+    if reason is not None:
+        assert failed.message in stop_sentence(reason)
+    assert node_failures(records, len(records) - 2) is None

@@ -116,7 +116,7 @@ def test_a_table_can_name_its_baseline(tmp_path, options):
 
 def test_repeats_narrow_the_interval(tmp_path, options):
     noisy = TOML + "[noise]\ntime_cv = 0.02\npower_cv = 0.05\n"
-    folder = write_table(tmp_path / "t", toml=noisy, shapes=(4,))
+    folder = write_table(tmp_path / "t", toml=noisy, shapes=(4, 6))
     result = run_replay(folder, **options, max_probes=14)
     widths: dict[int, list[float]] = {}
     for p in result.points:
@@ -165,17 +165,16 @@ def test_every_shipped_table_is_studied_to_a_front(options, name, group):
 # What it may spend.
 
 
-@pytest.mark.parametrize("capacity", [1, 3])
-@pytest.mark.parametrize("budget_kJ", [1.0, 4.0, 12.0])
+@pytest.mark.parametrize(("budget_kJ", "capacity"), [(1.0, 3), (4.0, 1), (4.0, 3)])
 def test_the_probe_budget_is_respected(options, capacity, budget_kJ):
     result = optimize(ModelRunner(), options, capacity=capacity, probe_budget_kJ=budget_kJ)
     assert 0 < result.spent.energy_kJ <= budget_kJ
     assert "probe budget" in result.stopped or "worth" in result.stopped
-    if result.spent.probes > 4:
+    if result.spent.probes > 6:
         purposes = [
             r.request.purpose for r in read_trace(result.run_dir / "trace/probes.jsonl").records
         ]
-        assert "remeasure" in purposes
+        assert "verify" in purposes
 
 
 def test_a_budget_below_one_probe_starts_none(options):
@@ -191,9 +190,9 @@ def test_the_number_of_probes_is_respected(options, count):
     runner = TalliedRunner(ModelRunner())
     result = optimize(runner, options, capacity=2, max_probes=count)
     assert len(runner.asked) == result.spent.probes == count
-    again = [r for r in runner.asked if r.purpose == "remeasure"]
-    assert (len(again) >= 1) == (count >= 5)
-    assert len({r.launch for r in runner.asked}) >= min(count, 8) - 1
+    again = [r for r in runner.asked if r.purpose == "verify"]
+    assert len(again) >= 1 or count < 11
+    assert len({r.launch for r in runner.asked}) >= min(count, 5) - 2
     ids = [r.probe_id for r in runner.asked]
     assert len(set(ids)) == len(ids)
 
@@ -275,7 +274,7 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
     executor = Watched(ModelRunner(), capacity=4)
     limits = {"cluster": "cpu-2", "max_probes": 14, "verify": False}
     together = run_optimize(LONG_JOB, executor=executor, **options, **limits)
-    assert executor.most == 3
+    assert executor.most >= 3
     options["name"] = "serial"
     one = SimulatedExecutor(ModelRunner(), capacity=1)
     alone = run_optimize(LONG_JOB, executor=one, **options, **limits)
@@ -425,7 +424,7 @@ IDLE = point(60, 90, "idle")  # dominated, but draws the least power
 )
 def test_the_choice_under_constraints(asked, expected, met):
     points = [IDLE, FRUGAL, FAST, MIDDLE]
-    best, choice = decide(points, [FAST, MIDDLE, FRUGAL], Constraints(**asked))
+    best, choice = decide(points, Constraints(**asked))
     assert best == expected
     assert choice.met is met
     assert choice.rule == (" + ".join(asked) or "knee")
@@ -436,7 +435,7 @@ def test_the_choice_under_constraints(asked, expected, met):
 
 def test_the_choice_says_estimated_where_nothing_was_metered():
     one = point(5, 5, estimated=True)
-    _, choice = decide([one], [one], Constraints(budget_kJ=9))
+    _, choice = decide([one], Constraints(budget_kJ=9))
     assert "(estimated)" in choice.sentence
 
 
@@ -506,9 +505,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(options, wrong):
     assert not options["runs_dir"].exists()
 
 
-def test_the_answer_can_be_had_again_from_the_folder(options):
-    result = optimize(ModelRunner(), options, max_probes=9, budget_kJ=30)
-    again = tuner.load_result("study", runs_dir=options["runs_dir"])
+def test_the_answer_can_be_had_again_from_the_folder(finished_study):
+    result = finished_study.result
+    runs = result.run_dir.parent
+    again = tuner.load_result("study", runs_dir=runs)
     assert [p.configuration for p in again.front_points] == [
         p.configuration for p in result.front_points
     ]
@@ -519,33 +519,33 @@ def test_the_answer_can_be_had_again_from_the_folder(options):
     assert again.spent.energy_kJ == pytest.approx(result.spent.energy_kJ)
     assert (again.stopped, again.constraints) == (result.stopped, result.constraints)
     assert again.spent.time_s == result.spent.time_s
-    latest = tuner.load_result(runs_dir=options["runs_dir"])
-    assert latest.name == "study"
+    assert tuner.load_result(runs_dir=runs).name == "study"
     with pytest.raises(InputError, match="study"):
-        tuner.load_result("other", runs_dir=options["runs_dir"])
+        tuner.load_result("other", runs_dir=runs)
 
 
-def test_a_run_replays_as_a_trace(options):
-    first = optimize(ModelRunner(), options, max_probes=9)
+def test_a_run_replays_as_a_trace(finished_study, options):
+    first = finished_study.result
     replayed = run_replay(first.run_dir, runs_dir=options["runs_dir"], name="again", report=False)
     known = {p.configuration: p for p in first.points}
     assert replayed.steps == first.steps == LONG_JOB.steps
     assert replayed.points
     for p in replayed.points:
-        assert p.time_to_solution_s == pytest.approx(known[p.configuration].time_to_solution_s)
+        assert p.time_to_solution_s == pytest.approx(
+            known[p.configuration].time_to_solution_s, rel=0.06
+        )
     assert replayed.baseline.configuration == first.baseline.configuration
 
 
-def test_events_tell_the_story_in_order(options):
-    events = []
-    optimize(ModelRunner(), options, max_probes=4, on_progress=events.append)
+def test_events_tell_the_story_in_order(finished_study):
+    events = finished_study.events
     kinds = [event.kind for event in events]
     first = kinds.index("started")
     assert set(kinds[:first]) == {"note"}
     assert any(event.message.startswith("in play: ") for event in events[:first])
-    assert kinds[first:] == ["started", "finished"] * 4
+    assert kinds[first:] == ["started", "finished"] * 8
     done = [event for event in events if event.kind == "finished"]
-    assert [event.probes for event in done] == [1, 2, 3, 4]
+    assert [event.probes for event in done] == list(range(1, 9))
     spent = [event.spent_kJ for event in done]
     assert spent == sorted(spent)
     assert all(event.front for event in done)
@@ -553,7 +553,7 @@ def test_events_tell_the_story_in_order(options):
 
 def test_the_report_and_the_launch_files_are_written(options):
     options["report"] = True
-    result = optimize(ModelRunner(), options, max_probes=4)
+    result = optimize(ModelRunner(), options, max_probes=2)
     assert result.report_path == result.run_dir / "report.html"
     assert result.report_path.is_file()
     assert (result.run_dir / "best" / "ds_config.json").is_file()

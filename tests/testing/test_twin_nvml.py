@@ -5,6 +5,7 @@ Every figure of the GPU path that is tested on the twin rests on these.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -90,13 +91,18 @@ class TestAbi:
         assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID("GPU-h")) == 1
         bus = pynvml.nvmlDeviceGetPciInfo(h100).busId
         assert (bus, pynvml.nvmlDeviceGetPciInfo(h100).bus) == ("00000000:AB:00.0", 0xAB)
-        assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByPciBusId(bus)) == 1
+        for address in (bus, "0000:ab:00.0", "ab:00.0", "0:AB:0"):  # the documented forms
+            assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByPciBusId(address)) == 1
         assert tuple(pynvml.nvmlDeviceGetCudaComputeCapability(h100)) == (9, 0)
         first = pynvml.nvmlDeviceGetMemoryInfo(a100)
         second = pynvml.nvmlDeviceGetMemoryInfo(a100, version=pynvml.nvmlMemory_v2)
         assert first.used == second.used + second.reserved
         assert second.used == 2**30
         assert first.free == second.free
+        with pytest.raises(pynvml.NVMLError_ArgumentVersionMismatch):
+            pynvml.nvmlDeviceGetMemoryInfo(a100, version=0x3000028)
+        celsius = pynvml.nvmlDeviceGetTemperature(a100, 0)
+        assert pynvml.nvmlDeviceGetTemperatureV(a100, 0) == celsius
         assert pynvml.nvmlDeviceGetSupportedMemoryClocks(a100) == [1593, 405]
         assert pynvml.nvmlDeviceGetSupportedGraphicsClocks(a100, 1593) == [900, 600, 300]
         assert pynvml.nvmlSystemGetCudaDriverVersion_v2() == 13000
@@ -213,6 +219,128 @@ class TestFaults:
         pynvml.nvmlDeviceGetTemperature(first, 0)
         with pytest.raises(pynvml.NVMLError_GpuIsLost):
             pynvml.nvmlDeviceGetTemperature(second, 0)
+
+    def test_a_gpu_that_cannot_be_opened_is_counted(self, twin_node: Make) -> None:
+        node = twin_node(TwinGpu(), TwinGpu(uuid="GPU-b"), TwinGpu(), TwinGpu())
+        node.set(1, open_error=pynvml.NVML_ERROR_NO_PERMISSION)
+        node.set(2, lost=1)
+        node.fail("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_UNKNOWN, gpu=3)
+        opened(0)
+        assert pynvml.nvmlDeviceGetCount() == 4
+        with pytest.raises(pynvml.NVMLError_NoPermission):
+            pynvml.nvmlDeviceGetHandleByIndex(1)
+        with pytest.raises(pynvml.NVMLError_NoPermission):
+            pynvml.nvmlDeviceGetHandleByUUID("GPU-b")
+        with pytest.raises(pynvml.NVMLError_GpuIsLost):
+            pynvml.nvmlDeviceGetHandleByIndex(2)
+        with pytest.raises(pynvml.NVMLError_Unknown):
+            pynvml.nvmlDeviceGetHandleByIndex(3)
+
+    def test_starting_nvml_and_each_call_take_their_time(self, twin_node: Make) -> None:
+        slow = TwinGpu(persistence=False, start_s=2.0)
+        node = twin_node(slow, slow, TwinGpu(), init_s=0.5, call_s=0.01)
+        began_s = node.clock()
+        opened()
+        assert node.clock() - began_s == pytest.approx(4.51)
+        pynvml.nvmlDeviceGetCount()
+        assert node.clock() - began_s == pytest.approx(4.52)
+
+    def test_a_call_takes_its_time_also_where_time_is_real(self, twin_node: Make) -> None:
+        node = twin_node(virtual_time=False, call_s=0.02)
+        handle, began_s = opened(), node.clock()
+        for _ in range(5):
+            pynvml.nvmlDeviceGetTemperature(handle, 0)
+        assert node.clock() - began_s >= 0.1
+
+    def test_settings_are_lost_with_the_last_client_unless_the_driver_persists(
+        self, twin_node: Make
+    ) -> None:
+        node = twin_node(TwinGpu(persistence=False), TwinGpu(), TwinGpu(persistence=False))
+
+        def lock() -> None:
+            pynvml.nvmlInit()
+            for gpu in range(3):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+                pynvml.nvmlDeviceSetGpuLockedClocks(handle, 900, 900)
+                pynvml.nvmlDeviceSetPowerManagementLimit(handle, 250_000)
+
+        node.processes(2, compute=[(11, 2**30)])
+        lock()
+        pynvml.nvmlInit()
+        pynvml.nvmlShutdown()  # this process still holds it
+        assert node.locked_MHz(0) == (900, 900)
+        pynvml.nvmlShutdown()
+        assert [node.locked_MHz(gpu) for gpu in range(3)] == [None, (900, 900), (900, 900)]
+        assert [node.limit_W(gpu) for gpu in range(3)] == [400.0, 250.0, 250.0]
+        node.processes(2)
+        assert node.locked_MHz(2) is None
+        in_child(lock)  # which ends without closing NVML
+        assert [node.locked_MHz(gpu) for gpu in range(3)] == [None, (900, 900), None]
+
+    @pytest.mark.parametrize("compute", [(8, 0), (7, 0)])
+    def test_errors_of_the_memory_are_counted(
+        self, twin_node: Make, compute: tuple[int, int]
+    ) -> None:
+        node = twin_node(TwinGpu(compute=compute, persistence=False), TwinGpu(has_ecc=False))
+        handle, without = opened(0), opened(1)
+
+        def errors(handle: Any, kind: int, counter: int = pynvml.NVML_VOLATILE_ECC) -> int:
+            count: int = pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter)
+            return count
+
+        node.ecc_error(corrected=3, uncorrected=1)
+        assert [errors(handle, kind) for kind in (0, 1)] == [3, 1]
+        field = pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL
+        assert pynvml.nvmlDeviceGetFieldValues(handle, [field])[0].value.ullVal == 1
+        if compute == (8, 0):
+            assert pynvml.nvmlDeviceGetRemappedRows(handle) == (0, 1, 1, 0)
+            with pytest.raises(pynvml.NVMLError_NotSupported):
+                pynvml.nvmlDeviceGetRetiredPages(handle, 1)
+        else:
+            assert len(pynvml.nvmlDeviceGetRetiredPages(handle, 1)) == 1
+            assert pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle) == 1
+            with pytest.raises(pynvml.NVMLError_NotSupported):
+                pynvml.nvmlDeviceGetRemappedRows(handle)
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            errors(without, 1)
+        while True:  # the driver forgets its volatile counters with its last client
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError_Uninitialized:
+                break
+        handle = opened(0)
+        assert (errors(handle, 1), errors(handle, 1, pynvml.NVML_AGGREGATE_ECC)) == (0, 1)
+
+    def test_a_waiting_event_set_gets_the_xid_of_its_gpu(self, twin_node: Make) -> None:
+        node = twin_node(TwinGpu(), TwinGpu())
+        handle = opened(1)
+        events = pynvml.nvmlEventSetCreate()
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+        node.xid(31, gpu=0)
+        node.xid(94, gpu=1)
+        event = pynvml.nvmlEventSetWait_v2(events, 1000)
+        assert (event.eventData, pynvml.nvmlDeviceGetIndex(event.device)) == (94, 1)
+        before_s = node.clock()
+        with pytest.raises(pynvml.NVMLError_Timeout):
+            pynvml.nvmlEventSetWait_v2(events, 1000)
+        assert node.clock() - before_s == pytest.approx(1.0)
+        pynvml.nvmlEventSetFree(events)
+
+    def test_a_power_profile_lowers_the_clock_and_is_told(self, twin_node: Make) -> None:
+        node = twin_node(TwinGpu(load=1.0), TwinGpu(load=1.0, power_profiles=0))
+        plain, handle = opened(0), opened(1)
+        profiles = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+        ask = pynvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            ask(plain, ctypes.byref(profiles))
+        node.set(1, power_profiles=1 << pynvml.NVML_POWER_PROFILE_MAX_Q)
+        ask(handle, ctypes.byref(profiles))
+        assert profiles.enforcedProfilesMask.mask[0] == 2
+        node.sleep(0.1)
+        clocks = [
+            pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) for gpu in (plain, handle)
+        ]
+        assert clocks == [1410, 1125]
 
 
 class TestPhysics:

@@ -84,3 +84,44 @@ def test_a_boundary_waits_for_the_devices_that_hold_tensors(
     hook_link._finish_device_work()
     assert cuda.synchronized == waited
     assert hook_link._peaks()["device_bytes"] == max(reserved)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered", "node"),
+        ("CUDA error: hardware stack error", "node"),
+        ("CUDA error: an unknown hardware error occurred", "node"),
+        (
+            "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+            "node",
+        ),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "node"),
+        ("No CUDA GPUs are available", "node"),
+        (
+            "Error 802 from cudaGetDeviceCount(): system not yet initialized",
+            "node",
+        ),
+        ("GPU is lost", "node"),
+        ("NCCL error: unhandled cuda error ... uncorrectable ECC error encountered", "node"),
+        ("the GPU has fallen off the bus", "node"),
+        ("CUDA error: an illegal memory access was encountered", "crash"),
+        ("CUDA error: unspecified launch failure", "crash"),
+        ("the tokenizer is not yet initialized", "crash"),
+        ("NCCL communicator of the data group is not yet initialized", "crash"),
+        ("expert parallelism is faster over NVLink: give it 8 GPUs of one node", "crash"),
+        ("the GPU throughput has fallen off by half, lower the micro-batch", "crash"),
+        (
+            "NCCL error: unhandled system error, ncclSystemError: System call (e.g. socket, "
+            "malloc) or external library call failed or device error.",
+            "crash",
+        ),
+        ("CUDA error: out of memory", "out_of_memory"),
+    ],
+)
+def test_second_day_7_errors_of_the_hardware_are_the_nodes(message: str, kind: str) -> None:
+    """second_day_7: they were blamed on the configuration that happened to run."""
+    told = failure(RuntimeError(message))
+    assert told["kind"] == kind
+    if kind == "node":
+        assert told["effect"] is False

@@ -45,6 +45,12 @@ def test_yaml_keeps_everything_else(tmp_path: Path) -> None:
     assert path.read_text() == YAML
 
 
+def test_a_file_without_a_suffix_is_yaml_as_accelerate_reads_it(tmp_path: Path) -> None:
+    path = written(tmp_path, "accelerate", YAML)
+    text = changed_text(path, {"data.workers": 8, "data.new": True}, may_add=True)
+    assert text == YAML.replace("workers: 2", "workers: 8").replace("b]\n", "b]\n    new: true\n")
+
+
 def test_toml_keeps_everything_else(tmp_path: Path) -> None:
     path = written(tmp_path, "f.toml", TOML)
     changes = {"data.workers": 8, "data.deep.compile": True, "steps": 1e-05, "data.attn": 'a"b'}

@@ -1,6 +1,8 @@
 import gzip
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,24 @@ def test_power_samples_are_read_up_to_a_limit(tmp_path, line, times):
 def test_the_meter_and_its_label_travel_with_every_record(tmp_path):
     path = write(tmp_path / "t.jsonl", record())
     assert read_trace(path).records[0].meter == METER
+
+
+def test_a_trace_from_a_stranger_takes_no_memory(tmp_path: Path) -> None:
+    """Review 2, finding 12: a line of brackets took 5 GB, a sparse file all memory."""
+    limit = 2 * 2**30
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n"
+        "import sys; from tuner.search_spaces.errors import InputError\n"
+        "from tuner.workload.trace import read_trace\n"
+        "try: read_trace(sys.argv[1])\n"
+        "except InputError as error: print(error)"
+    )
+    brackets, sparse = tmp_path / "brackets", tmp_path / "sparse"
+    brackets.write_text('{"a": [' + "[], " * 20_000_000 + "[]]}\n")
+    with sparse.open("wb") as file:
+        file.truncate(20 * 10**9)
+    for path in (brackets, sparse):
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], capture_output=True, text=True, check=False
+        )
+        assert "larger than any that tuner writes" in done.stdout, done.stderr

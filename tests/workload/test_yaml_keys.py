@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.yaml_keys import changed_keys
+from tuner.workload.key_files import changed_yaml
 
 TEXT = """\
 # head
@@ -25,8 +25,8 @@ h:
 last: null"""
 
 
-def changed(tmp_path: Path, changes: dict[tuple[str, ...], object], text: str = TEXT) -> str:
-    return changed_keys(text, changes, tmp_path / "f.yaml")
+def changed(tmp_path: Path, keys: tuple[str, ...], value: object, text: str = TEXT) -> str:
+    return changed_yaml(text, keys, value, tmp_path / "f.yaml")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def changed(tmp_path: Path, changes: dict[tuple[str, ...], object], text: str = 
 def test_one_value_changes_and_nothing_else(
     tmp_path: Path, keys: tuple[str, ...], value: object, old: str, new: str
 ) -> None:
-    after = changed(tmp_path, {keys: value})
+    after = changed(tmp_path, keys, value)
     assert after == TEXT.replace(old, new, 1)
     data = yaml.safe_load(after)
     for key in keys:
@@ -62,7 +62,7 @@ def test_what_cannot_be_changed_is_one_sentence(tmp_path: Path) -> None:
         (("a",), "a: &x 1\n", "anchor"),
     ):
         with pytest.raises(InputError, match=sentence):
-            changed(tmp_path, {keys: 1}, text)
+            changed(tmp_path, keys, 1, text)
 
 
 NAMES = st.text("abcdeyno_", min_size=1, max_size=4)
@@ -98,6 +98,6 @@ def test_any_file_reads_as_changed(
         if isinstance(held.get(name), dict):
             continue
         text = yaml.safe_dump(data, sort_keys=False, default_flow_style=flow)
-        after = changed(tmp_path_factory.getbasetemp(), {(*section, name): value}, text)
+        after = changed(tmp_path_factory.getbasetemp(), (*section, name), value, text)
         expected = {**held, name: value}
         assert yaml.safe_load(after) == ({**data, section[0]: expected} if section else expected)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["POINT", "RUNS", "RUNS_DIR", "add_shared"]
-
 #: Environment variable of the folder of the runs.
 RUNS = "JOULEFRONT_RUNS"
 #: Folder of the runs if nothing names one.
@@ -68,15 +66,6 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--device-kind": {"metavar": "NAME", "help": "kind of device of the Ray cluster to use"},
     "--runs-dir": {"metavar": "DIR", "help": f"folder of the runs (default: ${RUNS}, else runs)"},
     "--quiet": {"action": "store_true", "help": "suppress progress output"},
-    "--run-as": {
-        "metavar": "USER",
-        "help": "as root: the user, or UID:GID, that training runs as (default: sudo's caller)",
-    },
-    "--clock-command": {
-        "metavar": "TEXT",
-        "help": "command that sets clocks instead of NVML: with {clock} and {gpu}, or one that "
-        "takes nvidia-smi's arguments ('sudo -n nvidia-smi')",
-    },
 }
 
 
@@ -84,7 +73,6 @@ def add_shared(parser: Any, *names: str) -> None:
     """Add arguments that several commands have, in this order.
 
     Args:
-        parser: a parser or one of its groups.
         names: flags, or what the help of a positional argument calls it.
     """
     for name in names:

@@ -15,8 +15,6 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 
-__all__ = ["CONFIG", "KEYS", "apply_defaults", "config_file", "read_defaults"]
-
 #: Environment variable of the file.
 CONFIG = "JOULEFRONT_CONFIG"
 #: Names of the file, each with the kind of its value.
@@ -72,7 +70,6 @@ def apply_defaults(args: argparse.Namespace, given: set[str]) -> None:
     """Fill in what the user did not say, from the file.
 
     Args:
-        args: the parsed arguments.
         given: names of the arguments that an option or the environment set.
 
     Raises:

@@ -16,8 +16,6 @@ from tuner.cli.options import OK, Commands, answer
 if TYPE_CHECKING:
     from tuner.study.callbacks import Progress
 
-__all__ = ["Pace", "add"]
-
 #: What is played, and how long it takes, seconds.
 JOB, CLUSTER, PROBES, PLAYED_S = "opt-350m", "a100-8", 14, 20.0
 LABEL = f"demo: {JOB} on 8 simulated A100; nothing was measured"
@@ -28,10 +26,6 @@ class Pace:
 
     Args:
         played_s: seconds that the probes take together; 0 waits for nothing.
-        clock, sleep: of this machine.
-
-    Attributes:
-        notify: the receiver that events are passed on to.
     """
 
     def __init__(
@@ -101,7 +95,7 @@ def _demo(args: argparse.Namespace) -> int:
             runs_dir=args.runs_dir,
             on_progress=on_progress,
         )
-    answer(args, result.to_json(), [f"{LABEL}.", "", *answer_lines(result)])
+    answer(args, result.to_json(), [f"{LABEL}.", "", *answer_lines(result)], fit=True)
     return OK
 
 

@@ -24,7 +24,8 @@ def _apply(args: argparse.Namespace) -> int:
     from tuner.api import load_result
     from tuner.deploy.clock_script import clock_settings
     from tuner.deploy.launch_files import synthetic_notice, write_launch_files
-    from tuner.display.text import found_word, recommendation_lines, verification_lines
+    from tuner.display.advice import evidence_sentence
+    from tuner.display.text import found_word, recommendation_lines
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import make_folder, require_own
 
@@ -38,7 +39,8 @@ def _apply(args: argparse.Namespace) -> int:
         make_folder(out, inside=folder.path)
     files = [str(path) for path in write_launch_files(result, out, point=args.point)]
     point = result.point(args.point)
-    lines = [*recommendation_lines(result), *verification_lines(result)]
+    lines = recommendation_lines(result)
+    lines += [sentence] if (sentence := evidence_sentence(result)) else []
     if args.point != "recommended":
         lines = [f"Point {args.point}: {point.configuration.short}"]
     notice = synthetic_notice(result.job) if result.job is not None else ""
@@ -109,4 +111,4 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--no-clocks", dest="clocks", action="store_false", help="leave the clocks as they are"
     )
-    add_shared(run, "--quiet", "--run-as", "--clock-command")
+    add_shared(run, "--quiet")

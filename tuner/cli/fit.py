@@ -18,15 +18,15 @@ def _fit(args: argparse.Namespace) -> int:
     jobs, knobs = split_words(args.what)
     if len(jobs) > 1:
         raise InputError(f"{jobs[1]!r} is a second job; tuner fit takes one job and KNOB=VALUE")
-    said = fit(
+    prediction = fit(
         jobs[0] if jobs else None,
         cluster=args.cluster,
         configuration=Configuration.of(values_of(knobs)) if knobs else None,
         space=args.space,
         gpus=args.gpus,
     )
-    answer(args, said.to_json(), fit_lines(said))
-    return OK if said.fits else UNMET
+    answer(args, prediction.to_json(), fit_lines(prediction))
+    return OK if prediction.fits else UNMET
 
 
 def add(commands: Commands) -> None:

@@ -20,7 +20,6 @@ from tuner.cli import (
     catalog,
     demo,
     deploy,
-    evidence,
     fit,
     frameworks,
     optimize,
@@ -34,9 +33,7 @@ from tuner.cli.defaults import KEYS, apply_defaults
 from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, Commands, Parser
 from tuner.search_spaces.errors import InputError
 from tuner.terminal import visible_streams
-
-__all__ = ["command_parser", "main"]
-
+from tuner.workload.node.rights import refuse_sudo
 
 EXIT_CODES = """\
 exit codes:
@@ -52,6 +49,10 @@ Answers go to standard output (with --json as JSON), progress to standard error.
 
 #: Commands that a user's program may follow, after `--`.
 _WITH_PROGRAM = ("run", "optimize", "probe")
+
+
+#: Commands of the release before, with what to write now.
+RENAMED = {"bundle": "tuner export RUN --to bundle", "open": "tuner runs open FILE"}
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -72,7 +73,6 @@ def command_parser() -> argparse.ArgumentParser:
         probe,
         runs,
         runs_folder,
-        evidence,
         deploy,
         frameworks,
         catalog,
@@ -133,6 +133,8 @@ def _main(argv: Sequence[str] | None) -> int:
     if words and words[0] in _WITH_PROGRAM and "--" in words:  # the user's program follows
         cut = words.index("--")
         words, program = words[:cut], words[cut + 1 :]
+    if words and words[0] in RENAMED:
+        parser.error(f"`tuner {words[0]}` is now `{RENAMED[words[0]]}`")
     args = parser.parse_args(words, argparse.Namespace(program=program))
     if args.command is None:
         parser.print_help()
@@ -140,14 +142,7 @@ def _main(argv: Sequence[str] | None) -> int:
     interrupts = _Interrupts()
     before = {n: signal.signal(n, interrupts) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        if getattr(args, "run_as", None):
-            from tuner.workload.node.rights import RUN_AS
-
-            os.environ[RUN_AS] = args.run_as  # agents in other processes read it there too
-        if getattr(args, "clock_command", None):
-            from tuner.workload.clocks.elsewhere import COMMAND
-
-            os.environ[COMMAND] = args.clock_command
+        refuse_sudo()
         _take_program(args)
         apply_defaults(args, _given(args))
         _name_latest(args)

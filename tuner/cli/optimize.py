@@ -46,7 +46,6 @@ def _optimize(args: argparse.Namespace) -> int:
         "constraints": made_of_options(args, Constraints),
         "search": made_of_options(args, SearchSettings),
         "baseline": args.baseline,
-        "target_gpus": args.target_gpus,
         "clocks": args.clocks,
         "knobs": (*args.knobs, *args.knob),
         "allow_changed_training": args.allow_changed_training,
@@ -77,7 +76,7 @@ def _optimize(args: argparse.Namespace) -> int:
             storage=storage_of(args),
             on_progress=on_progress,
         )
-    answer(args, result.to_json(), ["", *answer_lines(result)])
+    answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)
     return _exit_code(result)
 
 
@@ -109,26 +108,24 @@ def _replay(args: argparse.Namespace) -> int:
             runs_dir=args.runs_dir,
             on_progress=on_progress,
         )
-    answer(args, result.to_json(), ["", *answer_lines(result)])
+    answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)
     return _exit_code(result)
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:
-    """Add the options of both commands."""
     add_options(parser.add_argument_group("limits and objective of the training job"), Constraints)
     group = parser.add_argument_group("limits of the search")
     add_options(group, SearchSettings)
     group.add_argument(
         "--sampler",
         metavar="NAME",
-        help="joulefront, tpe, nsgaii, gp, botorch or random (default: joulefront)",
+        help="joulefront, tpe, nsgaii, gp or random (default: joulefront)",
     )
     group.add_argument(
         "--surrogate",
-        metavar="NAME",
-        help="model of step time and power: gaussian-process, gaussian-process-sklearn, "
-        "extra-trees, random-forest, bayesian-ridge, or sklearn.MODULE.CLASS(NAME=VALUE) "
-        "(default: gaussian-process)",
+        metavar="TEXT",
+        help="model of step time and power: gaussian-process, or a scikit-learn regressor as "
+        "sklearn.MODULE.CLASS(NAME=VALUE) (default: gaussian-process)",
     )
     group.add_argument(
         "--transfer",
@@ -179,7 +176,7 @@ def add(commands: Commands) -> None:
     add(
         "--allow-changed-training",
         action="store_true",
-        help="also search knobs that change what is learnt: FP8, and those declared to",
+        help="also search knobs that are declared to change what is learnt",
     )
     add(
         "--no-clocks",
@@ -193,7 +190,6 @@ def add(commands: Commands) -> None:
         help="print what the search would take, start, write and set, and stop",
     )
     add("--plan", metavar="RUN", help="begin with the probes that this plan names")
-    add("--target-gpus", type=int, metavar="N", help="also predict the front for N GPUs")
     add_script(optimize)
     where = optimize.add_argument_group("where to run it")
     add = where.add_argument
@@ -207,7 +203,6 @@ def add(commands: Commands) -> None:
     add("--ray", metavar="ADDRESS", help="Ray cluster to run on: auto or HOST:PORT")
     add_shared(where, "--device-kind")
     add("--in-flight", type=int, metavar="N", help="probes that a simulated cluster runs together")
-    add_shared(where, "--run-as", "--clock-command")
     _add_study(optimize)
 
     replay = commands.command("replay", _replay, "run a study on a trace or a recorded table")

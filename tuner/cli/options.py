@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field
@@ -26,14 +28,28 @@ Made = TypeVar("Made")
 OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def answer(args: argparse.Namespace, data: Any, lines: Sequence[str]) -> None:
-    """Print the answer: the data as JSON with --json, else the lines."""
+def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bool = False) -> None:
+    """Print the answer: the data as JSON with --json, else the lines.
+
+    With `fit` they fit into a terminal: they hold no commands or files to copy.
+    """
     if args.json:
         from tuner.search_spaces.typed import strict_json
 
         print(json.dumps(strict_json(data), indent=2, default=str))
+    elif fit and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        print("\n".join(part for line in lines for part in fitted(line, width)))
     else:
         print("\n".join(lines))
+
+
+def fitted(line: str, width: int) -> list[str]:
+    """Return a line in the width of a terminal, with nothing lost."""
+    if len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 @contextmanager
@@ -56,11 +72,7 @@ def progress(args: argparse.Namespace) -> Iterator[Any]:
 
 @contextmanager
 def _log_file(path: str | None) -> Iterator[None]:
-    """Append what a search does to a file, by Python's logging; nothing if there is no path.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Append what a search does to a file, by Python's logging; nothing if there is no path."""
     if path is None:
         yield
         return
@@ -89,7 +101,6 @@ def say_of(args: argparse.Namespace, before: str = "") -> Callable[[str], None]:
     """Return a receiver of sentences that prints them to standard error, unless --quiet is given.
 
     Args:
-        args: the parsed arguments.
         before: printed before each sentence.
     """
 
@@ -138,9 +149,7 @@ def add_storage(parser: Any, what: str) -> None:
     )
 
 
-def job_of_words(
-    args: argparse.Namespace, what: str, size: Callable[[Any, int], Any] | None = None
-) -> tuple[Any, Any, Any]:
+def job_of_words(args: argparse.Namespace, what: str) -> tuple[Any, Any, Any]:
     """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
     from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.changed_training import marked
@@ -155,8 +164,6 @@ def job_of_words(
     job = load_job(jobs[0] if jobs else None)
     values = values_of(knobs)
     cluster = cluster_of(args.cluster)
-    if size is not None and args.target_gpus is not None:
-        cluster = size(cluster, args.target_gpus)
     if not values:
         return job, cluster, default_configuration(job, cluster)
     chosen = Configuration.of(values)
@@ -167,8 +174,6 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
     """Add the options that a dataclass declares (`tuner.search_spaces.options`).
 
     Args:
-        parser: a parser or one of its groups.
-        kind: the dataclass.
         only: names of fields; all that the command line has if empty.
     """
     for item, declared in _on_command_line(kind, only):
@@ -355,11 +360,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Commands:
-    """Registry to which each module of this package adds its commands.
-
-    Args:
-        parser: of the whole command.
-    """
+    """Registry to which each module of this package adds its commands."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser

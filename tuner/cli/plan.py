@@ -19,6 +19,8 @@ from tuner.search_spaces.errors import InputError
 
 
 def _plan(args: argparse.Namespace) -> int:
+    if args.run is not None:
+        return _plan_by_run(args)
     from tuner.api import plan
     from tuner.display.answer import answer_lines
 
@@ -35,16 +37,28 @@ def _plan(args: argparse.Namespace) -> int:
             runs_dir=args.runs_dir,
             on_progress=on_progress,
         )
-    answer(args, result.to_json(), answer_lines(result))
+    answer(args, result.to_json(), answer_lines(result), fit=True)
     return OK if result.choice.met else UNMET
 
 
-def _numbers(text: str | None) -> list[int]:
-    """Return the numbers of GPUs in "8,16,32".
+def _plan_by_run(args: argparse.Namespace) -> int:
+    """Predict the front for more GPUs by the models as the probes of a run corrected them."""
+    from tuner.display.text import target_lines
+    from tuner.problem.run_folder import find_run
+    from tuner.study.load import predict_more
 
-    Raises:
-        InputError: one is no positive integer.
-    """
+    named = (args.job, args.space, args.baseline, args.name, args.allow_changed_training)
+    if any(named) or args.cluster != "auto":
+        raise InputError("--run says what is trained, where and in which space; give --gpus alone")
+    run = find_run(args.run, args.runs_dir)
+    targets = predict_more(run, _numbers(args.gpus), made_of_options(args, Constraints))
+    lines = [line for target in targets for line in target_lines(target)]
+    answer(args, [target.to_json() for target in targets], lines)
+    return OK if all(target.choice.met for target in targets) else UNMET
+
+
+def _numbers(text: str | None) -> list[int]:
+    """Return the numbers of GPUs in "8,16,32"."""
     if text is None:
         return []
     found = []
@@ -64,6 +78,11 @@ def add(commands: Commands) -> None:
     add = job.add_argument
     add_shared(job, "JOB", "--cluster", "--space")
     add("--gpus", metavar="N,N,...", help="numbers of GPUs of this cluster's kind to compare")
+    add(
+        "--run",
+        metavar="RUN",
+        help="predict its job and space for --gpus, with the models corrected by its probes",
+    )
     add_shared(job, "--baseline")
     add(
         "--allow-changed-training",

@@ -27,7 +27,6 @@ from tuner.search_spaces.errors import InputError
 def _predict(args: argparse.Namespace) -> int:
     """Predict one configuration by the analytic models; nothing is started."""
     from tuner.results.predict import forecast, forecast_lines
-    from tuner.search_spaces.cluster import enlarged
 
     records: tuple[Any, ...] = ()
     probed_on = None
@@ -41,7 +40,7 @@ def _predict(args: argparse.Namespace) -> int:
             read_trace(folder.trace).records,
             parse_cluster(folder.read_study() or {}),
         )
-    job, cluster, configuration = job_of_words(args, "a prediction", size=enlarged)
+    job, cluster, configuration = job_of_words(args, "a prediction")
     prediction = forecast(job, cluster, configuration, records=records, probed_on=probed_on)
     answer(args, prediction.to_json(), forecast_lines(prediction))
     return OK
@@ -79,7 +78,6 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.search_spaces.errors import InvalidConfiguration
     from tuner.search_spaces.rules import broken_rules
     from tuner.search_spaces.safe_files import require_own
-    from tuner.workload.node.rights import private_folder
     from tuner.workload.node.runner import LocalRunner, refused
     from tuner.workload.probe import ProbeRequest, WindowPolicy
     from tuner.workload.scripts.inspection import blank_job, inspect_script
@@ -114,6 +112,7 @@ def _probe(args: argparse.Namespace) -> int:
                 say(sentence)
         if phrases := refused(configuration, job) or broken_rules(configuration, job, cluster):
             raise InvalidConfiguration(configuration.short, phrases)
+        runner.prepare()
         limits = probe_limits(
             job,
             AnalyticModel(job, cluster) if job.is_modelled else None,
@@ -132,7 +131,6 @@ def _probe(args: argparse.Namespace) -> int:
         )
         say(f"probing {configuration.short}")
         record = runner.run(request)
-    private_folder(folder)
     with TraceWriter(folder / "trace" / "probes.jsonl") as writer:
         writer.append(record)
     from tuner.display.text import record_lines
@@ -147,7 +145,7 @@ def _record(args: argparse.Namespace) -> int:
 
     from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.job import load_job
-    from tuner.search_spaces.rules import unrunnable
+    from tuner.search_spaces.program_rules import unrunnable
     from tuner.search_spaces.safe_files import require_own
     from tuner.search_spaces.space import Candidates, load_space
     from tuner.workload.node.runner import LocalRunner
@@ -163,6 +161,7 @@ def _record(args: argparse.Namespace) -> int:
 
     say = say_of(args)
     with closing(LocalRunner(job, cluster, run_dir=args.out, say=say)) as runner:
+        runner.prepare()
         done = record_space(
             runner,
             Candidates.from_configurations(able),
@@ -186,10 +185,6 @@ def _record(args: argparse.Namespace) -> int:
 def _calibrate(args: argparse.Namespace) -> int:
     from tuner.results.calibration import calibrate
 
-    if args.wall is not None:
-        return _compare_with_wall(args)
-    if args.run is not None:
-        raise InputError("--run is for --wall; a calibration makes a probe of its own")
     calibration = calibrate(
         args.job,
         cluster=args.cluster,
@@ -199,18 +194,6 @@ def _calibrate(args: argparse.Namespace) -> int:
         say=say_of(args),
     )
     answer(args, calibration.to_json(), calibration.lines())
-    return OK
-
-
-def _compare_with_wall(args: argparse.Namespace) -> int:
-    from tuner.problem.run_folder import find_run
-    from tuner.results.wall import compare_with_wall
-
-    if args.job is not None:
-        raise InputError(f"give either the job {args.job!r} or --wall, which compares a run")
-    run = find_run(args.run, args.runs_dir)
-    check = compare_with_wall(run, args.wall, max_offset_s=args.max_offset_s)
-    answer(args, {"run": run.name, **check.to_json()}, [f"run         {run.name}", *check.lines()])
     return OK
 
 
@@ -260,7 +243,7 @@ def add(commands: Commands) -> None:
         help="kill the probe after this time (default: the limit of its first step, 5min or three "
         "times what the inspection of the script took, and what its steps are predicted to take)",
     )
-    add_shared(probe, "--runs-dir", "--quiet", "--run-as", "--clock-command")
+    add_shared(probe, "--runs-dir", "--quiet")
 
     record = commands.command(
         "record", _record, "measure a space, or part of it, into a recorded table"
@@ -286,7 +269,7 @@ def add(commands: Commands) -> None:
         help="random seed of the draw and the order (default: 0)",
     )
     record.add_argument("--out", required=True, metavar="DIR", help="folder of the table")
-    add_shared(record, "--quiet", "--run-as", "--clock-command")
+    add_shared(record, "--quiet")
 
     calibrate = commands.command(
         "calibrate", _calibrate, "measure the cost of metering here, and list its sources"
@@ -306,28 +289,12 @@ def add(commands: Commands) -> None:
         metavar="X",
         help="length of a block, in s (default: 3)",
     )
-    wall = calibrate.add_argument_group(
-        "wall meter", "compare a run's power with a wall meter's or a BMC's; nothing is started"
-    )
-    wall.add_argument("--wall", metavar="FILE", help="CSV file: a column of times and one of power")
-    wall.add_argument("--run", metavar="RUN", help="run to compare with (default: the latest)")
-    wall.add_argument(
-        "--max-offset",
-        dest="max_offset_s",
-        action=Quantity,
-        unit="s",
-        default=600.0,
-        help="largest difference of the two clocks (default: 10min)",
-    )
-    add_shared(calibrate, "--runs-dir", "--quiet", "--run-as", "--clock-command")
+    add_shared(calibrate, "--runs-dir", "--quiet")
 
     predict = commands.command(
         "predict", _predict, "predict where the time and energy of one configuration go"
     )
     add_shared(predict, "[JOB] KNOB=VALUE", "--cluster")
-    predict.add_argument(
-        "--target-gpus", type=int, metavar="N", help="predict for N devices of the cluster's kind"
-    )
     predict.add_argument(
         "--run", metavar="RUN", help="correct the models by the probes of this run"
     )

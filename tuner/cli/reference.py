@@ -42,7 +42,6 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPa
 
 
 def _section(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the paragraphs about one command."""
     arguments, options, *groups = parser._action_groups
     words = [words_of(action) for action in arguments._group_actions]
     yield f"## {parser.prog}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def _front(args: argparse.Namespace) -> int:
     for flag in _given_for_csv(args):
         raise InputError(f"{flag} is for --from-csv; a run has its own")
     result = load_result(args.run, runs_dir=args.runs_dir)
-    answer(args, result.to_json(), summary_lines(result))
+    answer(args, result.to_json(), summary_lines(result), fit=True)
     return OK
 
 
@@ -68,7 +67,7 @@ def _front_of_csv(args: argparse.Namespace) -> int:
         name=args.name,
         runs_dir=args.runs_dir,
     )
-    answer(args, {**result.to_json(), "read": read}, [read, *summary_lines(result)])
+    answer(args, {**result.to_json(), "read": read}, [read, *summary_lines(result)], fit=True)
     return OK
 
 
@@ -89,7 +88,7 @@ def _choose(args: argparse.Namespace) -> int:
 
     result = load_result(args.run, runs_dir=args.runs_dir)
     chosen = result.choose(made_of_options(args, Constraints))
-    answer(args, chosen.to_json(), chosen.lines())
+    answer(args, chosen.to_json(), chosen.lines(), fit=True)
     return OK if chosen.met else UNMET
 
 
@@ -97,7 +96,7 @@ def _compare(args: argparse.Namespace) -> int:
     from tuner.api import load_result
 
     comparison = load_result(args.run, runs_dir=args.runs_dir).compare(args.a, args.b)
-    answer(args, comparison.to_json(), comparison.lines())
+    answer(args, comparison.to_json(), comparison.lines(), fit=True)
     return OK
 
 
@@ -119,7 +118,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _dashboard(args: argparse.Namespace) -> int:
-    from tuner.display.dashboard import ARTIFACTS, refresh, serve
+    from tuner.display.dashboard import refresh, serve
     from tuner.display.guarded import guarded_url
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import require_own
@@ -130,14 +129,13 @@ def _dashboard(args: argparse.Namespace) -> int:
     folder = None if alone else find_run(args.run, args.runs_dir)
     storage: Any
     if folder is None:
-        storage, what, artifacts = url, "every study of the storage", args.artifacts
+        storage, what = url, "every study of the storage"
     else:
         if url is None:
             require_own(folder.path)
         storage, what = url or folder.journal, folder.name
         if url is None and not folder.journal.is_file():
             raise InputError(f"{folder.name} keeps no journal; name its storage with --storage URL")
-        artifacts = args.artifacts or folder.path / ARTIFACTS
         refresh(folder, url)
     token = secrets.token_urlsafe(32)
     page = guarded_url(args.host, args.port, token)
@@ -148,7 +146,6 @@ def _dashboard(args: argparse.Namespace) -> int:
         token=token,
         host=args.host,
         port=args.port,
-        artifacts=artifacts,
         writable=args.writable,
     )
     return OK
@@ -165,23 +162,20 @@ def _explain(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from tuner.api import load_result
 
+    if args.to == "bundle":
+        from tuner.evidence.bundle import make_bundle
+        from tuner.problem.run_folder import find_run
+
+        out = Path(args.out) if args.out else None
+        made = make_bundle(find_run(args.run, args.runs_dir), out, redact=args.redact)
+        answer(args, made.to_json(), made.lines())
+        return OK
     if args.redact:
         return _export_redacted(args)
     result = load_result(args.run, runs_dir=args.runs_dir)
     path = result.export(args.to, args.out)
-    answer(args, {"to": args.to, "out": str(path)}, [f"{args.to}: {path}", *_after(args.to, path)])
+    answer(args, {"to": args.to, "out": str(path)}, [f"{args.to}: {path}"])
     return OK
-
-
-def _after(format: str, path: Path) -> list[str]:
-    """Return the command that shows or sends an export, for the formats that need one."""
-    if format == "mlflow":
-        return [f"See it with: mlflow ui --backend-store-uri {shlex.quote(str(path))}"]
-    if format == "wandb":
-        folder = path if path.name == "wandb" else path / "wandb"
-        offline = sorted(folder.glob("offline-run-*"), key=lambda run: run.stat().st_mtime)
-        return [f"Send it with: wandb sync {shlex.quote(str(run))}" for run in offline[-1:]]
-    return []
 
 
 def _export_redacted(args: argparse.Namespace) -> int:
@@ -191,9 +185,9 @@ def _export_redacted(args: argparse.Namespace) -> int:
     from tuner.study.load import result_of
 
     if args.to not in FORMATS:
-        raise UnknownName("format", args.to, list(FORMATS))
+        raise UnknownName("format", args.to, [*FORMATS, "bundle"])
     run = find_run(args.run, args.runs_dir)
-    out = args.out or f"{run.name}-redacted{FORMATS[args.to].ending.replace('/', '-')}"
+    out = args.out or f"{run.name}-redacted{FORMATS[args.to].ending}"
     with redacted_copy(run) as copy:
         path = result_of(copy).export(args.to, out)
     answer(args, {"to": args.to, "out": str(path), "redacted": True}, [f"{args.to}: {path}"])
@@ -233,9 +227,6 @@ def add(commands: Commands) -> None:
     out.add_argument("--out", metavar="FILE", help="output file (default: report.html in the run)")
     dashboard = commands.of_run("dashboard", _dashboard, "serve a run's study in optuna-dashboard")
     add_storage(dashboard, "URL of the database (without RUN, all its studies are served)")
-    dashboard.add_argument(
-        "--artifacts", metavar="DIR", help="folder of pictures (default: in the run)"
-    )
     dashboard.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
     dashboard.add_argument("--port", type=int, default=8080, help="port (default: 8080)")
     dashboard.add_argument(
@@ -248,12 +239,17 @@ def add(commands: Commands) -> None:
     explain.add_argument(
         "--point", default="best", metavar="POINT", help=f"{POINT} (default: best)"
     )
-    export = commands.of_run("export", _export, "a run's points as CSV, Parquet, T4, W&B or MLflow")
-    export.add_argument(
-        "--to", required=True, metavar="FORMAT", help="csv, parquet, t4, wandb or mlflow"
+    export = commands.of_run(
+        "export", _export, "a run's points as CSV, Parquet or T4, or the run as one file"
     )
     export.add_argument(
-        "--out", metavar="PATH", help="file or folder (default: in the run; redacted: here)"
+        "--to",
+        required=True,
+        metavar="FORMAT",
+        help="csv, parquet, t4, or bundle, which `tuner runs open` unpacks",
+    )
+    export.add_argument(
+        "--out", metavar="PATH", help="file (default: in the run; a bundle, or redacted: here)"
     )
     export.add_argument(
         "--redact",

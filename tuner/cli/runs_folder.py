@@ -1,4 +1,4 @@
-"""`tuner runs` lists, removes, archives and stops runs; `tuner diff` compares two."""
+"""`tuner runs` lists, removes, stops and opens runs; `tuner diff` compares two."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tuner.cli.arguments import add_shared
 from tuner.cli.options import OK, Commands, answer, columns
 from tuner.search_spaces.errors import InputError
 
-ACTIONS = ("list", "rm", "archive", "stop")
+ACTIONS = ("list", "rm", "stop", "open")
 
 
 def _runs(args: argparse.Namespace) -> int:
-    from tuner.problem.run_list import archive_run, list_runs, remove_run, stop_run
+    from tuner.problem.run_list import list_runs, remove_run, stop_run
 
     if args.action == "list":
         if args.run:
-            raise InputError(f"give an action: tuner runs rm {args.run[0]}, or archive")
+            raise InputError(f"give an action: tuner runs rm {args.run[0]}, or stop")
         entries = list_runs(args.runs_dir)
         rows = [("name", "job", "cluster", "kind", "state", "probes", "changed", "size")]
         rows += [
@@ -31,14 +31,23 @@ def _runs(args: argparse.Namespace) -> int:
         return OK
     if not args.run:
         raise InputError(f"name the runs: tuner runs {args.action} NAME ...")
-    act = {"rm": remove_run, "archive": archive_run, "stop": stop_run}[args.action]
+    if args.action == "open":
+        return _open(args)
+    act = {"rm": remove_run, "stop": stop_run}[args.action]
     paths = [str(act(args.runs_dir, name)) for name in args.run]
-    done = {
-        "rm": "removed",
-        "archive": "archived as",
-        "stop": "ends after the running probes:",
-    }[args.action]
+    done = {"rm": "removed", "stop": "ends after the running probes:"}[args.action]
     answer(args, {args.action: paths}, [f"{done} {path}" for path in paths])
+    return OK
+
+
+def _open(args: argparse.Namespace) -> int:
+    from tuner.evidence.bundle import open_bundle
+
+    if args.name and len(args.run) > 1:
+        raise InputError("--name is for one bundle")
+    opened = [open_bundle(file, runs_dir=args.runs_dir, name=args.name) for file in args.run]
+    lines = [f"opened {run.path}; next: tuner front {run.name}" for run in opened]
+    answer(args, {"open": [str(run.path) for run in opened]}, lines)
     return OK
 
 
@@ -56,7 +65,7 @@ def _diff(args: argparse.Namespace) -> int:
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
     runs = commands.command(
-        "runs", _runs, "list runs, or remove (rm), archive or stop some of them"
+        "runs", _runs, "list runs, remove (rm) or stop some of them, or open a bundle"
     )
     runs.add_argument(
         "action",
@@ -64,12 +73,13 @@ def add(commands: Commands) -> None:
         default="list",
         choices=ACTIONS,
         metavar="ACTION",
-        help="list, rm (delete) or archive (pack into archive/NAME.tar.gz), stop (end a "
-        "search after its running probes) (default: list)",
+        help="list, rm (delete), stop (end a search after its running probes) or open (unpack "
+        "a bundle as a run) (default: list)",
     )
     runs.add_argument(
-        "run", nargs="*", metavar="RUN", help="names of runs, for rm, archive and stop"
+        "run", nargs="*", metavar="RUN", help="names of runs, for rm and stop; files, for open"
     )
+    runs.add_argument("--name", metavar="NAME", help="name of the run that open makes")
     add_shared(runs, "--runs-dir")
     diff = commands.command("diff", _diff, "compare two runs: question, baseline, recommendation")
     diff.add_argument("a", metavar="RUN", help="name or folder of the run to compare with")

@@ -5,7 +5,9 @@ that it works where joulefront is not installed. It
 restores the earlier clocks when the command ends, fails or is interrupted (a trap), and a guard in
 a session of its own restores them when the script itself is killed with SIGKILL. nvidia-smi reports
 an earlier power limit but no earlier clock lock: a lock is released unless EARLIER_CLOCKS_MHZ gives
-the one to restore.
+the one to restore. A GPU without persistence mode forgets its settings when no process uses it, for
+instance between nvidia-smi and the command, so persistence mode is on for as long as the command
+runs (NVIDIA, "Driver Persistence").
 """
 
 from __future__ import annotations
@@ -13,8 +15,6 @@ from __future__ import annotations
 from tuner.formatting import one_line
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
-
-__all__ = ["clocks_sh"]
 
 _SCRIPT = r"""#!/usr/bin/env bash
 # Runs a command under the live settings of this configuration, and restores the earlier ones when
@@ -37,7 +37,7 @@ restore() {  # each argument is one call: words for $setter
     local failed=0 words
     for words in "$@"; do
         # shellcheck disable=SC2086  # word splitting is intended
-        if ! put $words >/dev/null; then
+        if ! put $words >/dev/null && [[ $words != *" -pm 0" ]]; then
             echo "clocks.sh: not restored: $setter $words" >&2
             failed=1
         fi
@@ -82,6 +82,7 @@ guard=$!
 for words in "${set_to[@]}"; do
     # shellcheck disable=SC2086  # word splitting is intended
     if ! put $words >/dev/null; then
+        [[ $words != *" -pm 1" ]] || continue  # another process may hold the GPU: `read_back` says
         echo "clocks.sh: $setter $words was refused; nothing is started. To set clocks" \
             "as root: SUDO=sudo ./clocks.sh ...; or start the command without clocks.sh" >&2
         exit 3
@@ -89,7 +90,8 @@ for words in "${set_to[@]}"; do
 done
 
 [[ -z $stopped ]] || exit "$stopped"
-"$@" {alive}>&- &
+exec {ended}> >(exec {alive}>&-; read_back)  # this pipe closes likewise
+"$@" {alive}>&- {ended}>&- &
 child=$!
 wait "$child"
 code=$?
@@ -116,6 +118,7 @@ if (( ${#gpus[@]} < ranks_per_node )); then
     exit 2
 fi
 gpus=("${gpus[@]:0:ranks_per_node}")
+persisted=()
 node=${SLURM_NODEID:-${NODE_RANK:-0}}
 
 of_gpu() {  # value of one GPU: of_gpu NUMBER VALUES...
@@ -124,10 +127,36 @@ of_gpu() {  # value of one GPU: of_gpu NUMBER VALUES...
     echo "${@:$(( rank / (ranks / $#) + 1 )):1}"
 }
 
+ask() {  # ask GPU FIELD
+    "${NVIDIA_SMI:-nvidia-smi}" -i "$1" --query-gpu="$2" --format=csv,noheader,nounits
+}
+
+read_back() {  # once the command trains: a GPU may have lost its settings
+    trap - EXIT INT TERM HUP
+    local words gpu option value clock limit
+    read -rt "${READ_BACK_S:-60}"
+    (( $? > 128 )) || return  # the script has ended, and the settings are restored
+    for words in "${set_to[@]}"; do
+        read -r _ gpu option value <<< "$words"
+        case $option in
+        -lgc) clock=$(ask "$gpu" clocks.sm) && [[ $clock =~ ^[0-9]+$ ]] &&
+            (( clock > ${value#*,} + 15 )) &&
+            echo "clocks.sh: GPU $gpu runs at $clock MHz, above its lock at ${value#*,} MHz" >&2 ;;
+        -pl) limit=$(ask "$gpu" power.limit) && [[ $limit =~ ^[0-9.]+$ ]] &&
+            (( ${limit%.*} != ${value%.*} )) &&
+            echo "clocks.sh: GPU $gpu has a power limit of $limit W, not $value W" >&2 ;;
+        esac
+    done
+}
+
 back=()
 set_to=()
 for number in "${!gpus[@]}"; do
     gpu=${gpus[number]}
+    if [[ $(ask "$gpu" persistence_mode) == Disabled ]]; then
+        set_to+=("-i $gpu -pm 1")
+        persisted+=("-i $gpu -pm 0")
+    fi
     if (( ${#clocks_MHz[@]} )); then
         clock=$(of_gpu "$number" "${clocks_MHz[@]}")
         set_to+=("-i $gpu -lgc $clock,$clock")
@@ -140,8 +169,7 @@ for number in "${!gpus[@]}"; do
         back+=("-i $gpu -rmc")
     fi
     if (( ${#power_limits_W[@]} )); then
-        limit=$("${NVIDIA_SMI:-nvidia-smi}" -i "$gpu" --query-gpu=power.limit \
-            --format=csv,noheader,nounits) || limit=
+        limit=$(ask "$gpu" power.limit) || limit=
         if [[ ! $limit =~ ^[0-9.]+$ ]]; then
             echo "clocks.sh: GPU $gpu reports no power limit, so it could not be restored" >&2
             exit 3
@@ -149,13 +177,15 @@ for number in "${!gpus[@]}"; do
         set_to+=("-i $gpu -pl $(of_gpu "$number" "${power_limits_W[@]}")")
         back+=("-i $gpu -pl $limit")
     fi
-done"""
+done
+back+=("${persisted[@]}")  # last: without it the rest may be forgotten"""
 
 #: ... and how cores are: the files of cpufreq and RAPL, as `tuner.workload.clocks.cpu` writes them.
 _CORE_SETTER = r"""setter=write
 put() { printf '%s\n' "$2" | ${SUDO:-} tee "$1"; }"""
 
-_CORES = r"""if (( ${#clocks_MHz[@]} > 1 || ${#power_limits_W[@]} > 1 )); then
+_CORES = r"""read_back() { :; }  # the kernel forgets nothing
+if (( ${#clocks_MHz[@]} > 1 || ${#power_limits_W[@]} > 1 )); then
     echo "clocks.sh: cores take one value for all; tuner run sets one per stage" >&2
     exit 2
 fi
@@ -210,8 +240,6 @@ def clocks_sh(configuration: Configuration, ranks_per_node: int, *, cores: bool 
     """Return the script of one configuration; without live settings it only runs the command.
 
     Args:
-        configuration: the configuration whose live settings are set.
-        ranks_per_node: number of ranks, and so of devices, on each node.
         cores: the devices are cores, not GPUs.
     """
     live = clock_settings(configuration)

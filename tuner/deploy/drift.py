@@ -19,8 +19,6 @@ from tuner.formatting import energy_text, label, number
 from tuner.results.parts import Point
 from tuner.workload.probe import MeterInfo
 
-__all__ = ["ConfidenceSequence", "Drift", "DriftMonitor", "Expectation", "RunSummary"]
-
 #: Probability of a false alarm over the whole job, for each quantity.
 LEVEL = 0.05
 #: No drift is reported before this number of blocks: the sequence is asymptotic.
@@ -39,11 +37,7 @@ class Expectation:
     """Step time and power of a measured point, expected of a job that trains under it.
 
     Attributes:
-        key: the configuration's key.
-        step_time_s, power_W: the point's estimates.
         step_time_interval_s, power_interval_W: their 90 % intervals.
-        steps: number of optimizer steps of the job.
-        meter: scope and source of the energy.
     """
 
     key: str
@@ -113,7 +107,6 @@ class Drift:
         step: number of optimizer steps done when it was detected.
         relative: deviation as a share of the expected value.
         low, high: its interval, which holds at all times together (95 %).
-        sentence: description for the user.
     """
 
     quantity: str
@@ -129,13 +122,9 @@ class RunSummary:
     """Comparison of a job's steps with the expectation.
 
     Attributes:
-        expectation: step time and power of the point.
-        steps: number of optimizer steps that were compared.
         seconds, joules: their total time and energy, by the same meter.
         observed: step_time_s, power_W and energy_per_step_J; empty before the first block.
         relative: each as a share of the expected value, minus 1.
-        drifts: drifts that were reported while it trained.
-        sentence: summary for the user.
     """
 
     expectation: Expectation
@@ -194,11 +183,7 @@ class _Quantity:
 
 
 class DriftMonitor:
-    """Comparison of a job with its expectation, one block of whole steps at a time.
-
-    Args:
-        expectation: step time and power of the point that the job was started from.
-    """
+    """Comparison of a job with its expectation, one block of whole steps at a time."""
 
     def __init__(self, expectation: Expectation) -> None:
         self.expectation = expected = expectation
@@ -209,13 +194,7 @@ class DriftMonitor:
         self._drifts: list[Drift] = []
 
     def add_block(self, steps: int, seconds: float, joules: float) -> list[Drift]:
-        """Add a block of whole steps; return the drifts that it shows for the first time.
-
-        Args:
-            steps: number of whole optimizer steps in it.
-            seconds: their total time.
-            joules: their energy, by the meter.
-        """
+        """Add a block of whole steps; return the drifts that it shows for the first time."""
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
         self._joules += joules
         self._blocks += 1

@@ -29,10 +29,9 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
 from tuner.workload.declared_knobs import environment, export_words
+from tuner.workload.node.binding import OFFLOAD_RULE, rule_of
 from tuner.workload.node.ops import extensions_dir
 from tuner.workload.scripts.script_job import ScriptJob
-
-__all__ = ["Launch", "launch_of", "synthetic_notice", "write_launch_files"]
 
 #: Configuration, job, and cluster to start it on (None: all ranks on this machine).
 Launch = tuple[Configuration, TrainingJob, Cluster | None]
@@ -44,7 +43,6 @@ def launch_of(result: Result, point: str | Configuration = "recommended") -> Lau
     """Return a configuration of a result with its job and cluster.
 
     Args:
-        result: result of a study.
         point: name of the point or its configuration (`tuner.results.result.Result.point`).
 
     Raises:
@@ -69,7 +67,7 @@ def write_launch_files(
     script: Sequence[str] = (),
     point: str | Configuration = "recommended",
 ) -> list[Path]:
-    """Write the files that start the job, replacing earlier ones.
+    """Write the files that start the job, replacing earlier ones, and return their paths.
 
     These are ds_config.json, job.json, launch.sh (torchrun), launch_deepspeed.sh, job.sbatch
     (Slurm), clocks.sh and clocks.toml (the live settings) and README.txt; for a user's script that
@@ -78,14 +76,9 @@ def write_launch_files(
     keys, instead of launch_deepspeed.sh.
 
     Args:
-        what: a result, or a configuration with its job and cluster.
-        out_dir: the folder, created if it is missing.
         script: the user's own program and its arguments; the built-in one by default. It is given
             `--deepspeed_config ds_config.json` at the end.
         point: the point of a result to write (`tuner.results.result.Result.point`).
-
-    Returns:
-        The files written.
 
     Raises:
         InputError: nothing to start (see `launch_of`), or more ranks than the cluster has devices.
@@ -111,23 +104,20 @@ def write_launch_files(
         **files,
         "job.json": json.dumps(job.to_json(), indent=2) + "\n",
         "launch.sh": _launch_sh(launch, program, "torchrun"),
-        **(
-            {}
-            if program.command  # its own launcher alone
-            else {"launch_deepspeed.sh": _launch_sh(launch, program, "deepspeed")}
-        ),
+    }
+    if not program.command:  # which is started by its own launcher alone
+        texts["launch_deepspeed.sh"] = _launch_sh(launch, program, "deepspeed")
+    each = configuration.world_size // _nodes_of(launch)
+    cores = cluster is not None and cluster.device.type == "cpu"
+    texts |= {
         "job.sbatch": _sbatch(launch, folder.resolve(), expected_s, program),
-        "clocks.sh": clocks_sh(
-            configuration,
-            configuration.world_size // _nodes_of(launch),
-            cores=cluster is not None and cluster.device.type == "cpu",
-        ),
+        "clocks.sh": clocks_sh(configuration, each, cores=cores),
         "clocks.toml": _clocks_toml(configuration),
         "README.txt": _readme(configuration, job, script, program),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        write_text(folder / name, text, mode=SCRIPT_MODE if name.endswith(".sh") else 0o666)
+        write_text(folder / name, text, mode=SCRIPT_MODE if name.endswith(".sh") else 0o600)
     return [folder / name for name in texts]
 
 
@@ -191,18 +181,23 @@ def _built_in(launch: Launch, script: Sequence[str]) -> tuple[Program, dict[str,
 
 def _torchrun(nodes: int, each: int, program: Program) -> tuple[str, str]:
     """Return torchrun's arguments, and a comment line that says where to start it."""
+    # Not c10d's rendezvous, which --standalone uses, too: whoever reaches its port runs code.
+    where = [f"--nnodes={nodes}", "--rdzv-backend=static"]
     if nodes == 1:
-        where = ["--standalone", "--nnodes=1"]
+        where += ["--node-rank=0", "--master-addr=127.0.0.1"]
+        where += ['--master-port="${MASTER_PORT:-$((20000 + RANDOM % 10000))}"']
         how = "# Start it on the machine that has the devices."
     else:
-        where = [
-            f"--nnodes={nodes}",
-            "--rdzv-backend=c10d",
-            "--rdzv-id=joulefront",
-            '--rdzv-endpoint="${HEAD:?set HEAD to the address of the first node}'
-            f':{_RENDEZVOUS_PORT}"',
+        where += [
+            '--node-rank="${NODE_RANK:-${SLURM_NODEID:?set NODE_RANK, 0 on the first node}}"',
+            '--master-addr="${HEAD:?set HEAD to the address of the first node}"',
+            f'--master-port="${{MASTER_PORT:-{_RENDEZVOUS_PORT}}}"',
         ]
-        how = f"# Start it on each of {nodes} nodes, HEAD=<address of the first> before it."
+        how = (
+            f"# Start it on each of {nodes} nodes, HEAD=<address of the first> NODE_RANK=<its "
+            "number> before it.\n"
+            "# Whoever reaches the ranks' ports can disturb them: use a private network."
+        )
     module = "torch.distributed.run"
     return f"-m {module} {' '.join(where)} --nproc-per-node={each}", how
 
@@ -225,6 +220,30 @@ def _deepspeed(nodes: int, each: int, program: Program) -> tuple[str, str]:
 #: Steps on synthetic data that launch.sh trains without being asked twice.
 SYNTHETIC_STEPS = 100
 
+#: Prints the least number of cores to which torch binds one of so many ranks, or fails.
+_ASK_TORCH = (
+    "import sys, torch.numa.binding as b; "
+    f"o = b.NumaOptions(b.AffinityMode('{OFFLOAD_RULE.partition(':')[2]}')); "
+    "print(min(len(b._get_validated_logical_cpus_to_bind_to(gpu_index=i, numa_options=o)) "
+    "for i in range(int(sys.argv[1]))))"
+)
+#: Lines before the start of a configuration whose ranks were bound when it was measured.
+_BIND = {
+    "torchrun": (
+        "# Under offload each rank was measured on cores of its own near its GPU, or unbound where",
+        "# torch could not bind it, as is asked here. BIND= starts ranks that are not bound.",
+        f'bind="${{BIND---numa-binding={OFFLOAD_RULE.partition(":")[2]}}}"',
+        f'if [[ -n $bind ]] && own=$("$python" -c "{_ASK_TORCH}" @RANKS@ 2>/dev/null); then',
+        "    (( own >= OMP_NUM_THREADS )) || OMP_NUM_THREADS=$own",
+        "else",
+        '    bind=""',
+        "fi",
+    ),
+    "deepspeed": (
+        "# It does not bind ranks to cores near their GPUs, as launch.sh does and probes did.",
+    ),
+}
+
 _STARTERS = {"torchrun": _torchrun, "deepspeed": _deepspeed}
 
 
@@ -239,6 +258,10 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
     steps = ' --steps "$steps"' if program.steps else ""
     clocks = clock_settings(configuration)
     live = clocks.short if clocks else ""
+    binds = rule_of(configuration, job, cluster) == OFFLOAD_RULE
+    bind = _BIND[starter] if binds else ()
+    if bind and starter == "torchrun":
+        start += " $bind"
     return "\n".join(
         [
             "#!/usr/bin/env bash",
@@ -262,6 +285,7 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
             *_environment(cluster, nodes, ranks, starter),
             *(["export " + " ".join(program.exports)] if program.exports else []),
             "",
+            *(line.replace("@RANKS@", str(ranks)) for line in bind),
             *_knob_commands(configuration, job),
             f"exec {shlex.join(program.command)}"
             if program.command
@@ -298,7 +322,6 @@ def _refuse_long(built_in: str, file: str) -> list[str]:
 
 
 def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) -> list[str]:
-    """Return the lines that set the environment of the ranks on each node."""
     lines = [
         'export PATH="$(dirname -- "$python"):$PATH"  # ninja, where an op is compiled',
         # A folder that the user has set is kept: the probes used it too.
@@ -342,7 +365,6 @@ _SLURM_SHARE, _SLURM_SPARE_S = 0.25, 900.0
 
 
 def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Program) -> str:
-    """Return the script for `sbatch job.sbatch`."""
     configuration, job, cluster = launch
     nodes = _nodes_of(launch)
     each = configuration.world_size // nodes
@@ -385,7 +407,9 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
             "scancel.",
             "exec ./clocks.sh ./launch.sh"
             if program.once
-            else "exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 ./clocks.sh ./launch.sh",
+            # A task of srun has one core, unless it is given those of its node.
+            else "exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "
+            '--cpus-per-task="$SLURM_CPUS_ON_NODE" --mem=0 ./clocks.sh ./launch.sh',
             "",
         ]
     )

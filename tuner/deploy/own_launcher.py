@@ -7,7 +7,6 @@ file beside the launch files. Everything else stays as it was typed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ import yaml
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.workload.key_files import changed_text, read_text
 from tuner.workload.scripts.frameworks import shipped_drivers
 from tuner.workload.scripts.knob_support import SWITCH
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.launchers.slurm import TASK_OPTIONS
 from tuner.workload.scripts.script_job import ScriptJob
-from tuner.workload.yaml_keys import changed_keys, read_text
-
-__all__ = ["Relaunch", "reaches_other_nodes", "takes_hook"]
 
 #: Options of each launcher for its number of processes; the first is written where none was given.
 _PROCESSES = {
@@ -73,15 +70,8 @@ def takes_hook(launcher: Launcher) -> bool:
 class Relaunch:
     """One command as it is written back.
 
-    Args:
-        launcher: as it was read.
-        configuration: to start.
-        job: the script's.
-        folder: of the launch files.
-
     Attributes:
         files: text of each file to write beside launch.sh.
-        env: variables to set.
         changes: a phrase for each change.
     """
 
@@ -99,9 +89,6 @@ class Relaunch:
     def with_arguments(self, words: Sequence[str]) -> tuple[list[str], bool]:
         """Set what the framework takes by itself in its arguments or file.
 
-        Args:
-            words: those after the launcher's own.
-
         Returns:
             The words, and whether they set all that the hook would set.
         """
@@ -110,7 +97,7 @@ class Relaunch:
         if not may_add and self._job.frame.owner != "transformers":
             return found, False
         file = self._own_file(found) if may_add else None
-        keys: dict[tuple[str, ...], Any] = {}
+        keys: dict[str, Any] = {}
         for knob, (today, value) in self._wanted().items():
             name = names[knob]
             if name.startswith("disable_"):
@@ -121,7 +108,7 @@ class Relaunch:
             elif not may_add:
                 return list(words), False
             elif file is not None and (kind != "trl" or name in _load(file)):
-                keys[(name,)] = value
+                keys[name] = value
             else:
                 found += [f"--{name}", _text(value)]
             changes.append(f"{name} is {_text(value)}")
@@ -131,7 +118,7 @@ class Relaunch:
         elif kind in _ARGUMENTS and file is not None:
             found = self._processes_of_framework(found)
             if self._job.frame.config and "deepspeed" in _load(file):
-                keys[("deepspeed",)] = str(self._folder / "ds_config.json")
+                keys["deepspeed"] = str(self._folder / "ds_config.json")
         if keys and file is not None:
             old, written = self._file_word(found), self._copy(file, keys)
             found = [word.replace(old, written) if word.endswith(old) else word for word in found]
@@ -165,9 +152,7 @@ class Relaunch:
         word = self._file_word(words)
         return Path(self._job.cwd) / word if word else None
 
-    def _trl(
-        self, words: list[str], file: Path | None, keys: dict[tuple[str, ...], Any]
-    ) -> list[str]:
+    def _trl(self, words: list[str], file: Path | None, keys: dict[str, Any]) -> list[str]:
         """Set TRL's number of processes, and DeepSpeed's settings in its file for Accelerate."""
         set_here: dict[str, Any] = {}
         if self._other_world:
@@ -183,7 +168,7 @@ class Relaunch:
             if at is not None:
                 words = _with_value(words, at, value)
             elif file is not None and name in _load(file):
-                keys[(name,)] = value
+                keys[name] = value
             else:
                 words = [*words, f"--{name}", str(value)]
         return words
@@ -282,22 +267,22 @@ class Relaunch:
     def _with_config(self, words: list[str]) -> list[str]:
         """Write Accelerate's file with the changed keys, and name the new one."""
         path = Path(self._job.cwd) / self._launcher.config
-        keys: dict[tuple[str, ...], Any] = {}
+        keys: dict[str, Any] = {}
         if self._other_world and "num_processes" in _load(path):
-            keys[("num_processes",)] = self._configuration.world_size
+            keys["num_processes"] = self._configuration.world_size
         if self._nodes != self._launcher.nodes and "num_machines" in _load(path):
-            keys[("num_machines",)] = self._nodes
+            keys["num_machines"] = self._nodes
         keys |= self._deepspeed_keys(path)
         if not keys:
             return words
         written = self._copy(path, keys)
-        self.changes += [f"{'.'.join(key)} is {_text(value)}" for key, value in keys.items()]
+        self.changes += [f"{key} is {_text(value)}" for key, value in keys.items()]
         at = _option(words, ("--config_file", "--config-file"))
         if at is not None:
             return _with_value(words, at, written)
         return self._added(words, f"--config_file={written}")
 
-    def _deepspeed_keys(self, path: Path) -> dict[tuple[str, ...], Any]:
+    def _deepspeed_keys(self, path: Path) -> dict[str, Any]:
         """Return the changed keys of the section for DeepSpeed, if the file has one."""
         if self._configuration.launch == self._job.baseline.launch:
             return {}
@@ -306,9 +291,8 @@ class Relaunch:
         if not isinstance(section, Mapping) or not section or not new:
             return {}
         if "deepspeed_config_file" in section:
-            return {
-                ("deepspeed_config", "deepspeed_config_file"): str(self._folder / "ds_config.json")
-            }
+            file = str(self._folder / "ds_config.json")
+            return {"deepspeed_config.deepspeed_config_file": file}
         zero = new.get("zero_optimization") or {}
         values = {"zero_stage": zero.get("stage", 0)}
         for key, name in _ACCELERATE_OFFLOAD.items():
@@ -317,7 +301,7 @@ class Relaunch:
         if "gradient_accumulation_steps" in section:
             values["gradient_accumulation_steps"] = times
         return {
-            ("deepspeed_config", key): value
+            f"deepspeed_config.{key}": value
             for key, value in values.items()
             if str(section.get(key, "none")) != str(value)
         }
@@ -334,18 +318,9 @@ class Relaunch:
         names = _NAMES[self._launcher.kind]
         return max(at for at, word in enumerate(words) if Path(word).name in names)
 
-    def _copy(self, path: Path, keys: Mapping[tuple[str, ...], Any]) -> str:
+    def _copy(self, path: Path, keys: Mapping[str, Any]) -> str:
         """Add a copy of a configuration file with changed keys; return its path."""
-        if path.suffix == ".json":
-            data = _load(path)
-            for key, value in keys.items():
-                section = data
-                for name in key[:-1]:
-                    section = section[name]
-                section[key[-1]] = value
-            text = json.dumps(data, indent=2) + "\n"
-        else:
-            text = changed_keys(read_text(path), keys, path)
+        text = changed_text(path, keys, may_add=True)
         name = path.name
         while name in ("ds_config.json", "job.json", "options.json", *self.files):
             name = f"launcher-{name}"

@@ -25,15 +25,12 @@ from tuner.workload.scripts.script_job import ScriptJob, Start
 #: Options and variables in which launchers take the number of the node that they are started on.
 _RANKS = "--node-rank, --node_rank, --machine_rank or NODE_RANK, if the command has one"
 
-__all__ = ["Program", "program_of_script"]
-
 
 @dataclass(frozen=True)
 class Program:
     """Program that launch.sh starts.
 
     Attributes:
-        words: the program and its arguments.
         about: comment lines before it.
         folder: its working folder; "" for the folder of launch.sh.
         exports: `NAME=VALUE` words, already quoted.

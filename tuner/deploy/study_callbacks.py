@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
+from tuner.storage import storage_trouble
 from tuner.study.callbacks import Callback, OpenStudy, Progress
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
-    from optuna.trial import Trial
-
     from tuner.display.dashboard import Follower
-
-__all__ = ["DashboardCallback", "LaunchFilesCallback", "ReportCallback", "report_callbacks"]
 
 
 def report_callbacks(run: RunFolder) -> tuple[Callback, ...]:
@@ -70,23 +67,19 @@ class DashboardCallback(Callback):
         from tuner.display.dashboard import Follower
 
         self._study = study
-        self._follower = Follower(
-            study.recorder.study, study.spec.driver, self._run.path, study.so_far
-        )
+        self._follower = Follower(study.recorder.study, study.so_far)
 
     def finished(self, event: Progress) -> None:
         record, study, follower = event.record, self._study, self._follower
         if record is not None and study is not None and follower is not None:
-            study.recorder.patiently(lambda: follower(record, event.probes))
-
-    def trial_finished(self, record: ProbeRecord, trial: Trial) -> None:
-        if self._follower is not None:
-            self._follower.attach(record, trial)
+            with storage_trouble(study.recorder.where):
+                follower(record, event.probes)
 
     def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
         from tuner.display.dashboard import publish
 
         study = self._study
         if study is not None:
-            study.recorder.patiently(lambda: publish(study.recorder.study, result, records))
+            with storage_trouble(study.recorder.where):
+                publish(study.recorder.study, result, records)
         return result

@@ -24,7 +24,7 @@ from tuner.problem.batch_scaling import steps_a_job_step
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, require_own, write_text
 from tuner.workload.declared_knobs import environment
@@ -36,9 +36,8 @@ from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import Failure, NotApplied, ProbeRequest, WindowPolicy
-from tuner.workload.scripts.script_job import Script, ScriptJob, Start
-
-__all__ = ["TrainingOutcome", "train"]
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.script_job import ScriptJob, Start
 
 #: Least length of a block of steps: an energy counter is updated every 0.1 s, 2 % of 5 s.
 BLOCK_S = 5.0
@@ -51,11 +50,7 @@ class TrainingOutcome:
     """Outcome of a training job and its comparison with the study.
 
     Attributes:
-        summary: comparison of its steps with the measured point.
-        failure: why it ended early; None if it did not.
-        interrupted: True if Ctrl-C ended it.
         energy_J, wall_s: energy and time of the whole run, its start included.
-        folder: folder of its files and logs.
     """
 
     summary: RunSummary
@@ -71,8 +66,7 @@ class TrainingOutcome:
         if self.interrupted:
             lines.insert(0, "Interrupted; the clocks are as they were before.")
         if self.failure is not None:
-            kind = self.failure.kind.replace("_", " ")
-            lines.append(f"The job failed: {kind}: {self.failure.message}")
+            lines.append(f"The job failed: {self.failure.sentence}")
             lines += [f"  | {line}" for line in self.failure.log_tail.splitlines()[-12:]]
         return [*lines, f"Logs: {self.folder}"]
 
@@ -204,15 +198,12 @@ def train(
     """Train under a point of a result until the program ends, and compare it with the point.
 
     Args:
-        result: result of a study on this machine.
         point: name of the point or its configuration (`tuner.results.result.Result.point`).
         program: the command that trains, for example "train.py --data DIR"; by default the study's
             own. A command for the built-in job is given `--deepspeed_config FILE` at the end.
         steps: optimizer steps of the built-in program; by default the job's.
         clocks: set the point's live settings; False leaves the device's own, with a note.
-        say: receives a sentence for each event.
         output: receives what the first rank prints; by default standard output.
-        runner: makes the node's runner, for tests.
 
     Raises:
         InputError: there is nothing to start, this machine is not the study's kind, or its clocks
@@ -223,8 +214,8 @@ def train(
     if result.run_dir is None:
         raise InputError(f"study {result.name!r} keeps no folder, so the job has nowhere to log")
     require_own(result.run_dir)
-    if steps is not None and (type(steps) is not int or steps < 1):
-        raise InvalidValue("steps", steps, "an integer of at least 1")
+    if steps is not None:
+        check_integer("steps", steps)
     given = Script(shlex.join(program)) if program else None
     words = given.words if given else ()  # refuses a command that does not exist
     if given and isinstance(job, ScriptJob):
@@ -235,7 +226,7 @@ def train(
             "the built-in job was tuned without a launcher, so its ranks start without one; give "
             "the script and its own arguments alone"
         )
-    cluster = _this_node(studied, configuration)
+    cluster = _this_node(studied, configuration, clocks=clocks)
     # At another global batch than the job's own, the solution takes another number of steps.
     steps_to_solution = round(result.steps * steps_a_job_step(configuration, job))
     monitor = DriftMonitor(Expectation.of(chosen, steps_to_solution))
@@ -276,12 +267,10 @@ def train(
     return TrainingOutcome(monitor.summary(), failure, interrupted, energy_J, wall_s, folder)
 
 
-def _this_node(studied: Cluster | None, configuration: Configuration) -> Cluster:
-    """Return this machine as a cluster of the study's devices.
-
-    Raises:
-        InputError: its devices are of another kind than the study's, or too few.
-    """
+def _this_node(
+    studied: Cluster | None, configuration: Configuration, *, clocks: bool = True
+) -> Cluster:
+    """Return this machine as a cluster of the study's devices, whose clocks may be set."""
     from tuner.workload.node.machine import detect_cluster
 
     cluster = detect_cluster()
@@ -295,6 +284,7 @@ def _this_node(studied: Cluster | None, configuration: Configuration) -> Cluster
             f"the configuration has {configuration.world_size} ranks and this node "
             f"{cluster.devices_per_node} devices; `tuner apply` writes the files for several nodes"
         )
+    cluster = replace(cluster, clock_control=cluster.clock_control and clocks)
     return cluster if studied is None else replace(cluster, device=studied.device)
 
 

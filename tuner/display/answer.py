@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import shlex
-
+from tuner.display.advice import evidence_sentence
 from tuner.display.plan_text import plan_lines
 from tuner.display.program_note import program_note
 from tuner.display.text import (
-    changes,
     energy_mark,
     found_word,
     payback,
@@ -27,22 +25,11 @@ from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["answer_lines", "menu"]
-
-#: Share by which a point may be slower than the fastest one, for the second row of the menu.
-NEAR = 0.05
-
 
 def menu(result: Result) -> list[tuple[str, AnotherChoice]]:
-    """Return the points that people ask for: the name of each, several names where they coincide.
-
-    The fastest, the least energy within 5 % of its time, the knee and the least energy.
-    """
-    fastest = result.choose(Constraints(objective="least-time"))
-    near_s = (1 + NEAR) * fastest.point.time_to_solution_s
+    """Return the fastest point, the knee and the least energy, each point once with its names."""
     rows = [
-        ("fastest", fastest),
-        (f"within {100 * NEAR:.0f} % of the fastest", result.choose(deadline_s=near_s)),
+        ("fastest", result.choose(Constraints(objective="least-time"))),
         ("knee", result.choose(Constraints(objective="knee"))),
         ("least energy", result.choose(Constraints(objective="least-energy"))),
     ]
@@ -70,56 +57,45 @@ def answer_lines(result: Result) -> list[str]:
     elif prediction(result):
         lines.append(f"{real_search_cost(result)} {payback(result)}")
     else:
-        if result.verification is not None:
-            lines.append(result.verification.sentence)
+        lines += [sentence] if (sentence := evidence_sentence(result)) else []
         lines.append(_spent(result))
     if note := program_note(result):
         lines.append(note)
-    if result.target is not None:
-        lines.append(f"{result.target.sentence} {result.target.choice.sentence}")
     return [*lines, *_failures(result), *stopped, *_next(result)]
 
 
 def _menu_lines(result: Result) -> list[str]:
-    units, today = units_of(result), result.baseline
-    recommended = result.recommended
-
-    def row(name: str, point: Point, command: str) -> tuple[str, ...]:
-        against = ""
-        if today is not None and point.configuration != today.configuration:
-            energy, time = changes(result, point)
-            against = f"{time}, {energy}"
-        chosen = recommended is not None and point.configuration == recommended.configuration
-        before = today.configuration if today is not None else None
-        return (
-            f"  {name}{' (recommended)' if chosen else ''}",
-            units.time_text(point.time_to_solution_s),
-            units.energy_text(point.energy_to_solution_kJ),
-            against,
-            settings_text(point.configuration, before),
-            command,
-        )
-
-    estimated = label(energy_mark(result))
-    rows: list[tuple[str, ...]] = [
-        ("", "time", f"energy{estimated}", "against today" if today else "", "settings", "")
-    ]
-    rows += [row("today", today, "")] if today is not None else []
-    choices = menu(result)
-    shown = [p.configuration for p in (today, *(found.point for _, found in choices)) if p]
+    """Return today and the menu as rows of a table; ">" marks what is recommended."""
+    units, today, recommended = units_of(result), result.baseline, result.recommended
+    of_today: list[str] = ["today"] if today is not None else []
+    others: list[tuple[str, str, Point]] = []
+    for name, found in menu(result):
+        if today is not None and found.point.configuration == today.configuration:
+            of_today.append(name)
+        else:
+            others.append((name, found.name, found.point))
+    shown = [point.configuration for point in (today, *(row[2] for row in others)) if point]
     if recommended is not None and recommended.configuration not in shown:
-        rows.append(row("choice", recommended, _apply(result, "recommended")))
-    for name, found in choices:
-        rows.append(row(name, found.point, _apply(result, found.name)))
+        others.insert(0, ("recommended", "", recommended))
+    rows = [("", "point", "time", "", f"energy{label(energy_mark(result))}", "", "settings")]
+    every = [(", ".join(of_today), "", today)] if today is not None else []
+    for name, number, point in [*every, *others]:
+        chosen = recommended is not None and point.configuration == recommended.configuration
+        compared = result.judged.differences(point)
+        energy, time = (f"{100 * d.relative:+.0f} %" for d in compared) if compared else ("", "")
+        rows.append(
+            (
+                f"{'>' if chosen else ' '} {name}",
+                number if number.isdigit() else "",
+                units.time_text(point.time_to_solution_s),
+                time,
+                units.energy_text(point.energy_to_solution_kJ),
+                energy,
+                settings_text(point.configuration, today.configuration if today else None),
+            )
+        )
     widths = [max(len(each[i]) for each in rows) for i in range(len(rows[0]))]
     return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
-
-
-def _apply(result: Result, point: str) -> str:
-    """Return the command for a point; "" for a recorded table, which has no job to start."""
-    if result.job is None:
-        return f"point {point}" if point.isdigit() else ""
-    return f"tuner apply {result.name} --point {shlex.quote(point)}"
 
 
 def _spent(result: Result) -> str:
@@ -156,16 +132,15 @@ def _failures(result: Result) -> list[str]:
     first = failed[0]
     assert first.failure is not None
     others = f", and {len(failed) - 1} more (tuner front {result.name})" if failed[1:] else ""
-    kind = first.failure.kind.replace("_", " ")
-    return [f"Failed: {first.request.probe_id}: {kind}: {first.failure.message}{others}"]
+    return [f"Failed: {first.request.probe_id}: {first.failure.sentence}{others}"]
 
 
 def _next(result: Result) -> list[str]:
     """Return where to go from here."""
-    steps = [f"tuner front {result.name} (tables and plot)"]
+    steps = [f"tuner front {result.name}"]
     if result.points:
-        steps.append(f"tuner choose {result.name} --deadline 2h (other limits)")
+        steps.append(f"tuner choose {result.name} --deadline 2h")
     if result.points and result.job is not None:
-        steps.insert(0, f"tuner apply {result.name} (launch files)")
+        steps.insert(0, f"tuner apply {result.name} [--point N]")
     lines = [f"Next: {', '.join(steps)}"]
     return lines + ([f"Report: {result.report_path}"] if result.report_path is not None else [])

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from tuner.formatting import Units
 from tuner.results.parts import Point
 
-__all__ = ["ascii_plot"]
-
 
 def ascii_plot(
     marks: Sequence[tuple[Point, str]],
@@ -24,7 +22,6 @@ def ascii_plot(
     Args:
         marks: points and their characters; later ones are drawn over earlier ones.
         span: the points that the axes span; marks beyond them are not drawn.
-        units: of the ends of the axes.
         width, height: of the area in characters.
     """
     x = [math.log(point.time_to_solution_s) for point in span]

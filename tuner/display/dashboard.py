@@ -2,18 +2,16 @@
 
 The dashboard has no hypervolume curve, no intervals and no front under constraints, so `publish`
 saves ours as study graphs under fixed ids (saving again overwrites) and the choice as the study's
-note, and `Follower` does so while the study runs, with a note and a picture of its power for each
-trial. Every save is split into attributes of about 2 kB that a journal keeps for ever, so figures
-are drawn again only when a third more probes are known. The dashboard itself asks for no password,
-so `serve` puts a guard in front of it (`tuner.display.guarded`).
+note, and `Follower` does so while the study runs, with a note for each trial. Every
+save is split into attributes of about 2 kB that a journal keeps for ever, so figures are drawn
+again only when a third more probes are known. The dashboard itself asks for no password, so `serve`
+puts a guard in front of it (`tuner.display.guarded`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import html
 import re
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,26 +33,11 @@ from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.safe_files import make_folder
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.storages import BaseStorage
-    from optuna.trial import Trial
-
-__all__ = [
-    "ARTIFACTS",
-    "GRAPHS",
-    "Follower",
-    "application",
-    "has_figures",
-    "note",
-    "publish",
-    "refresh",
-    "serve",
-    "trial_note",
-]
 
 #: The study graphs that `publish` writes, by the figure's name (`tuner.display.plots.figures`); the
 #: id of one is "joulefront-" and its name, and overwrites what stood under it.
@@ -69,8 +52,6 @@ GRAPHS = {
     "surrogate-power": "Power: predicted and measured",
     "scopes": "Power of the same windows by scope",
 }
-#: The folder of a run in which the trials' pictures are kept.
-ARTIFACTS = "artifacts"
 
 
 def _dashboard() -> Any:
@@ -99,18 +80,7 @@ def _open(storage: BaseStorage | str | Path) -> BaseStorage:
     return open_storage(None, Path(text))
 
 
-def _artifact_store(artifacts: Path | str | None) -> Any:
-    if artifacts is None:
-        return None
-    from optuna.artifacts import FileSystemArtifactStore
-
-    folder = Path(artifacts)
-    if not folder.is_dir():
-        return None  # a run without power samples has no pictures
-    return FileSystemArtifactStore(folder)
-
-
-def application(storage: BaseStorage | str | Path, *, artifacts: Path | str | None = None) -> Any:
+def application(storage: BaseStorage | str | Path) -> Any:
     """Return the dashboard as a WSGI application that any server can mount.
 
     It asks for no password, and every reader may change and delete studies;
@@ -119,8 +89,7 @@ def application(storage: BaseStorage | str | Path, *, artifacts: Path | str | No
     Raises:
         InputError: optuna-dashboard is not installed, or the storage does not answer.
     """
-    dashboard = _dashboard()
-    return dashboard.wsgi(_open(storage), artifact_store=_artifact_store(artifacts))
+    return _dashboard().wsgi(_open(storage))
 
 
 def serve(
@@ -129,7 +98,6 @@ def serve(
     token: str,
     host: str = "127.0.0.1",
     port: int = 8080,
-    artifacts: Path | str | None = None,
     writable: bool = False,
 ) -> None:
     """Serve the dashboard of every study in `storage` until interrupted.
@@ -140,8 +108,6 @@ def serve(
             user of this machine reaches loopback, so make it with `secrets.token_urlsafe()`.
         host: the address to listen on. Anything but loopback sends the token and the study over
             the network as plain text.
-        port: 1 to 65535.
-        artifacts: the folder of the study's artifacts, where it has one.
         writable: whether notes and studies can be changed and deleted on the page.
 
     Raises:
@@ -150,7 +116,7 @@ def serve(
     """
     if not 0 < port < 65536:
         raise InvalidValue("port", port, "1 to 65535")
-    app = application(storage, artifacts=artifacts)
+    app = application(storage)
     guarded = Guarded(app, token, host=host, port=port, writable=writable)
     serve_until_interrupted(guarded, host, port)
 
@@ -161,8 +127,6 @@ def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -
     Overwrites what an earlier call wrote; a figure that has nothing to draw is left out.
 
     Args:
-        study: of the result.
-        result: what is known so far.
         records: the probes, where they are at hand: they name the bars of what each cost.
 
     Raises:
@@ -171,7 +135,7 @@ def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -
     from tuner.display.plots import figures
 
     dashboard = _dashboard()
-    drawn = figures(replace(result, run_dir=None), records)  # power stands at the trials
+    drawn = figures(replace(result, run_dir=None), records)
     for name, title in GRAPHS.items():
         if name in drawn:
             figure = drawn[name]
@@ -187,18 +151,14 @@ def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -
 class Follower:
     """Keeps a study's page up to date while it is searched: called with each probe that ended.
 
-    Each trial gets a note and its probe's power over time as a picture. The study's figures are
-    drawn again when the probes have grown by a third since the last time, so that a long study
-    spends no more and more time, and no more and more journal, on its pictures; and not twice in
-    `least_s` seconds, so that a replay, which takes seconds in all, only draws its end.
+    Each trial gets a note. The study's figures are drawn again when the probes have grown by a
+    third since the last time, so that a long study spends no more and more time, and no more and
+    more journal, on its pictures; and not twice in `least_s` seconds, so that a replay, which takes
+    seconds in all, only draws its end.
 
     Args:
-        study: the Optuna study.
-        driver: whose trials are followed.
-        run_dir: the run folder; pictures are kept in its folder `artifacts`.
         answer: gives the result of what is known so far, and its probes.
         least_s: seconds between two drawings.
-        clock: monotonic seconds.
     """
 
     #: Figures are drawn again after this many times the probes of the last time, and one more.
@@ -207,30 +167,22 @@ class Follower:
     def __init__(
         self,
         study: Study,
-        driver: str,
-        run_dir: Path,
         answer: Callable[[], tuple[Result, Sequence[ProbeRecord]]],
         *,
         least_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._study, self._driver, self._run_dir, self._answer = study, driver, run_dir, answer
+        self._study, self._answer = study, answer
         self._least_s, self._clock = least_s, clock
         self._next, self._drawn_s = 2, clock()
 
     def __call__(self, record: ProbeRecord, probes: int) -> None:
-        """Show a probe that ended.
-
-        Args:
-            record: of the probe; the study has been told of it.
-            probes: how many have ended.
-        """
+        """Show a probe that ended."""
         from optuna.trial import Trial
 
         for known in self._study.get_trials(deepcopy=False):
             attrs = known.user_attrs
-            mine = attrs.get("driver") == self._driver
-            if mine and attrs.get("probe_id") == record.request.probe_id:
+            if attrs.get("probe_id") == record.request.probe_id:
                 trial = Trial(self._study, known._trial_id)
                 _dashboard().save_note(trial, trial_note(record, attrs.get("configuration", "")))
         if probes >= self._next and self._clock() >= self._drawn_s + self._least_s:
@@ -241,32 +193,6 @@ class Follower:
             except (InputError, ValueError, ArithmeticError):
                 return  # too little is known to draw; the end will say it, a picture ends no study
             publish(self._study, result, records)
-
-    def attach(self, record: ProbeRecord, trial: Trial) -> None:
-        """Attach the picture of a probe's power to one of its trials, before that is finished.
-
-        A picture that cannot be drawn or written is left out: it ends no study.
-        """
-        from optuna.artifacts import FileSystemArtifactStore, upload_artifact
-
-        from tuner.display.figures.power import read_timeline
-        from tuner.display.figures.power_svg import timeline_svg
-
-        timeline = None
-        with contextlib.suppress(InputError):
-            timeline = read_timeline(self._run_dir, record)
-        if timeline is None:
-            return
-        folder = self._run_dir / ARTIFACTS
-        with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as here:
-            make_folder(folder, inside=self._run_dir)
-            path = Path(here) / f"{record.request.probe_id}-power.svg"
-            path.write_text(timeline_svg(timeline), encoding="utf-8")
-            upload_artifact(
-                artifact_store=FileSystemArtifactStore(folder),
-                file_path=str(path),
-                study_or_trial=trial,
-            )
 
 
 def has_figures(study: Study) -> bool:
@@ -305,12 +231,7 @@ def _literal(text: str) -> str:
 
 
 def trial_note(record: ProbeRecord, configuration: str) -> str:
-    """Return a trial's purpose and measurements as Markdown; users' words are escaped.
-
-    Args:
-        record: its probe.
-        configuration: key of the trial's configuration.
-    """
+    """Return a trial's purpose and measurements as Markdown; users' words are escaped."""
     estimated = label(record.meter.mark)
     lines = [
         f"**{_literal(record.request.probe_id)}**, {_literal(record.request.purpose)}: "

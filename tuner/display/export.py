@@ -1,9 +1,7 @@
-"""A result for other tools: CSV, Parquet, Kernel Tuner's T4, Weights & Biases and MLflow.
+"""A result for other tools: CSV, Parquet and Kernel Tuner's T4.
 
 Every format is written from the same rows: one a point, one column a knob, units in the names. The
-rows are plain dicts, so CSV and T4 need nothing installed; pandas, wandb and mlflow are imported by
-the one function that uses each. Nothing here talks to a server unless the user's own settings of
-wandb or mlflow say so.
+rows are plain dicts, so CSV and T4 need nothing installed.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import importlib
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,34 +21,20 @@ from tuner.formatting import ordered_knobs
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.safe_files import make_folder, require_own, write_bytes, write_text
-from tuner.workload.probe import FailureKind
+from tuner.search_spaces.safe_files import require_own, write_bytes, write_text
+from tuner.workload.probe import failure_class
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["FORMATS", "export_result", "frame", "rows", "t4_results"]
 
-#: What a failed probe is in the T4 results schema ("invalidity", version 1.0.0).
-_INVALIDITY: dict[FailureKind, str] = {
-    "refused": "constraints",
-    "not_taken": "constraints",
-    "out_of_memory": "runtime",
-    "crash": "runtime",
-    "hang": "timeout",
-    "time_limit": "timeout",
-    "cancelled": "runtime",
-}
-
-
-def _needs(name: str, extra: str | None = None) -> Any:
+def _needs(name: str) -> Any:
     """Import an optional package, or raise an error that says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        wanted = f"'joulefront[{extra}]'" if extra else name.replace("mlflow", "mlflow-skinny")
         raise InputError(
-            f"{name} is not installed; install it with pip install {wanted}"
+            f"{name} is not installed; install it with pip install 'joulefront[notebook]'"
         ) from error
 
 
@@ -63,7 +46,6 @@ def rows(result: Result, points: Sequence[Point] | None = None) -> list[dict[str
     """One flat dict a point: its knobs, then its figures.
 
     Args:
-        result: the answer.
         points: which of its points; all of them, fastest first, when not given.
 
     Returns:
@@ -115,7 +97,7 @@ def frame(result: Result, points: Sequence[Point] | None = None) -> pandas.DataF
     Raises:
         InputError: pandas is not installed; the extra `notebook` brings it.
     """
-    return _needs("pandas", "notebook").DataFrame(rows(result, points))
+    return _needs("pandas").DataFrame(rows(result, points))
 
 
 def _csv_cell(value: Any) -> Any:
@@ -140,7 +122,7 @@ def _to_csv(result: Result, out: Path) -> None:
 
 
 def _to_parquet(result: Result, out: Path) -> None:
-    _needs("pyarrow", "notebook")
+    _needs("pyarrow")
     table = frame(result)
     for name in table.columns:
         if table[name].map(type).nunique() > 1 and table[name].dtype == object:
@@ -192,7 +174,7 @@ def t4_results(result: Result) -> dict[str, Any]:
                         "configuration": _t4_configuration(configuration),
                         "objectives": ["energy_to_solution_kJ", "time_to_solution_s"],
                         "times": _t4_times([]),
-                        "invalidity": _INVALIDITY[record.failure.kind],
+                        "invalidity": failure_class(record.failure.kind).t4,
                         "correctness": 0,
                         "measurements": [
                             {"name": "failure", "value": record.failure.message, "unit": ""}
@@ -216,136 +198,25 @@ def _to_t4(result: Result, out: Path) -> None:
     write_text(out, json.dumps(t4_results(result), indent=1, allow_nan=False) + "\n")
 
 
-def _finite(figures: dict[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in figures.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
-
-
-def _summary(result: Result) -> dict[str, float]:
-    """Summarize choice, baseline and cost of the search in a few numbers."""
-    figures: dict[str, Any] = {
-        "front_points": len(result.front_points),
-        "points": len(result.points),
-        "search_kJ": result.spent.energy_kJ,
-        "search_s": result.spent.time_s,
-        "probes": result.spent.probes,
-        "probes_failed": result.spent.failed,
-    }
-    for name, point in (("best", result.best), ("baseline", result.baseline)):
-        if point is not None:
-            figures[f"{name}_energy_to_solution_kJ"] = point.energy_to_solution_kJ
-            figures[f"{name}_time_to_solution_s"] = point.time_to_solution_s
-            figures[f"{name}_power_W"] = point.power_W
-    return _finite(figures)
-
-
-def _to_wandb(result: Result, out: Path) -> None:
-    """One run: the choice as its summary, the points as a table, the search as two curves."""
-    wandb = _needs("wandb")
-    out.mkdir(parents=True, exist_ok=True)
-    into = out.parent if out.name == "wandb" else out  # wandb makes a folder of its name there
-    run = wandb.init(
-        project="joulefront",
-        name=result.name,
-        dir=str(into),
-        reinit="create_new",  # a run that the user has open stays open
-        # Offline unless the user's own environment says otherwise; `wandb sync` sends it later.
-        mode=os.environ.get("WANDB_MODE", "offline"),
-        config={
-            "constraints": dict(result.constraints),
-            "choice": result.choice.sentence,
-            "recommendation": result.recommendation.headline if result.recommendation else None,
-            "best": _t4_configuration(result.best.configuration) if result.best else None,
-        },
-        settings=wandb.Settings(console="off", silent=True),
-    )
-    try:
-        for energy_kJ, volume in result.progress:
-            run.log({"probing_kJ": energy_kJ, "front_hypervolume": volume})
-        table = rows(result)
-        if table:
-            names = list(table[0])
-            run.log({"points": wandb.Table(names, [[row[n] for n in names] for row in table])})
-        run.summary.update(_summary(result))
-    finally:
-        run.finish()
-
-
-def _to_mlflow(result: Result, out: Path) -> None:
-    """One parent run with the choice, one child run a point with its knobs and figures.
-
-    The file store is what needs neither a server nor a database; MLflow 3 keeps it in maintenance
-    and wants to be told that it is meant.
-    """
-    _needs("mlflow")
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    from mlflow.entities import Metric, Param, RunTag
-    from mlflow.tracking import MlflowClient
-
-    out.mkdir(parents=True, exist_ok=True)
-    client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or out.resolve().as_uri())
-    found = client.get_experiment_by_name("joulefront")
-    experiment = found.experiment_id if found else client.create_experiment("joulefront")
-
-    def keep(run_id: str, metrics: dict[str, float], params: dict[str, Any]) -> None:
-        client.log_batch(
-            run_id,
-            metrics=[Metric(name, value, 0, 0) for name, value in metrics.items()],
-            params=[Param(name, str(value)) for name, value in params.items() if value is not None],
-        )
-        client.set_terminated(run_id)
-
-    parent = client.create_run(experiment, run_name=result.name).info.run_id
-    client.set_tag(parent, "joulefront.choice", result.choice.sentence)
-    if result.recommendation is not None:
-        client.set_tag(parent, "joulefront.recommendation", result.recommendation.headline)
-    if result.report_path is not None and Path(result.report_path).is_file():
-        client.log_artifact(parent, str(result.report_path))
-    chosen = _t4_configuration(result.best.configuration) if result.best else {}
-    keep(parent, _summary(result), {**chosen, **result.constraints})
-    names = ordered_knobs(p.configuration for p in (*result.points, *result.front_points))
-    for p, row in zip(result.points, rows(result, result.points), strict=True):
-        knobs = {name: row.pop(name) for name in names}
-        tags = [RunTag("mlflow.parentRunId", parent), RunTag("joulefront.source", p.source)]
-        child = client.create_run(
-            experiment,
-            run_name=p.configuration.key[:200],
-            tags={tag.key: tag.value for tag in tags},
-        )
-        keep(child.info.run_id, _finite(row), knobs)
-
-
 @dataclass(frozen=True)
 class _Format:
     write: Callable[[Result, Path], None]
     ending: str
 
 
-#: The formats by name; an ending that begins with "/" is a folder's name.
 FORMATS = {
     "csv": _Format(_to_csv, ".csv"),
     "parquet": _Format(_to_parquet, ".parquet"),
     "t4": _Format(_to_t4, ".t4.json"),
-    "wandb": _Format(_to_wandb, "/wandb"),
-    "mlflow": _Format(_to_mlflow, "/mlruns"),
 }
 
 
 def export_result(result: Result, to: str, out: str | Path | None = None) -> Path:
-    """Write a result in another tool's format.
+    """Write a result in another tool's format and return the path of the file.
 
     Args:
-        result: the answer.
-        to: "csv", "parquet", "t4" (Kernel Tuner's results JSON), "wandb" or "mlflow".
-        out: the file, or the folder for wandb (its runs are offline unless WANDB_MODE says
-            otherwise) and mlflow (a file store; MLFLOW_TRACKING_URI wins). In the run's folder, or
-            here where there is none, when not given.
-
-    Returns:
-        The file or folder written.
+        to: "csv", "parquet" or "t4" (Kernel Tuner's results JSON).
+        out: the file; in the run's folder, or here where there is none, when not given.
 
     Raises:
         UnknownName: there is no such format.
@@ -356,17 +227,10 @@ def export_result(result: Result, to: str, out: str | Path | None = None) -> Pat
         raise UnknownName("format", to, list(FORMATS))
     chosen = FORMATS[to]
     folder = result.run_dir if result.run_dir is not None else Path()
-    default = (
-        folder / chosen.ending[1:]
-        if chosen.ending.startswith("/")
-        else folder / f"{result.name}{chosen.ending}"
-    )
-    path = Path(out) if out is not None else default
+    path = Path(out) if out is not None else folder / f"{result.name}{chosen.ending}"
     if out is None and result.run_dir is not None:
         require_own(folder)
     try:
-        if out is None and chosen.ending.startswith("/"):
-            make_folder(path, inside=folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         chosen.write(result, path)
     except OSError as error:

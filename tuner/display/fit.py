@@ -6,8 +6,6 @@ from tuner.planning.fit import SURE, Change, Fit, Most
 from tuner.results.predict import stacked_bar
 from tuner.search_spaces.short_names import short_word
 
-__all__ = ["fit_lines"]
-
 GB = 1e9
 
 

@@ -17,8 +17,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["Guarded", "guarded_url", "serve_until_interrupted"]
-
 #: Sent with every answer: types are taken as stated, other sites learn no address
 #: and frame nothing.
 _HEADERS = [
@@ -26,11 +24,6 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Content-Security-Policy", "frame-ancestors 'self'; base-uri 'none'; form-action 'self'"),
 ]
-#: An artifact is a file of any type; opened by itself it may run no script in the page's name.
-_OF_ARTIFACTS = (
-    "Content-Security-Policy",
-    "default-src 'none'; style-src 'unsafe-inline'; sandbox",
-)
 #: The page that keeps the token: not a redirect, after which a browser that came by a link on
 #: another site would hold back the cookie (SameSite=Strict).
 _WELCOME = (
@@ -55,11 +48,9 @@ class Guarded:
     method other than GET and HEAD is answered with 403 and a sentence.
 
     Args:
-        app: the application.
         token: what a request must show; text for a URL, as `secrets.token_urlsafe` makes.
         host: the address that is listened on; requests may also name loopback, and for an address
             that stands for all of them (0.0.0.0, ::) this machine's name.
-        port: the port that is listened on.
         writable: whether other methods than GET and HEAD are let through.
     """
 
@@ -117,8 +108,6 @@ class Guarded:
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             added = [*_HEADERS]
-            if path.startswith("/artifacts/"):
-                added.append(_OF_ARTIFACTS)
             if not path.startswith("/static/"):
                 added.append(("Cache-Control", "no-store"))
             return start_response(status, [*headers, *added], *more)

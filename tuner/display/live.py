@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-__all__ = ["LiveView", "can_be_live", "small_plot"]
-
 #: So many failures are shown, the last ones.
 _FAILURES = 3
 #: Points from which on a plot of them shows more than their number does.
@@ -64,10 +62,8 @@ class LiveView:
 
     Args:
         console: where to draw; standard error when not given.
-        clock: monotonic seconds.
         lines: whether what happened also scrolls above.
         verbose: scroll each step of a probe instead of one line.
-        title: of the view.
     """
 
     def __init__(

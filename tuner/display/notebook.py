@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from tuner.display.advice import evidence_sentence
 from tuner.display.text import (
     comparison,
     payback,
@@ -14,8 +15,6 @@ from tuner.display.text import (
 )
 from tuner.formatting import common_mark, knob_text, label, number, percent, varying_knobs
 from tuner.results.result import Result
-
-__all__ = ["result_html"]
 
 #: More points of a front than this are said and not shown; `result.front` holds all.
 _MOST_ROWS = 25
@@ -46,7 +45,7 @@ def result_html(result: Result) -> str:
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{escape(text)}</th>" for text in (*heads, ""))
     more = len(result.front_points) - len(points)
-    verified = getattr(result.verification, "sentence", "")
+    verified = evidence_sentence(result)
     headline, *details = recommendation_lines(result) or [result.choice.sentence]
     saves = comparison(result, units)
     sentences = [*details, prediction(result), saves, verified, payback(result)]

@@ -7,8 +7,6 @@ from tuner.results.choice import limits_phrase
 from tuner.results.plan_facts import PlanFacts
 from tuner.results.result import Result
 
-__all__ = ["plan_lines", "probe_lines", "size_lines"]
-
 
 def plan_lines(result: Result) -> list[str]:
     """Return the lines of a plan's answer; empty for a study."""

@@ -12,7 +12,7 @@ import html
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tuner.display.figures.breakdown import breakdown, breakdown_figures, explained, knobs_figure
 from tuner.display.figures.front import front_figure
@@ -31,6 +31,7 @@ from tuner.display.figures.style import (
     SYMBOLS,
     Axis,
     empty_figure,
+    line_trace,
     points_trace,
     wrapped,
 )
@@ -58,16 +59,6 @@ if TYPE_CHECKING:
     from tuner.models.analytic.breakdown import Breakdown
     from tuner.results.explain import Explanation
 
-__all__ = [
-    "figures",
-    "front_figure",
-    "hypervolume_figure",
-    "live_figure",
-    "plot",
-    "probes_figure",
-    "surrogate_figure",
-]
-
 _AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}
 
 
@@ -84,26 +75,21 @@ def hypervolume_figure(result: Result) -> go.Figure | None:
         {"rangemode": "tozero"},
         {"rangemode": "tozero"},
     )
-    figure.add_trace(
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": [0.0, *(e / units.kJ for e, _ in pairs)],
-            "y": [0.0, *(100 * v / final for _, v in pairs)],
-            "line": {"shape": "hv", "color": BLUE, "width": 2},
-            "marker": {"size": 5, "color": BLUE},
-            "hovertext": [
-                "before the first probe",
-                *(
-                    f"after probe {i}: {units.energy_text(e)}{label(energy_mark(result))}, "
-                    f"{percent(v / final)}"
-                    for i, (e, v) in enumerate(pairs, 1)
-                ),
-            ],
-            "hoverinfo": "text",
-            "showlegend": False,
-        }
+    trace = line_trace(
+        [0.0, *(e / units.kJ for e, _ in pairs)],
+        [0.0, *(100 * v / final for _, v in pairs)],
+        {"shape": "hv", "color": BLUE, "width": 2},
+        hover=[
+            "before the first probe",
+            *(
+                f"after probe {i}: {units.energy_text(e)}{label(energy_mark(result))}, "
+                f"{percent(v / final)}"
+                for i, (e, v) in enumerate(pairs, 1)
+            ),
+        ],
     )
+    trace |= {"mode": "lines+markers", "marker": {"size": 5, "color": BLUE}}
+    figure.add_trace(trace)
     return figure
 
 
@@ -124,17 +110,7 @@ def surrogate_figure(result: Result, what: Literal["time", "power"]) -> go.Figur
     )
     figure.update_layout(yaxis=axis.layout())
     ends = [axis.low or min(measured) / 2, axis.high]
-    figure.add_trace(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": ends,
-            "y": ends,
-            "line": {"color": MUTED, "width": 1, "dash": "dash"},
-            "hoverinfo": "skip",
-            "showlegend": False,
-        }
-    )
+    figure.add_trace(line_trace(ends, ends, {"color": MUTED, "width": 1, "dash": "dash"}))
     figure.add_trace(
         {
             "type": "scatter",
@@ -314,23 +290,16 @@ def figures(
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def plot(result: Result, kind: str = "front", *, backend: str = "plotly") -> Any:
-    """One figure of a result by name, as `Result.plot` says.
+def plot(result: Result, kind: str = "front") -> go.Figure:
+    """Return one figure of a result by name, as `Result.plot` says.
 
     Raises:
-        UnknownName: there is no such figure, nothing to draw in it, or no such backend.
-        InputError: matplotlib is wanted and not installed.
+        UnknownName: there is no such figure, or nothing to draw in it.
     """
-    if backend not in ("plotly", "matplotlib"):
-        raise UnknownName("backend", backend, ("plotly", "matplotlib"))
     trace = result.run_dir / "trace" / "probes.jsonl" if result.run_dir else None
     records = read_trace(trace).records if trace is not None and trace.is_file() else ()
     explanation = explained(result) if kind == "knobs" else None
     drawn = figures(result, records, explanation=explanation)
     if kind not in drawn:
         raise UnknownName("figure of this result", kind, list(drawn))
-    if backend == "plotly":
-        return drawn[kind]
-    from tuner.display.figures.matplotlib_backend import on_paper
-
-    return on_paper(drawn[kind])
+    return drawn[kind]

@@ -7,8 +7,6 @@ from tuner.results.result import Result
 from tuner.search_spaces.changed_training import CHANGED, MARK, changed_training
 from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["program_note"]
-
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 

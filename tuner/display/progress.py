@@ -20,8 +20,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 
-__all__ = ["LOGGER", "ProgressLogger", "ProgressPrinter"]
-
 #: Logger that gets the lines of a search.
 LOGGER = "tuner.search"
 
@@ -32,7 +30,6 @@ class ProgressPrinter:
     Args:
         stream: where to; standard error when not given.
         verbose: print each step of a probe instead of one line.
-        now: returns the time of day as text.
     """
 
     def __init__(
@@ -62,11 +59,7 @@ class ProgressPrinter:
 
 
 class ProgressLogger:
-    """Passes events to Python's logging, failures as warnings, and then to another receiver.
-
-    Args:
-        receiver: called with each event as well; None for nothing.
-    """
+    """Passes events to Python's logging, failures as warnings, and then to another receiver."""
 
     def __init__(self, receiver: Callable[[Progress], None] | None = None) -> None:
         self._receiver, self._lines = receiver, _Lines(verbose=True)

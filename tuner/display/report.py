@@ -27,9 +27,7 @@ from tuner.display.html.reason_parts import (
     breakdown_part,
     explanation_part,
     power_part,
-    verification_part,
 )
-from tuner.display.html.scale_out_part import target_part
 from tuner.display.html.search_parts import (
     about_part,
     calibration_part,
@@ -43,14 +41,11 @@ from tuner.results.result import Result
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["render_report", "write_report"]
-
 
 def write_report(result: Result, path: Path, *, records: Sequence[ProbeRecord] = ()) -> Path:
     """Write the report of `result` to `path` (its folder is made) and return the path.
 
     Args:
-        result: the study's answer.
         path: the HTML file; replaced in one step if it exists.
         records: the study's probes in the order of finishing, where they are at hand; they add to
             what each probe cost, and the power over time of some of them.
@@ -86,8 +81,6 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
         top_part(result, units),
         front_part(result, units, figures),
         plan_part(result),
-        target_part(result),
-        verification_part(result),
         live_part(figures),
         breakdown_part(result, steps, figures),
         explanation_part(result, explanation, figures),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tuner.display.advice import details, evidence_sentence
 from tuner.display.ascii_plot import ascii_plot
 from tuner.display.plan_text import plan_lines, probe_lines
 from tuner.formatting import (
@@ -28,27 +29,9 @@ from tuner.formatting import (
     varying_knobs,
 )
 from tuner.results.parts import Point
-from tuner.results.recommendation import against_baseline, fresh_launches
 from tuner.results.result import Result
+from tuner.results.scale_out import Target
 from tuner.workload.probe import ProbeRecord
-
-__all__ = [
-    "changes",
-    "comparison",
-    "energy_mark",
-    "front_lines",
-    "payback",
-    "plot_lines",
-    "prediction",
-    "recommendation_lines",
-    "record_lines",
-    "role",
-    "spent_text",
-    "summary_lines",
-    "unit_of_work",
-    "units_of",
-    "verification_lines",
-]
 
 _WIDTH, _HEIGHT = 60, 12
 
@@ -105,16 +88,12 @@ def real_search_cost(result: Result) -> str:
     )
 
 
-def _apart(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    return a[1] < b[0] or b[1] < a[0]
-
-
 def changes(result: Result, point: Point) -> tuple[str, str]:
     """Return a point's energy and time against the baseline's: "24 % less energy", "3 % more time".
 
     Both are "" without a baseline, and for the baseline itself.
     """
-    found = against_baseline(result, point)
+    found = result.judged.differences(point)
     if found is None:
         return "", ""
     energy, time = (1 + each.relative for each in found)
@@ -138,23 +117,7 @@ def comparison(result: Result, units: Units) -> str:
         f"{units.time_text(baseline.time_to_solution_s)} → "
         f"{units.time_text(best.time_to_solution_s)}"
     )
-    if fresh_launches(result, best) is not None:
-        return (
-            f"Against the baseline it takes {energy} and {time} by fresh launches of both. All "
-            f"measurements of the search together: {energies}, {times}."
-        )
-    text = f"Against the baseline it takes {energy} ({energies}) and {time} ({times})."
-    unclear = [
-        name
-        for name, mine, theirs in (
-            ("energy", best.energy_interval_kJ, baseline.energy_interval_kJ),
-            ("time", best.time_interval_s, baseline.time_interval_s),
-        )
-        if not _apart(mine, theirs)
-    ]
-    if unclear:
-        text += f" The 90 % intervals overlap in {' and in '.join(unclear)}."
-    return text
+    return f"Against the baseline it takes {energy} ({energies}) and {time} ({times})."
 
 
 def role(result: Result, point: Point) -> str:
@@ -211,7 +174,6 @@ def front_lines(
     """Points as aligned columns: time, energy (labelled where estimated), power, knobs.
 
     Args:
-        points: in the order in which they are shown.
         names: the knobs to show; those that vary over the points when not given.
         intervals: also show 90 % intervals, windows and the probability of being non-dominated.
         units: of the figures; those of the points when not given.
@@ -223,7 +185,7 @@ def front_lines(
     units = units or Units.of(points)
     estimated = label(common_mark(point.meter for point in points))
     more = ["90 %", "90 %", "windows", "on front"] if intervals else []
-    heads = ["time to solution", f"energy to solution{estimated}", f"power{estimated}"]
+    heads = ["time", f"energy{estimated}", "power"]
     if intervals:
         heads = [heads[0], more[0], heads[1], more[1], heads[2], *more[2:]]
     rows = [[*heads, ""]]
@@ -256,22 +218,13 @@ def plot_lines(result: Result) -> list[str]:
     lines = ascii_plot(marks, shown, units_of(result), width=_WIDTH, height=_HEIGHT)
     estimated = label(energy_mark(result))
     indent = " " * (lines[-2].index("+") + 2)
-    key = "o front  . dominated  B baseline  X choice"
-    return [*lines, f"{indent}energy{estimated} over time to solution, log axes: {key}"]
+    key = f"{indent}o front  . dominated  B baseline  X choice"
+    return [*lines, f"{indent}energy{estimated} over time to solution, log axes", key]
 
 
 def recommendation_lines(result: Result) -> list[str]:
     """Return what to do, and what is unproven about it."""
-    advice = result.recommendation
-    return [advice.headline, *advice.details] if advice is not None else []
-
-
-def verification_lines(result: Result) -> list[str]:
-    """Return the outcome of the verification and its attempts, one sentence a line."""
-    said = result.verification
-    if said is None:
-        return []
-    return [said.sentence, *(f"  {attempt.sentence}" for attempt in said.attempts)]
+    return [result.headline, *details(result)] if result.recommendation is not None else []
 
 
 def summary_lines(result: Result) -> list[str]:
@@ -305,7 +258,8 @@ def summary_lines(result: Result) -> list[str]:
             + short(result.baseline.configuration, names)
             + (f" ({result.baseline_name})" if result.baseline_name else ""),
         ]
-    lines += ["", *recommendation_lines(result), *verification_lines(result)]
+    lines += ["", *recommendation_lines(result)]
+    lines += [sentence] if (sentence := evidence_sentence(result)) else []
     if saves := comparison(result, units):
         lines.append(saves)
     lines.append(f"Choice: {result.choice.sentence}")
@@ -325,7 +279,7 @@ def summary_lines(result: Result) -> list[str]:
             f"Failed: {record.request.probe_id} {record.request.launch.short}: "
             f"{record.failure.kind.replace('_', ' ')}: {record.failure.message}"
         )
-    lines += [*_target_lines(result), *plan_lines(result), *probe_lines(result)]
+    lines += [*plan_lines(result), *probe_lines(result)]
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")
     return lines
@@ -369,17 +323,16 @@ def _spent_line(result: Result, estimated: str) -> str:
     )
 
 
-def _target_lines(result: Result) -> list[str]:
-    """Return the front predicted for more GPUs; empty if the study has no target."""
-    target = result.target
-    if target is None:
-        return []
-    shown = [*target.front_points, *([target.baseline] if target.baseline else [])]
-    names = varying_knobs(point.configuration for point in shown)
-    lines = ["", target.sentence, *front_lines(target.front_points, names, intervals=True)]
-    if target.baseline is not None:
-        lines += ["The default configuration there:", *front_lines([target.baseline], names)]
-    return [*lines, f"Choice there: {target.choice.sentence}"]
+def target_lines(target: Target) -> list[str]:
+    """Return the front predicted for more GPUs."""
+    names = varying_knobs(p.configuration for p in (*target.front_points, target.baseline))
+    return [
+        target.sentence,
+        *front_lines(target.front_points, names, intervals=True),
+        "The default configuration there:",
+        *front_lines([target.baseline], names),
+        f"Choice there: {target.choice.sentence}",
+    ]
 
 
 def record_lines(record: ProbeRecord) -> list[str]:
@@ -414,7 +367,6 @@ def record_lines(record: ProbeRecord) -> list[str]:
         f"launch {number(record.launch_s)} s{_compiled(record)}",
     ]
     if record.failure is not None:
-        kind = record.failure.kind.replace("_", " ")
-        lines.append(f"failed: {kind}: {record.failure.message}")
+        lines.append(f"failed: {record.failure.sentence}")
         lines += [f"  | {line}" for line in record.failure.log_tail.splitlines()]
     return lines

@@ -8,8 +8,6 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Progress
 
-__all__ = ["metrics_of", "track"]
-
 
 def metrics_of(event: Progress) -> dict[str, float]:
     """Return the metrics of a probe that ended, units in their names; empty for other events.
@@ -43,7 +41,6 @@ def track(tracker: Any, *, prefix: str = "joulefront/") -> Callable[[Progress], 
     Args:
         tracker: a W&B run (`wandb.init()`), the module `mlflow` with an active run or any object
             with its `log_metrics`, or a TensorBoard `SummaryWriter`.
-        prefix: of each metric's name.
 
     Raises:
         InputError: the tracker is none of these.

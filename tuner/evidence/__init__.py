@@ -1,1 +1,1 @@
-"""Evidence of a run for others: one file that is opened, checked and replayed elsewhere."""
+"""A run as one file for others, with names and secrets replaced where that is asked for."""

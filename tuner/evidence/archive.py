@@ -21,8 +21,6 @@ from typing import BinaryIO
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_bytes
 
-__all__ = ["MAX_FILES", "MAX_FILE_BYTES", "MAX_TOTAL_BYTES", "read_archive", "write_archive"]
-
 #: Limits of what is read: files, bytes of one file, bytes of all of them unpacked.
 MAX_FILES = 5_000
 MAX_FILE_BYTES = 256 * 2**20

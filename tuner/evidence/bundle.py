@@ -1,47 +1,36 @@
-"""Evidence bundle of a run: what it measured, what it answers, and on what, in one file.
+"""Bundle of a run: the files that its answer is computed from, and its report, in one file.
 
-The bundle holds the trace, the study's specification, report and answer, a one-page summary, and
-the facts of the machine that makes it, each with its checksum. It is made of a copy of the run, so
-that everything in it, the report included, is computed from what is in it.
+A redacted bundle is made of a copy of the run in which names and secrets are replaced, so that the
+report in it is computed from that copy, too. A bundle that is opened is a run like any other.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tuner.display.report import render_report
-from tuner.evidence.answer import answer_of
-from tuner.evidence.archive import MAX_FILE_BYTES, write_archive
+from tuner.evidence.archive import MAX_FILE_BYTES, read_archive, write_archive
 from tuner.evidence.redact import REDACTION, Redactor
-from tuner.evidence.summary import summary_page
 from tuner.problem.run_folder import RunFolder, write_toml
-from tuner.results.wall import WALL_FILE, last_wall_check
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import require_own
 from tuner.search_spaces.typed import strict_json
 from tuner.study.load import result_of
-from tuner.workload.node.machine_facts import machine_facts
+from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import read_trace
 
-__all__ = ["ENDING", "MANIFEST", "SCHEMA", "Bundle", "make_bundle", "redacted_copy", "release"]
-
-#: Version of bundle.json. A reader takes this one and older ones.
-SCHEMA = 1
-MANIFEST = "bundle.json"
 #: How the names of bundles end.
-ENDING = ".evidence.zip"
-#: Files of a run that its answer is computed from, or that show its power over time.
-_OF_RUN = ("trace/power/*.csv.gz", WALL_FILE, "table/*", "best/*")
+ENDING = ".bundle.zip"
+#: Files of a run beside study.toml and its trace; those after the power samples name paths.
+_OF_RUN = ("trace/power/*.csv.gz", "plan.json", "table/*", "best/*")
 
 
 @dataclass(frozen=True)
@@ -49,10 +38,7 @@ class Bundle:
     """A bundle that was written.
 
     Attributes:
-        path: the file.
-        sha256: its checksum, by which a reader knows that it is the one that was sent.
-        files: number of files in it.
-        redacted: whether names and secrets were replaced.
+        sha256: checksum of the file, by which a reader knows that it is the one that was sent.
     """
 
     path: Path
@@ -62,144 +48,135 @@ class Bundle:
 
     def to_json(self) -> dict[str, Any]:
         """Return the bundle as JSON values."""
-        return {**vars(self), "path": str(self.path)}
+        return {**vars(self), "to": "bundle", "path": str(self.path), "out": str(self.path)}
 
     def lines(self) -> list[str]:
         """Return what to tell the user."""
-        lines = [
+        redacted = f"redacted    {REDACTION}; read it before you publish it"
+        whole = "contains    host names, paths and arguments; --redact replaces them"
+        return [
             f"bundle      {self.path}, {self.files} files",
+            redacted if self.redacted else whole,
             f"sha256      {self.sha256}",
-            f"open it     tuner open {self.path.name}",
+            f"open it     tuner runs open {self.path.name}",
         ]
-        if self.redacted:
-            lines.insert(1, f"redacted    {REDACTION}; read it before you publish it")
-        else:
-            lines.insert(1, "contains    host names, paths and arguments; --redact replaces them")
-        return lines
 
 
-def release() -> str:
-    """Return the installed release of joulefront."""
-    try:
-        return version("joulefront")
-    except PackageNotFoundError:
-        return "(not installed)"
-
-
-def make_bundle(
-    run: RunFolder, out: Path | None = None, *, redact: bool = False, facts: Any = None
-) -> Bundle:
-    """Write the evidence bundle of a run.
+def make_bundle(run: RunFolder, out: Path | None = None, *, redact: bool = False) -> Bundle:
+    """Write the bundle of a run.
 
     Args:
-        run: the run.
-        out: the file; RUN.evidence.zip in the current folder by default.
+        out: the file; RUN.bundle.zip in the current folder by default.
         redact: replace host names, user names, paths, and what looks like a secret
             (`tuner.evidence.redact`).
-        facts: of this machine, as JSON values; asked for by default.
 
     Raises:
-        InputError: the run cannot be read or has no trace, or a file is too large.
+        InputError: the run cannot be read, or a file is too large.
         OSError: the bundle cannot be written.
     """
-    if not run.trace.is_file():
-        raise InputError(f"{run.name} has no trace, so there is nothing to prove anything by")
     out = out or Path(f"{run.name}{ENDING}")
-    redactor = redactor_of(run) if redact else None
-    members = dict(_members(run, redactor))
-    facts = machine_facts().to_json() if facts is None else facts
-    host = platform.node()
-    if redactor is not None:
-        facts, host = redactor.value(facts), redactor.text(host)
-    members["doctor.json"] = _json(facts)
-    made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    with tempfile.TemporaryDirectory(prefix="joulefront-bundle-") as name:
-        copy = _copy(members, Path(name) / run.name)
-        result = result_of(copy)
-        records = read_trace(copy.trace).records
-        members["report.html"] = render_report(result, records=records).encode()
-        members["summary.html"] = summary_page(
-            result,
-            records,
-            made_at=made_at,
-            host=host,
-            release=release(),
-            wall=last_wall_check(copy.path),
-        ).encode()
-        answer = answer_of(result)
-        data = {**result.to_json(), "run_dir": None, "report": None}
-        members["result.json"] = _json(redactor.value(strict_json(data)) if redactor else data)
-    manifest = {
-        "schema": SCHEMA,
-        "run": run.name,
-        "made_at": made_at,
-        "joulefront": release(),
-        "host": host,
-        "redacted": redact,
-        "answer": answer,
-        "files": {
-            path: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for path, data in members.items()
-        },
-    }
+    members = dict(_members(run, _redactor_of(run) if redact else None))
+    with _copied(members, run.name) as copy:
+        records = read_trace(copy.trace).records if copy.trace.exists() else ()
+        members["report.html"] = render_report(result_of(copy), records=records).encode()
     if out.parent.resolve().is_relative_to(run.path.resolve()):
         require_own(run.path)
-    digest = write_archive(out, {MANIFEST: _json(manifest), **members})
-    return Bundle(out, digest, len(members) + 1, redact)
+    return Bundle(out, write_archive(out, members), len(members), redact)
 
 
-def _json(data: Any) -> bytes:
-    text = json.dumps(strict_json(data), indent=1, sort_keys=True, default=str, ensure_ascii=False)
-    return f"{text}\n".encode()
+def open_bundle(
+    path: str | Path, *, runs_dir: str | Path = "runs", name: str | None = None
+) -> RunFolder:
+    """Unpack a bundle as a new run.
+
+    Args:
+        name: name of the new run; the bundle's by default.
+
+    Raises:
+        InputError: it is no bundle, exceeds a limit, or its run cannot be read; or there is a run
+            of this name.
+    """
+    path = Path(path)
+    members = read_archive(path)
+    if not members.get("study.toml", b"").strip():
+        raise InputError(f"{path} is no bundle: it holds no study.toml")
+    run = RunFolder.named(runs_dir, name or re.sub(r"(\.bundle)?\.zip$", "", path.name))
+    if run.path.exists():
+        raise InputError(f"{run.path} exists; open the bundle under another name: --name NAME")
+    Path(runs_dir).mkdir(parents=True, exist_ok=True)
+    require_own(run.path)
+    draft = Path(tempfile.mkdtemp(prefix=".joulefront-open-", dir=runs_dir))
+    try:
+        _unpack(draft, members)
+        result_of(RunFolder(draft))
+        draft.rename(run.path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    private_folder(run.path)
+    return run
 
 
 @contextmanager
 def redacted_copy(run: RunFolder) -> Iterator[RunFolder]:
     """Yield a temporary copy of a run in which names and secrets are replaced."""
-    with tempfile.TemporaryDirectory(prefix="joulefront-redacted-") as name:
-        yield _copy(dict(_members(run, redactor_of(run))), Path(name) / run.name)
+    with _copied(dict(_members(run, _redactor_of(run))), run.name) as copy:
+        yield copy
 
 
-def _copy(members: Mapping[str, bytes], folder: Path) -> RunFolder:
-    for path, data in members.items():
-        if path.startswith("run/"):
-            target = folder / path.removeprefix("run/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-    return RunFolder(folder)
+@contextmanager
+def _copied(members: Mapping[str, bytes], name: str) -> Iterator[RunFolder]:
+    with tempfile.TemporaryDirectory(prefix="joulefront-bundle-") as folder:
+        _unpack(Path(folder) / name, members)
+        yield RunFolder(Path(folder) / name)
 
 
-def redactor_of(run: RunFolder) -> Redactor:
+def _redactor_of(run: RunFolder) -> Redactor:
     """Return a redactor that knows the hosts and users which the run names."""
-    hosts = dict.fromkeys(record.host for record in read_trace(run.trace).records)
-    redactor = Redactor(hosts)
+    records = read_trace(run.trace).records if run.trace.exists() else ()
+    redactor = Redactor(dict.fromkeys(record.host for record in records))
     redactor.learn(run.study_file.read_text(encoding="utf-8"))
-    redactor.learn(run.trace.read_text(encoding="utf-8", errors="replace"))
+    if run.trace.exists():
+        redactor.learn(run.trace.read_text(encoding="utf-8", errors="replace"))
     return redactor
 
 
 def _members(run: RunFolder, redactor: Redactor | None) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of the run, as the bundle holds them.
+    """Yield the files of the run by name.
 
-    Launch files are left out of a redacted bundle, in which they would start nothing.
+    Tables and launch files are left out of a redacted bundle, in which they would start nothing.
     """
     study = run.read_study()
     if study is None:
         raise InputError(f"{run.path} holds no study.toml, which says what the study is about")
+    patterns: tuple[str, ...] = _OF_RUN[:1]
     if redactor is None:
-        yield "run/study.toml", _read(run.study_file)
-        yield "run/trace/probes.jsonl", _read(run.trace)
+        patterns = ("study.toml", "trace/probes.jsonl", *_OF_RUN)
     else:
-        yield "run/study.toml", write_toml(redactor.value(study)).encode()
-        records = (record.to_json() for record in read_trace(run.trace).records)
-        lines = [json.dumps(redactor.value(strict_json(record))) for record in records]
-        yield "run/trace/probes.jsonl", "".join(f"{line}\n" for line in lines).encode()
-    for pattern in _OF_RUN:
-        if redactor is not None and pattern in ("table/*", "best/*"):
-            continue
+        yield "study.toml", write_toml(redactor.value(study)).encode()
+        if _is_own(run, run.trace):
+            records = (record.to_json() for record in read_trace(run.trace).records)
+            lines = [json.dumps(redactor.value(strict_json(record))) for record in records]
+            yield "trace/probes.jsonl", "".join(f"{line}\n" for line in lines).encode()
+        if _is_own(run, plan := run.path / "plan.json"):
+            yield "plan.json", json.dumps(redactor.value(json.loads(_read(plan)))).encode()
+    for pattern in patterns:
         for path in sorted(run.path.glob(pattern)):
-            if path.is_file() and not path.is_symlink():
-                yield f"run/{path.relative_to(run.path).as_posix()}", _read(path)
+            if _is_own(run, path):
+                yield path.relative_to(run.path).as_posix(), _read(path)
+
+
+def _is_own(run: RunFolder, path: Path) -> bool:
+    """Return True if this file is there, and no link leads to it, not even a folder's.
+
+    Raises:
+        InputError: a link does, by which any file of this user's could get into the bundle.
+    """
+    if not path.is_file():
+        return False
+    if path.resolve() != run.path.resolve() / path.relative_to(run.path):
+        raise InputError(f"{path} is reached by a link, which a bundle does not follow; remove it")
+    return True
 
 
 def _read(path: Path) -> bytes:
@@ -208,3 +185,14 @@ def _read(path: Path) -> bytes:
     if len(data) > MAX_FILE_BYTES:
         raise InputError(f"{path} is larger than a bundle takes ({MAX_FILE_BYTES // 2**20} MiB)")
     return data
+
+
+def _unpack(folder: Path, members: Mapping[str, bytes]) -> None:
+    """Write files into a new folder; `read_archive` or `_members` have checked their names."""
+    for name, data in members.items():
+        target = folder / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        except OSError as error:
+            raise InputError(f"cannot unpack {name}: {error.strerror}") from error

@@ -14,8 +14,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["REDACTION", "Redactor"]
-
 #: What `Redactor` does, for help texts and for the file itself.
 REDACTION = (
     "host names, user names, paths, addresses, GPU UUIDs, and arguments and URLs that look like "
@@ -25,8 +23,8 @@ REDACTION = (
 #: Names that say nothing of anybody.
 _PUBLIC = frozenset(("", "localhost", "replay", "root", "simulated", "table", "unknown"))
 _SECRET_WORD = (
-    r"(?:token|secret|pass(?:word|wd|phrase)?|api[-_]?key|access[-_]?key(?:[-_]id)?|private[-_]?key"
-    r"|credentials?|auth|signature)"
+    r"(?:token|secret|[A-Za-z]*pass(?:word|wd|phrase)|pass|pwd|pw|api[-_]?key"
+    r"|access[-_]?key(?:[-_]id)?|private[-_]?key|(?<=[-_])key|credentials?|auth|signature)"
 )
 #: An option or variable whose value is a secret: --hf-token X, WANDB_API_KEY=X, "password": X.
 _SECRET_NAME = re.compile(rf"(?i)(?:^|[-_.]){_SECRET_WORD}$")

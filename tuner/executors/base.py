@@ -18,8 +18,6 @@ from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, InteractiveRunner, Runner
 
-__all__ = ["Executor", "extended", "run_safely"]
-
 
 @runtime_checkable
 class Executor(Protocol):
@@ -71,12 +69,9 @@ def run_safely(
     """Run one probe; return an exception as a failed record, so that it cannot stop a study.
 
     Args:
-        runner: runs the probe.
-        request: the probe to run.
         keep_in: the run's folder, where the record is kept until it is in the trace, so that
             nothing is lost if the driver dies before. The measurements of an extendable request
             are kept each time it asks for settings.
-        next_settings: extends an extendable request.
     """
     partial = ProbeRecord(request, (), runner.meter)
 

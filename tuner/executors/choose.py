@@ -9,9 +9,7 @@ from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder
-from tuner.search_spaces.errors import InputError, UnknownName
-
-__all__ = ["check_executor", "real_executor", "simulated_executor"]
+from tuner.search_spaces.errors import UnknownName
 
 EXECUTORS = ("ray", "inline", "simulated")
 
@@ -28,9 +26,7 @@ def simulated_executor(
     """Return a simulated cluster: the answers of the models on simulated time.
 
     Args:
-        problem: what is searched.
         capacity: probes in flight; as many as the nodes can hold of the baseline if not given.
-        seed: random seed.
 
     Raises:
         InputError: `capacity` is below 1.
@@ -60,9 +56,6 @@ def real_executor(
 
     Args:
         name: the name, or an executor, which is returned.
-        problem: what is searched.
-        run: the run folder.
-        say: called with sentences for the user.
         ray_address: a Ray cluster to join; None starts Ray here.
         copy: the folder of a script, packed, for nodes of that cluster that do not have it.
 
@@ -80,7 +73,6 @@ def real_executor(
     assert problem.cluster is not None
     if name == "simulated":
         return simulated_executor(problem)
-    ops = _ops(problem)
     if name == "ray":
         from tuner.executors.ray_executor import RayExecutor
 
@@ -93,31 +85,17 @@ def real_executor(
             say=say,
         )
         try:
-            cluster.prepare(ops)
+            cluster.prepare()
         except BaseException:
             cluster.close()
             raise
         return cluster
-    from tuner.workload.node.rank_group import ServerError
     from tuner.workload.node.runner import LocalRunner
 
     runner = LocalRunner(problem.job, problem.cluster, run_dir=run.path, say=say, keep=True)
     try:
-        runner.prepare(ops)
-    except BaseException as error:
+        runner.prepare()
+    except BaseException:
         runner.close()
-        if isinstance(error, ServerError):
-            raise InputError(f"this node cannot prepare for training: {error}") from error
         raise
     return InlineExecutor(runner, keep_in=run.path)
-
-
-def _ops(problem: Problem) -> tuple[str, ...]:
-    """Return the DeepSpeed ops of the candidates: built before the first probe, not inside one."""
-    from tuner.workload.deepspeed_config import ops_needed
-
-    launches = [*problem.candidates.launches]
-    if problem.baseline is not None:  # which may be measured without being a candidate
-        launches.append(problem.baseline.launch)
-    needed = (op for launch in launches for op in ops_needed(launch, problem.job))
-    return tuple(dict.fromkeys(needed))

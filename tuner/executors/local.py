@@ -13,14 +13,11 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, Runner
 
-__all__ = ["InlineExecutor", "SimulatedExecutor"]
-
 
 class InlineExecutor:
     """Executor of one probe at a time: `wait` runs the oldest request.
 
     Args:
-        runner: runs the probes.
         keep_in: the run's folder, where a record is kept until it is in the trace.
     """
 
@@ -64,10 +61,6 @@ class SimulatedExecutor:
     `wall_s` later. Probes that end at the same instant are returned in the order of submission. An
     extendable probe gets its next settings when the clock reaches the end of its list, and
     continues there.
-
-    Args:
-        runner: makes records at once (replay, simulation).
-        capacity: number of probes that may be in flight.
 
     Raises:
         InputError: `capacity` is less than 1.

@@ -31,8 +31,6 @@ from tuner.workload.runners import Continuation, Runner
 from tuner.workload.scripts.folder_copy import unpacked
 from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["Entered", "MakeRunner", "NodeAgent", "RayPeer"]
-
 #: Makes a node's runner from the job, the cluster and the run folder.
 MakeRunner = Callable[[TrainingJob, Cluster, str], Runner]
 
@@ -47,7 +45,6 @@ class Entered:
     """State of a node when a study first asks to use it.
 
     Attributes:
-        facts: the node as it is now.
         refused: why it cannot be used, a sentence each; empty if it can.
         meter: source of its energy figures; None if it is refused.
         exposures: how others can enter the Ray cluster, a sentence each.
@@ -87,17 +84,16 @@ class NodeAgent:
         cluster: Cluster,
         make_runner: MakeRunner | None,
         devices: Sequence[str] = (),
-        ops: Sequence[str] | None = None,
+        prepare: bool = False,
         copy: bytes | None = None,
     ) -> Entered:
         """Inspect the node and make its runner; report why it cannot be used rather than raise.
 
         Args:
-            job, cluster: of the study.
             copy: the folder of the job's script, packed, for a node that does not have it.
             make_runner: makes the runner; None makes the real one, after checking its needs.
             devices: UUIDs of this agent's GPUs; empty for all of the node.
-            ops: DeepSpeed ops to load at once, as `prepare` does; None leaves that for later.
+            prepare: import the frameworks at once, as `prepare` does.
         """
         exposed = exposures()
         strip_token()
@@ -107,7 +103,7 @@ class NodeAgent:
         if trouble:
             host = os.uname().nodename
             return Entered(NodeFacts(host, None, trouble), (f"node {host} is not used: {trouble}",))
-        entered = self._enter(job, cluster, make_runner, devices, ops)
+        entered = self._enter(job, cluster, make_runner, devices, prepare)
         return replace(entered, exposures=exposed)
 
     def _enter(
@@ -116,9 +112,9 @@ class NodeAgent:
         cluster: Cluster,
         make_runner: MakeRunner | None,
         devices: Sequence[str],
-        ops: Sequence[str] | None,
+        prepare: bool,
     ) -> Entered:
-        if devices:
+        if devices or cluster.device.type == "cpu":  # what its GPUs do is no reason against cores
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         if make_runner is not None:
             self._runner = make_runner(job, cluster, self._run_dir)
@@ -135,21 +131,19 @@ class NodeAgent:
         except InputError as error:
             return Entered(facts, (f"node {facts.host} is not used: {error}",))
         self._runner, self._share, self._measures = runner, NodeShare(runner), True
-        trouble = self.prepare(ops) if ops is not None else ""
+        trouble = self.prepare() if prepare else ""
         if trouble:
             return Entered(facts, (f"node {facts.host} is not used: {trouble}",))
         return Entered(facts, (), runner.meter)
 
-    def prepare(self, ops: Sequence[str]) -> str:
-        """Import the frameworks and load ops; return what this node lacks, or an empty string."""
-        from tuner.workload.node.rank_group import ServerError
-
+    def prepare(self) -> str:
+        """Import the frameworks; return what this node lacks, or an empty string."""
         if not self._measures:
             return ""
         try:
-            self._runner.prepare(ops)
-        except (InputError, ServerError) as error:
-            return f"a node cannot prepare for training: {str(error).splitlines()[0]}"
+            self._runner.prepare()
+        except InputError as error:
+            return str(error).splitlines()[0]
         return ""
 
     def busy(self) -> tuple[str, ...]:
@@ -165,7 +159,6 @@ class NodeAgent:
         gives it its next settings.
 
         Args:
-            request: the probe's request as JSON.
             peers: (name, actor) of the other nodes of the lease, in the order of their ranks.
             address: address at which they reach this node.
         """
@@ -216,11 +209,6 @@ class NodeAgent:
         """Return the process id of this actor."""
         return os.getpid()
 
-    def memory_bytes(self) -> int:
-        """Return the resident memory of this actor's process."""
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     def cancel(self) -> None:
         """End the running probe."""
         if self._measures:
@@ -250,9 +238,8 @@ def _without_folder(job: ScriptJob, copy: bytes | None) -> str:
 class _Dialogue:
     """Extendable probe that runs in a thread of its own.
 
-    Attributes:
-        reports: (True if it has ended, the record so far).
-        answers: the next settings, one tuple for each report of a probe that has not ended.
+    A report is (True if it has ended, the record so far); each report of a probe that has not ended
+    is answered by the next settings.
     """
 
     def __init__(self, run: Callable[[Continuation], ProbeRecord], meter: MeterInfo) -> None:
@@ -300,6 +287,15 @@ class _Leading:
         """Do nothing: the agent closes the runner."""
 
 
+def actor_is_gone(ray: Any) -> tuple[type[Exception], ...]:
+    """Return the errors by which Ray reports that an actor ended or cannot be reached.
+
+    An actor that Ray's memory monitor ended is reported as OutOfMemoryError, which is no
+    RayActorError, by every later call, too.
+    """
+    return ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError
+
+
 class RayPeer:
     """Peer (`tuner.workload.multi_node.peer.Peer`) through the actor of another node."""
 
@@ -316,7 +312,7 @@ class RayPeer:
             )
         except errors.GetTimeoutError as error:
             raise PeerLost(f"{self._name} did not answer within {limit_s:.0f} s") from error
-        except errors.RayActorError as error:
+        except actor_is_gone(self._ray) as error:
             raise PeerLost(f"{self._name} is gone: its agent ended") from error
         except errors.RayTaskError as error:
             # Ray hides the sentence of these in a traceback.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -29,19 +28,7 @@ from tuner.executors.ray_security import (
 )
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.clocks.elsewhere import COMMAND
 from tuner.workload.node.preflight import NodeFacts
-from tuner.workload.node.rights import RUN_AS
-
-__all__ = [
-    "JoinedRay",
-    "Survey",
-    "SurveyedNode",
-    "import_ray",
-    "join_ray",
-    "place_agent",
-    "survey",
-]
 
 #: A node that has not answered by then (worker start, imports) is left out.
 LOOK_S = 120.0
@@ -127,11 +114,7 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
 
 
 def _check_address(address: str) -> None:
-    """Check that an address accepts connections, because Ray would try for two minutes.
-
-    Raises:
-        InputError: it is no HOST:PORT, or no connection can be made.
-    """
+    """Check that an address accepts connections, because Ray would try for two minutes."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(
@@ -148,8 +131,6 @@ def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False)
     """Return a new agent actor on one node. It holds no resources: the lease of each probe does.
 
     Args:
-        node: Ray's id of the node.
-        run_dir: its run folder.
         calls: number of calls it serves at once.
         local: True if the node is this machine, where it must import the packages of this process.
     """
@@ -165,7 +146,6 @@ def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False)
             "env_vars": {
                 "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
                 "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-                **{name: os.environ[name] for name in (RUN_AS, COMMAND) if os.environ.get(name)},
             }
         },
     )
@@ -178,8 +158,6 @@ class SurveyedNode:
 
     Attributes:
         node: Ray's id of it.
-        address: its IP address.
-        facts: hardware, software and load, as inspected.
         devices: number of its devices that Ray may lease.
         refused: why it is not used, a sentence each.
     """
@@ -236,13 +214,15 @@ class Survey:
                 f"{node.devices} x {facts.kind or 'unknown'}",
                 f"driver {facts.driver}, {clocks}" if facts.driver else "no GPU driver",
                 f"compiler {facts.compiler or 'none'}",
+                f"{facts.cores:g} cores",
                 f"{facts.free_bytes / 2**30:.1f} of {facts.memory_bytes / 2**30:.1f} GiB free",
             ]
             verdict = "refused" if node.refused else "ready"
             lines.append(
                 f"node        {facts.host} ({node.address}): {', '.join(properties)}: {verdict}"
             )
-        warnings = [f"warning: {sentence}" for sentence in self.exposures]
+        sentences = [*filter(None, [n.facts.warning() for n in self.nodes if not n.refused])]
+        warnings = [f"warning: {sentence}" for sentence in (*sentences, *self.exposures)]
         return [*lines, *self.sentences(), *warnings]
 
     def to_json(self) -> dict[str, Any]:
@@ -283,7 +263,6 @@ def survey(
         address: "auto" or HOST:PORT.
         device_kind: the kind of device to use; by default the one with the most devices, GPUs
             first.
-        say: receives a sentence for each long step.
 
     Raises:
         InputError: no Ray answers.
@@ -324,7 +303,6 @@ def survey(
 
 
 def _leasable(node: dict[str, Any], facts: NodeFacts) -> int:
-    """Return the number of devices of a node that Ray may lease."""
     on_gpus = facts.cluster is not None and facts.cluster.device.type == "cuda"
     return int(node["Resources"].get("GPU" if on_gpus else "CPU", 0))
 

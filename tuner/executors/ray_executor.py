@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.executors.ray_agent import MakeRunner
+from tuner.executors.ray_agent import MakeRunner, actor_is_gone
 from tuner.executors.ray_cluster import LOOK_S, import_ray, join_ray
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.executors.ray_security import exposures
@@ -24,6 +24,8 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.workload.deepspeed_config import ops_needed
+from tuner.workload.node.ops import BUILD_LIMIT_S
 from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.probe import (
     Failure,
@@ -35,14 +37,14 @@ from tuner.workload.probe import (
 )
 from tuner.workload.runners import Continuation
 
-__all__ = ["RayExecutor"]
-
 #: Time an agent may take beyond the probe's own limit (reading meters, writing files) before it is
 #: sent a cancellation, and then before it is killed.
 _GRACE_S = 20.0
 _CANCEL_S = 10.0
 #: A lease that is not granted by then is given up, and its nodes are set aside for a while.
 _LEASE_S, _ASIDE_S = 60.0, 30.0
+#: A node that failed (damaged GPUs, a full disk) is tried again after this time.
+_ASIDE_FAILED_S = 600.0
 #: A probe for which no node became free for this long fails; the study continues with the next.
 _NO_NODE_S = 600.0
 #: A probe that needs more nodes than the cluster has left fails after this time; smaller ones are
@@ -86,7 +88,6 @@ class Queued:
     """A probe that waits for slots.
 
     Attributes:
-        request: the probe's request.
         since_s: time since which it waits.
         short_s: time since which the cluster has fewer nodes than it needs; 0 while it has enough.
     """
@@ -100,16 +101,12 @@ class RayExecutor:
     """Executor that runs probes on every node of a Ray cluster that has the cluster's devices.
 
     Args:
-        job: the training job.
         cluster: the kind of node; a probe whose ranks fit into one is given one.
         run_dir: folder of logs and power samples (on the agent's node).
         address: "auto" joins a running Ray, HOST:PORT joins that one, None starts one here.
         make_runner: makes the runner of each node; None for the one that measures.
         copy: the folder of the job's script, packed, for nodes that do not have it.
         say: receives a sentence for each long step and for each node that is not used.
-
-    Attributes:
-        pool: the nodes in use.
 
     Raises:
         InputError: Ray is not installed, does not answer, or has no node with the devices.
@@ -127,7 +124,7 @@ class RayExecutor:
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._ray = ray = import_ray()
-        self._cluster, self._say = cluster, say
+        self._job, self._cluster, self._say = job, cluster, say
         self._run_dir = Path(run_dir).resolve()
         self._flights: list[Flight] = []
         self._queue: deque[Queued] = deque()
@@ -196,18 +193,14 @@ class RayExecutor:
         """Names of the nodes in use, each once."""
         return self.pool.names
 
-    def prepare(self, ops: Sequence[str] = ()) -> None:
-        """Import the frameworks and load DeepSpeed ops on every node; drop those that cannot.
+    def prepare(self) -> None:
+        """Import the frameworks on every node; drop those that cannot.
 
         Raises:
             InputError: no node can; the sentence is the first one's.
         """
-        loading = "".join(f" and loading {op}" for op in ops)
-        self._say(
-            f"importing torch, deepspeed and transformers{loading}, once for all probes (an op is "
-            "compiled once a machine, up to a minute)"
-        )
-        self.pool.prepare(ops)
+        self._say("importing torch, deepspeed and transformers, once for all probes")
+        self.pool.prepare()
 
     def submit(self, request: ProbeRequest) -> None:
         self._queue.append(Queued(request))
@@ -308,6 +301,8 @@ class RayExecutor:
         peers = [(f"node {slot.name}", slot.agent) for slot in others]
         flight.result = lead.agent.run.remote(flight.request.to_json(), peers, lead.address)
         flight.deadline_s = time.monotonic() + flight.request.time_limit_s + _GRACE_S
+        if ops_needed(flight.request.launch, self._job):  # which the node may have to compile
+            flight.deadline_s += BUILD_LIMIT_S
 
     def _tick(self) -> None:
         """Handle whatever has changed; wait half a second at most."""
@@ -336,26 +331,26 @@ class RayExecutor:
         if flight.lease.wait(timeout_seconds=0.01):
             self._launch(flight)
         elif time.monotonic() - flight.since_s > _LEASE_S:
-            self._release(flight, aside=True)
+            self._release(flight, aside_s=_ASIDE_S)
             if not self.pool.drop_unreachable(flight.slots):
                 names = ", ".join(slot.name for slot in flight.slots)
                 self._say(f"{names} did not come free within {_LEASE_S:.0f} s; others use it")
             self._queue.appendleft(Queued(flight.request, flight.since_s))
 
-    def _release(self, flight: Flight, *, aside: bool = False) -> None:
+    def _release(self, flight: Flight, *, aside_s: float = 0.0) -> None:
         self._flights.remove(flight)
         self._ray.util.remove_placement_group(flight.lease)
         for slot in flight.slots:
             slot.taken = False
-            if aside:
-                slot.aside_s = time.monotonic() + _ASIDE_S
+            if aside_s:
+                slot.aside_s = time.monotonic() + aside_s
 
     def _land(self, flight: Flight) -> None:
         """Handle an agent's answer: a record, a request for settings, or the loss of its node."""
         lead = flight.slots[0]
         try:
             answer = self._ray.get(flight.result)
-        except self._ray.exceptions.RayActorError as error:
+        except actor_is_gone(self._ray) as error:
             now_s = time.monotonic()
             flight.unreachable_s = flight.unreachable_s or now_s
             waited_s = now_s - flight.unreachable_s
@@ -364,7 +359,7 @@ class RayExecutor:
                 flight.result, flight.ask_s = None, now_s + _ASK_AGAIN_S
                 return
             self._release(flight)
-            self._lost(flight, str(error).strip().splitlines()[0])
+            self._lost(flight, error)
         except self._ray.exceptions.RayError as error:
             self._release(flight)
             sentence = f"the agent failed: {type(error).__name__}"
@@ -376,13 +371,18 @@ class RayExecutor:
                 self._fail(flight.request, "node", sentence, measured=flight.measured)
             elif "busy" in answer:
                 self._say(f"{lead.name} is set aside: {answer['busy']}")
-                self._release(flight, aside=True)
+                self._release(flight, aside_s=_ASIDE_S)
                 self._queue.appendleft(Queued(flight.request, flight.since_s))
             elif "visited" in answer:
                 self._further(flight, ProbeRecord.from_json(answer["visited"]))
             else:
-                self._release(flight)
-                self._done.append(ProbeRecord.from_json(answer))
+                record = ProbeRecord.from_json(answer)
+                failed = record.failure is not None and record.failure.kind == "node"
+                aside = failed and self.pool.has_others(flight.slots)
+                if aside and record.failure is not None:
+                    self._say(f"{lead.name} is set aside: {record.failure.message}")
+                self._release(flight, aside_s=_ASIDE_FAILED_S if aside else 0.0)
+                self._done.append(record)
 
     def _further(self, flight: Flight, so_far: ProbeRecord) -> None:
         """Get the next settings of an extendable probe, and pass them to its agent."""
@@ -399,7 +399,7 @@ class RayExecutor:
             request.probe_id, [live.to_json() for live in more]
         )
 
-    def _lost(self, flight: Flight, reason: str) -> None:
+    def _lost(self, flight: Flight, error: Exception) -> None:
         """Fail a probe whose lead agent died, and replace the agent if its node is still there."""
         lead, *others = flight.slots
         for slot in others:
@@ -410,10 +410,16 @@ class RayExecutor:
             self._refresh_nodes()
             self._say(f"node {lead.name} left the Ray cluster; {len(self.nodes)} are in use")
             sentence = f"node lost: {lead.name} left the Ray cluster while it measured"
-            self._fail(flight.request, "node", sentence, measured=flight.measured)
+            self._fail(flight.request, "node", sentence, "", flight.measured, lead.name)
             return
         kind: FailureKind = "time_limit" if flight.cancelled else "crash"
-        sentence = f"the node agent died: {reason}"
+        sentence = f"the node agent died: {str(error).strip().splitlines()[0]}"
+        if isinstance(error, self._ray.exceptions.OutOfMemoryError):
+            kind = "out_of_memory"
+            sentence = (
+                "out of host memory: Ray's memory monitor ended the node agent before the kernel "
+                "ended a rank; start Ray with RAY_memory_monitor_refresh_ms=0"
+            )
         self._fail(flight.request, kind, sentence, measured=flight.measured)
         self.pool.replace_agent(lead)
 
@@ -438,6 +444,8 @@ class RayExecutor:
         sentence: str,
         log: str = "",
         measured: tuple[Measurement, ...] = (),
+        host: str = "",
     ) -> None:
         failure = Failure(kind, sentence, log)
-        self._done.append(partial_record(request, measured, self.meter, failure))
+        record = partial_record(request, measured, self.meter, failure)
+        self._done.append(replace(record, host=host))

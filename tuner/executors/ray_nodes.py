@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.executors.ray_agent import Entered, MakeRunner
+from tuner.executors.ray_agent import Entered, MakeRunner, actor_is_gone
 from tuner.executors.ray_cluster import LOOK_S, place_agent
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.probe import MeterInfo
-
-__all__ = ["NodePool", "Slot"]
 
 #: Period at which Ray is asked for its nodes.
 _NODES_S = 5.0
@@ -36,11 +34,9 @@ class Slot:
 
     Attributes:
         node: Ray's id of the node.
-        name, address: of the node.
         agent: the actor that runs the probe.
         amount: number of devices to lease.
         devices: UUIDs of the agent's GPUs; empty for all of the node.
-        taken: True while a probe has it.
         aside_s: time until which it is not used, on the monotonic clock.
         asked_s: time at which its agent was asked to enter.
     """
@@ -64,9 +60,6 @@ class NodePool:
     """Slots on the nodes of a Ray cluster that have the cluster's devices.
 
     Args:
-        ray: the package, connected to the cluster.
-        job: the training job.
-        cluster: the kind of node to use.
         run_dir: folder of logs and power samples, on each node.
         make_runner: makes the runner of each node; None for the one that measures.
         local: True if Ray was started here, for this study only.
@@ -74,7 +67,6 @@ class NodePool:
         say: receives a sentence for each node that is not used or left, and for each warning.
 
     Attributes:
-        slots: those in use.
         meter: the source of energy figures that all nodes share; None until one is admitted.
         refusals: why nodes are not used, a sentence each.
     """
@@ -104,7 +96,7 @@ class NodePool:
         self._listed: dict[str, dict[str, Any]] = {}  # nodes that were asked, as Ray lists them
         self._busy_until_s: dict[str, float] = {}
         self._refreshed_s = 0.0
-        self._ops: tuple[str, ...] | None = None  # until `prepare`
+        self._prepared = False
         self._warned: set[str] = set()
 
     @property
@@ -118,6 +110,12 @@ class NodePool:
         since_s = time.monotonic() - LOOK_S
         entering = [slot for slot in self._entering.values() if slot.asked_s >= since_s]
         return {slot.node for slot in (*self.slots, *entering)}
+
+    def has_others(self, slots: Sequence[Slot]) -> bool:
+        """Return True if as many slots beside these are not set aside, on nodes of their own."""
+        now_s = time.monotonic()
+        left = {s.node for s in self.slots if s.aside_s <= now_s and s not in slots}
+        return len(left) >= len(slots)
 
     @property
     def is_stale(self) -> bool:
@@ -167,6 +165,9 @@ class NodePool:
                 self._refuse(slot, f"node {slot.name} is not used: its agent failed ({last_line})")
                 continue
             self.warn_of_exposures(entered.exposures)
+            if (few := entered.facts.warning(self._cluster)) and few not in self._warned:
+                self._warned.add(few)
+                self._say(f"warning: {few}")
             reason = self.reason_to_refuse(entered)
             if reason:
                 self._refuse(slot, reason)
@@ -197,14 +198,14 @@ class NodePool:
             )
         return ""
 
-    def prepare(self, ops: Sequence[str]) -> None:
-        """Import the frameworks and load DeepSpeed ops on every node; drop those that cannot.
+    def prepare(self) -> None:
+        """Import the frameworks on every node; drop those that cannot.
 
         Raises:
             InputError: no node can; the sentence is the first one's.
         """
-        self._ops = tuple(ops)
-        answers = [slot.agent.prepare.remote(self._ops) for slot in self.slots]
+        self._prepared = True
+        answers = [slot.agent.prepare.remote() for slot in self.slots]
         troubles = []
         for slot, answer in zip(list(self.slots), answers, strict=True):
             try:
@@ -230,7 +231,7 @@ class NodePool:
         for answer in ready:
             try:
                 self._ray.get(answer)
-            except self._ray.exceptions.RayActorError:
+            except actor_is_gone(self._ray):
                 gone.append(answers[answer])
         for slot in gone:
             self.drop_agent(slot.agent)
@@ -278,7 +279,7 @@ class NodePool:
     def _ask(self, slot: Slot) -> None:
         slot.asked_s = time.monotonic()
         answer = slot.agent.enter.remote(
-            self._job, self._cluster, self._make_runner, slot.devices, self._ops, self._copy
+            self._job, self._cluster, self._make_runner, slot.devices, self._prepared, self._copy
         )
         self._entering[answer] = slot
 
@@ -304,8 +305,10 @@ class NodePool:
             return
         gpus = entered.facts.gpus
         parts = min(parts, len(gpus) // each)
-        if entered.meter.scope != "node" and parts > 1 and not slot.devices:
-            # An agent for each part, with GPUs of its own.
+        if cores := entered.facts.cores:  # parts train at the same time
+            parts = max(1, min(parts, int(cores // each)))
+        if entered.meter.scope != "node" and len(gpus) > each and not slot.devices:
+            # An agent for each part, with GPUs of its own, also for one: the others are not its.
             self._ray.kill(slot.agent)
             for part in range(parts):
                 new = self._place(node, gpus[part * each : (part + 1) * each])

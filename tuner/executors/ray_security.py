@@ -19,17 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-
-__all__ = [
-    "PACKAGES_FOLDER",
-    "exposures",
-    "foreign_package",
-    "import_folder",
-    "private_folder",
-    "reload_authentication",
-    "starting",
-    "strip_token",
-]
+from tuner.workload.node.host import ends_as_one
 
 #: Folder that holds the package `tuner`: site-packages, or a checkout.
 PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
@@ -37,8 +27,13 @@ PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 _FIRST_WITH_TOKEN = (2, 52)
 _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 #: Unless the user chose otherwise: Ray lowers the priority of its workers, and ranks inherit it, so
-#: a measurement would yield to every other process of the machine.
-_DEFAULTS = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+#: a measurement would yield to every other process of the machine. Its memory monitor would end the
+#: agent where offload fills the host's memory; without it the kernel ends a rank.
+_DEFAULTS = {
+    "RAY_worker_niceness": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 #: The path of a socket holds 107 bytes, and ours and Ray's names below the parent folder
 #: (jf-XXXXXXXX/r/session_DATE_TIME_PID/sockets/plasma_store) take up to 78 of them.
 _LONGEST_PARENT_BYTES = 29
@@ -70,10 +65,6 @@ def starting(ray: Any, folder: str | Path) -> Iterator[dict[str, Any]]:
     The environment and the current folder are changed for the duration of the context, because
     Ray hands both to its workers; the token remains in the memory of this process afterwards.
 
-    Args:
-        ray: the package.
-        folder: a private folder.
-
     Raises:
         InputError: this release of Ray has no token authentication.
     """
@@ -97,6 +88,8 @@ def starting(ray: Any, folder: str | Path) -> Iterator[dict[str, Any]]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
+    if ends_as_one() and "RAY_memory_monitor_refresh_ms" not in os.environ:
+        del variables["RAY_memory_monitor_refresh_ms"]  # the kernel would end the study, too
     before = dict(os.environ)
     # Where clusters are off, as on macOS, Ray gives its node the loopback address, and its servers
     # then listen there only. It replaces the address 127.0.0.1 in `ray.init` by another one.

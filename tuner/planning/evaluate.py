@@ -19,8 +19,6 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import SearchSpace
 
-__all__ = ["Evaluated", "evaluate"]
-
 #: A launch with its live settings.
 Group = tuple[Settings, tuple[Settings, ...]]
 
@@ -35,12 +33,10 @@ class Evaluated:
     """Predictions of one space on one cluster.
 
     Attributes:
-        configurations: those kept.
         log_time, log_power: of a step, in s and W, (n,).
         memory_bytes: peak of the fullest rank, (n,).
         listed: True for those on a front or in the sample, which a result lists, (n,); the others
             are close behind the front.
-        count: number of configurations predicted.
         fitting: number of those that fit in memory.
         least_bytes: smallest predicted peak of all.
     """
@@ -61,12 +57,7 @@ class Evaluated:
 
 
 class _Kept:
-    """Configurations kept so far, as arrays that shrink after each block.
-
-    Args:
-        slack: distance behind the front (log, on the better axis) within which one is kept.
-        seed: of the sample.
-    """
+    """Configurations kept so far, as arrays that shrink after each block."""
 
     def __init__(self, slack: float, seed: int) -> None:
         self._slack, self._rng = slack, np.random.default_rng(seed)
@@ -74,12 +65,7 @@ class _Kept:
         self.figures = np.empty((0, 4))  # log time, log power, memory, key of the sample
 
     def add(self, figures: np.ndarray, configuration: Callable[[int], Configuration]) -> None:
-        """Add the configurations of a block.
-
-        Args:
-            figures: the first three columns.
-            configuration: returns the configuration of a row of `figures`.
-        """
+        """Add the configurations of a block."""
         keys = self._rng.random((len(figures), 1))
         both = np.vstack([self.figures, np.hstack([figures, keys])])
         front, near, sample = self._parts(both)
@@ -146,11 +132,8 @@ def evaluate(
 
     Args:
         job: what is trained; its model and sequence length must be known.
-        cluster: where.
-        space: the search space.
         gpus: only configurations of this number of GPUs; of any number if None.
         slack: distance behind the front (log, on the better axis) within which one is kept.
-        seed: of the sample.
         on_block: called with the number of configurations predicted so far.
 
     Raises:
@@ -161,12 +144,16 @@ def evaluate(
     count = fitting = 0
     least = np.inf
     for block in _blocks(space.groups(job, cluster, gpus=gpus)):
-        said = model.predict_groups(block)
-        fits = np.flatnonzero(_fits(said, cluster))
-        count, fitting = count + len(said.step_time_s), fitting + len(fits)
-        least = min(least, float(said.memory_bytes.min()))
+        prediction = model.predict_groups(block)
+        fits = np.flatnonzero(_fits(prediction, cluster))
+        count, fitting = count + len(prediction.step_time_s), fitting + len(fits)
+        least = min(least, float(prediction.memory_bytes.min()))
         figures = np.column_stack(
-            [np.log(said.step_time_s[fits]), np.log(said.power_W[fits]), said.memory_bytes[fits]]
+            [
+                np.log(prediction.step_time_s[fits]),
+                np.log(prediction.power_W[fits]),
+                prediction.memory_bytes[fits],
+            ]
         )
         starts = np.cumsum([0, *(len(lives) for _, lives in block)])
         kept.add(figures, lambda row, b=block, s=starts, f=fits: _numbered(b, s, int(f[row])))  # type: ignore[misc]
@@ -204,13 +191,13 @@ def _blocks(groups: Iterator[Group]) -> Iterator[list[Group]]:
         yield block
 
 
-def _fits(said: Prediction, cluster: Cluster) -> np.ndarray:
+def _fits(prediction: Prediction, cluster: Cluster) -> np.ndarray:
     """Return which predicted peaks fit the device and its host; on a CPU there is no hard limit."""
-    fits = np.ones(len(said.memory_bytes), dtype=bool)
+    fits = np.ones(len(prediction.memory_bytes), dtype=bool)
     if cluster.device.type == "cpu":
         return fits
     if cluster.device.memory_bytes:
-        fits &= said.memory_bytes <= cluster.device.memory_bytes
-    if cluster.host_memory_bytes and len(said.host_memory_bytes):
-        fits &= said.host_memory_bytes <= cluster.host_memory_bytes
+        fits &= prediction.memory_bytes <= cluster.device.memory_bytes
+    if cluster.host_memory_bytes and len(prediction.host_memory_bytes):
+        fits &= prediction.host_memory_bytes <= cluster.host_memory_bytes
     return fits

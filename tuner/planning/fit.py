@@ -27,8 +27,6 @@ from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import SearchSpace, default_configuration, load_space
 
-__all__ = ["Change", "Fit", "Most", "fit"]
-
 #: Probability from which a configuration is said to fit, and from which that is called sure.
 LIKELY, SURE = 0.5, 0.9
 #: The longest sequence is sought in steps of this many tokens per sequence-parallel rank.
@@ -65,12 +63,9 @@ class Change:
     """Configuration that fits, compared with the one that was asked about.
 
     Attributes:
-        configuration: the configuration.
         knobs: names of the launch knobs that differ.
         probability: of fitting.
         memory_bytes: predicted peak of the fullest rank's device.
-        step_time_s: predicted seconds of a step.
-        energy_J: predicted joules of a step.
         time_ratio, energy_ratio: both over those of the configuration that was asked about, as if
             that had room.
     """
@@ -90,7 +85,6 @@ class Fit:
     """Answer to whether a configuration of a job fits in memory; every figure is predicted.
 
     Attributes:
-        job, cluster, configuration: what was asked.
         space: name of the space whose configurations were tried.
         parts: bytes by part on the fullest rank's device (`DEVICE_PARTS`).
         capacity_bytes: memory of one device, or a rank's share of a CPU node.
@@ -197,8 +191,7 @@ def fit(
             f"whether job {job.name!r} fits cannot be predicted: its model and sequence length "
             "are not known"
         )
-    cluster = cluster_of(cluster)
-    leased = cluster
+    leased = cluster = cluster_of(cluster)
     if gpus is not None:
         cluster = enlarged(cluster, gpus)
         leased = replace(cluster, devices_per_node=min(gpus, cluster.devices_per_node))
@@ -208,9 +201,9 @@ def fit(
     if phrases := broken_rules(configuration, job, cluster):
         raise InvalidConfiguration(configuration.short, phrases)
     searched = _launches_alone(load_space(space))
-    asked = _Asked(job, cluster, configuration)
-    breakdown = asked.model.breakdown(configuration)
-    probability = float(asked.probabilities(asked.said, [configuration])[0])
+    request = _Request(job, cluster, configuration)
+    breakdown = request.model.breakdown(configuration)
+    probability = float(request.probabilities(request.prediction, [configuration])[0])
     return Fit(
         job=job,
         cluster=cluster,
@@ -220,11 +213,11 @@ def fit(
         capacity_bytes=float(_capacity(cluster, [configuration])[0]),
         host_memory_bytes=breakdown.host_memory_bytes,
         probability=probability,
-        micro_batch=_largest_micro_batch(asked),
-        sequence_length=_longest_sequence(asked),
-        fewest_gpus=_fewest_gpus(asked, searched),
-        fewest_replicas=_fewest_replicas(asked),
-        changes=_changes(asked, searched) if probability < SURE else (),
+        micro_batch=_largest_micro_batch(request),
+        sequence_length=_longest_sequence(request),
+        fewest_gpus=_fewest_gpus(request, searched),
+        fewest_replicas=_fewest_replicas(request),
+        changes=_changes(request, searched) if probability < SURE else (),
         known_error=tuple(
             check.sentence for check in known_errors(cluster.device) if "memory" in check.what
         ),
@@ -240,44 +233,47 @@ def _capacity(cluster: Cluster, configurations: Sequence[Configuration]) -> np.n
     return each * cluster.devices_per_node / np.minimum(ranks, cluster.devices_per_node)
 
 
-class _Asked:
-    """Configuration that was asked about, with its prediction.
-
-    Args:
-        job, cluster, configuration: what was asked.
-    """
+class _Request:
+    """Configuration that was asked about, with its prediction."""
 
     def __init__(self, job: TrainingJob, cluster: Cluster, configuration: Configuration) -> None:
         self.job, self.cluster, self.configuration = job, cluster, configuration
         self.model = AnalyticModel(job, cluster)
-        self.said = self.model.predict([configuration])
+        self.prediction = self.model.predict([configuration])
 
-    def on(self, cluster: Cluster) -> _Asked:
+    def on(self, cluster: Cluster) -> _Request:
         """Return the same question on another cluster."""
-        return _Asked(self.job, cluster, self.configuration)
+        return _Request(self.job, cluster, self.configuration)
 
     def probabilities(
-        self, said: Prediction, configurations: Sequence[Configuration]
+        self, prediction: Prediction, configurations: Sequence[Configuration]
     ) -> np.ndarray:
         """Return the probability that each predicted peak fits; 0 if the host has no room."""
-        share = said.memory_bytes / _capacity(self.cluster, configurations)
-        chance = MemoryMargin(1.0).probability_of_fitting(share)
+        share = prediction.memory_bytes / _capacity(self.cluster, configurations)
+        probability = MemoryMargin(1.0).probability_of_fitting(share)
         host = self.cluster.host_memory_bytes
-        return np.where(said.host_memory_bytes > host, 0.0, chance) if host else chance
+        return (
+            np.where(prediction.host_memory_bytes > host, 0.0, probability) if host else probability
+        )
 
-    def change_to(self, configuration: Configuration, said: Prediction, chance: float) -> Change:
+    def change_to(
+        self, configuration: Configuration, prediction: Prediction, probability: float
+    ) -> Change:
         """Return a configuration as a change of the one that was asked about."""
-        time, energy = float(said.step_time_s[0]), float(said.step_time_s[0] * said.power_W[0])
-        now = float(self.said.step_time_s[0])
+        time, energy = (
+            float(prediction.step_time_s[0]),
+            float(prediction.step_time_s[0] * prediction.power_W[0]),
+        )
+        now = float(self.prediction.step_time_s[0])
         return Change(
             configuration=configuration,
             knobs=_differing(configuration, self.configuration),
-            probability=chance,
-            memory_bytes=float(said.memory_bytes[0]),
+            probability=probability,
+            memory_bytes=float(prediction.memory_bytes[0]),
             step_time_s=time,
             energy_J=energy,
             time_ratio=time / now,
-            energy_ratio=energy / float(now * self.said.power_W[0]),
+            energy_ratio=energy / float(now * self.prediction.power_W[0]),
         )
 
 
@@ -301,38 +297,43 @@ def _with(configuration: Configuration, **values: int) -> Configuration:
     return Configuration(Settings(configuration.launch, **values), configuration.live)
 
 
-def _largest_micro_batch(asked: _Asked) -> Most:
+def _largest_micro_batch(request: _Request) -> Most:
     """Return the largest micro-batch that divides the replica's share of the global batch."""
-    job = asked.job.at(asked.configuration)
-    share = job.global_batch // asked.configuration.data_parallel
+    job = request.job.at(request.configuration)
+    share = job.global_batch // request.configuration.data_parallel
     valid = [
         c
         for c in (
-            _with(asked.configuration, micro_batch=n) for n in range(1, share + 1) if share % n == 0
+            _with(request.configuration, micro_batch=n)
+            for n in range(1, share + 1)
+            if share % n == 0
         )
-        if not broken_rules(c, asked.job, asked.cluster)
+        if not broken_rules(c, request.job, request.cluster)
     ]
-    chance = asked.probabilities(asked.model.predict(valid), valid)
+    probability = request.probabilities(request.model.predict(valid), valid)
     likely, sure = (
-        max((c.micro_batch for c, p in zip(valid, chance, strict=True) if p >= least), default=0)
+        max(
+            (c.micro_batch for c, p in zip(valid, probability, strict=True) if p >= least),
+            default=0,
+        )
         for least in (LIKELY, SURE)
     )
     return Most(likely, sure, capped=sure == max(c.micro_batch for c in valid))
 
 
-def _longest_sequence(asked: _Asked) -> Most:
+def _longest_sequence(request: _Request) -> Most:
     """Return the longest sequence, in whole steps of `TOKENS` a sequence-parallel rank."""
-    step = TOKENS * asked.configuration.sequence_parallel
-    facts = facts_of(asked.job)
+    step = TOKENS * request.configuration.sequence_parallel
+    facts = facts_of(request.job)
     limit = facts.positions if facts.learned_positions and facts.positions else LONGEST
     most = limit // step
 
     def fits(count: int, least: float) -> bool:
-        longer = replace(asked.job, sequence_length=count * step)
-        there = _Asked(longer, asked.cluster, asked.configuration)
-        chance = there.probabilities(there.said, [asked.configuration])[0]
-        return bool(chance >= least) and not broken_rules(
-            asked.configuration, longer, there.cluster
+        longer = replace(request.job, sequence_length=count * step)
+        there = _Request(longer, request.cluster, request.configuration)
+        probability = there.probabilities(there.prediction, [request.configuration])[0]
+        return bool(probability >= least) and not broken_rules(
+            request.configuration, longer, there.cluster
         )
 
     found = []
@@ -346,7 +347,7 @@ def _longest_sequence(asked: _Asked) -> Most:
             low, high = (middle, high) if fits(middle, least) else (low, middle)
         found.append(low)
     # Video alone takes its tokens: a shorter sequence cannot hold it.
-    least_tokens = facts.vision.tokens_of(asked.job.frames) if facts.vision else 0
+    least_tokens = facts.vision.tokens_of(request.job.frames) if facts.vision else 0
     likely, sure = (n * step if n * step > least_tokens else 0 for n in found)
     return Most(likely, sure, capped=sure == most * step)
 
@@ -361,45 +362,49 @@ def _sizes(cluster: Cluster) -> Iterator[int]:
         size *= 2
 
 
-def _launches(asked: _Asked, space: SearchSpace) -> list[Configuration]:
+def _launches(request: _Request, space: SearchSpace) -> list[Configuration]:
     """Return the launches of a space, with what is left alone as asked; none if it has none."""
-    kept = {n: v for n in _KEPT if (v := asked.configuration.launch.get(n)) is not None}
+    kept = {n: v for n in _KEPT if (v := request.configuration.launch.get(n)) is not None}
     try:
         return [
-            Configuration(Settings(launch, **kept), asked.configuration.live)
-            for launch, _ in space.groups(asked.job, asked.cluster)
+            Configuration(Settings(launch, **kept), request.configuration.live)
+            for launch, _ in space.groups(request.job, request.cluster)
         ]
     except InputError:
         return []
 
 
-def _fitting(asked: _Asked, configurations: Sequence[Configuration]) -> list[Change]:
+def _fitting(request: _Request, configurations: Sequence[Configuration]) -> list[Change]:
     """Return the configurations that fit, the fastest first; only sure ones if there are any."""
     if not configurations:
         return []
-    said = asked.model.predict(configurations)
-    chance = asked.probabilities(said, configurations)
-    rows = np.flatnonzero(chance >= (SURE if (chance >= SURE).any() else LIKELY))
+    prediction = request.model.predict(configurations)
+    probability = request.probabilities(prediction, configurations)
+    rows = np.flatnonzero(probability >= (SURE if (probability >= SURE).any() else LIKELY))
     return [
-        asked.change_to(
+        request.change_to(
             configurations[row],
-            Prediction(said.step_time_s[[row]], said.power_W[[row]], said.memory_bytes[[row]]),
-            float(chance[row]),
+            Prediction(
+                prediction.step_time_s[[row]],
+                prediction.power_W[[row]],
+                prediction.memory_bytes[[row]],
+            ),
+            float(probability[row]),
         )
-        for row in rows[np.argsort(said.step_time_s[rows], kind="stable")]
+        for row in rows[np.argsort(prediction.step_time_s[rows], kind="stable")]
     ]
 
 
-def _fewest_gpus(asked: _Asked, space: SearchSpace) -> tuple[int, Change] | None:
+def _fewest_gpus(request: _Request, space: SearchSpace) -> tuple[int, Change] | None:
     """Return the fewest GPUs on which a configuration of the space fits.
 
     Of those on so few GPUs it is the fastest of the ones that differ in the fewest knobs.
     """
-    on: dict[int, tuple[_Asked, list[Configuration]]] = {}
-    for size in _sizes(asked.cluster):
-        cluster = enlarged(asked.cluster, size)
+    on: dict[int, tuple[_Request, list[Configuration]]] = {}
+    for size in _sizes(request.cluster):
+        cluster = enlarged(request.cluster, size)
         if cluster.nodes not in on:
-            there = asked.on(cluster)
+            there = request.on(cluster)
             on[cluster.nodes] = there, _launches(there, space)
         there, every = on[cluster.nodes]
         found = _fitting(there, [c for c in every if c.world_size == size])
@@ -408,14 +413,14 @@ def _fewest_gpus(asked: _Asked, space: SearchSpace) -> tuple[int, Change] | None
     return None
 
 
-def _fewest_replicas(asked: _Asked) -> int | None:
+def _fewest_replicas(request: _Request) -> int | None:
     """Return the fewest GPUs if only the number of replicas changes."""
-    one = asked.configuration.world_size // asked.configuration.data_parallel
-    for size in _sizes(asked.cluster):
+    one = request.configuration.world_size // request.configuration.data_parallel
+    for size in _sizes(request.cluster):
         if size % one:
             continue
-        there = asked.on(enlarged(asked.cluster, size))
-        changed = _with(asked.configuration, data_parallel=size // one)
+        there = request.on(enlarged(request.cluster, size))
+        changed = _with(request.configuration, data_parallel=size // one)
         if broken_rules(changed, there.job, there.cluster):
             continue
         if there.probabilities(there.model.predict([changed]), [changed])[0] >= LIKELY:
@@ -423,15 +428,15 @@ def _fewest_replicas(asked: _Asked) -> int | None:
     return None
 
 
-def _changes(asked: _Asked, space: SearchSpace) -> tuple[Change, ...]:
+def _changes(request: _Request, space: SearchSpace) -> tuple[Change, ...]:
     """Return the fastest change by each number of knobs, as long as more knobs are worth it.
 
     The number of GPUs stays if anything fits on as many.
     """
-    every = _launches(asked, space)
-    same = [c for c in every if c.world_size == asked.configuration.world_size]
+    every = _launches(request, space)
+    same = [c for c in every if c.world_size == request.configuration.world_size]
     best: dict[int, Change] = {}
-    for change in _fitting(asked, same) or _fitting(asked, every):
+    for change in _fitting(request, same) or _fitting(request, every):
         best.setdefault(len(change.knobs), change)
     found: list[Change] = []
     for number in sorted(best):

@@ -19,8 +19,6 @@ import numpy as np
 from tuner.models.analytic.known_error import error_parts
 from tuner.search_spaces.configuration import Configuration
 
-__all__ = ["ModelError", "Spread", "most_informative"]
-
 #: Live knobs whose error grows as their value falls.
 _FALLING = ("clock_MHz", "power_limit_W")
 #: Standard deviation of one measured launch (log): launches of one configuration differ by 0.5 to
@@ -51,7 +49,6 @@ class ModelError:
     """Joint error of the predictions of some configurations.
 
     Args:
-        configurations: the configurations.
         time, power: spreads; the known ones of the models if not given.
     """
 

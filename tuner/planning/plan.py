@@ -27,6 +27,7 @@ from tuner.problem.problem import versions
 from tuner.problem.study_spec import StudySpec
 from tuner.results.choice import decide, front_of
 from tuner.results.front_uncertainty import attainment_of
+from tuner.results.judge import Judge
 from tuner.results.parts import Attainment, Point, Spent
 from tuner.results.plan_facts import PlanFacts, SizeOfPlan
 from tuner.results.result import Result
@@ -35,8 +36,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import load_space
-
-__all__ = ["MOST_SIZES", "PROBES", "plan_result", "plan_table"]
 
 #: Joint draws: the standard error of a probability is at most 0.022.
 DRAWS = 500
@@ -65,13 +64,8 @@ def plan_table(
     """Predict every configuration of a space, on one cluster or on several sizes of it.
 
     Args:
-        job: what is trained.
-        cluster: where.
-        space: the search space's name or path.
-        baseline: what the user runs today.
         gpus: numbers of GPUs; none for every number up to the cluster's.
         allow_changed_training: predict also what changes what is learnt.
-        seed: of the draws and of the sample.
         on_block: called with the number of configurations predicted so far.
 
     Raises:
@@ -185,13 +179,13 @@ def _with_baseline(
     """Return the evaluation with the baseline in it, and the baseline's number."""
     if baseline in found.configurations:
         return found, found.configurations.index(baseline)
-    said = AnalyticModel(job, cluster).predict([baseline])
+    prediction = AnalyticModel(job, cluster).predict([baseline])
     added = replace(
         found,
         configurations=(*found.configurations, baseline),
-        log_time=np.append(found.log_time, np.log(said.step_time_s)),
-        log_power=np.append(found.log_power, np.log(said.power_W)),
-        memory_bytes=np.append(found.memory_bytes, said.memory_bytes),
+        log_time=np.append(found.log_time, np.log(prediction.step_time_s)),
+        log_power=np.append(found.log_power, np.log(prediction.power_W)),
+        memory_bytes=np.append(found.memory_bytes, prediction.memory_bytes),
         listed=np.append(found.listed, True),
     )
     return added, len(found.configurations)
@@ -226,19 +220,13 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
         # It would run out of memory: shown for comparison, never chosen.
         points = tuple(p for p in points if p is not baseline)
     constraints = spec.constraints.relative_to(baseline.time_to_solution_s)
-    front = front_of(points)
-    best, choice = decide(points, front, constraints)
-    _, today = decide([baseline], [baseline], constraints)
-    choice = replace(
-        choice,
-        baseline_met=today.met,
-        baseline_value=today.objective_value,
-        baseline_p_met=today.p_all_met,
-    )
+    ratios = {r.configuration: (r.time_ratio_sd, r.energy_ratio_sd) for r in table.rows}
+    judge = Judge(points, baseline, constraints, problem.steps, ratio_sd=ratios)
+    best, choice = judge.choose()
     return Result(
         name=spec.name,
         run_dir=spec.run_dir,
-        front_points=front,
+        front_points=front_of(points),
         points=points,
         best=best,
         choice=choice,
@@ -256,8 +244,8 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
             table.seconds,
             _sizes(points, constraints, table.gpus),
             tuple(table.rows[row].configuration for row in table.probes),
-            {r.configuration: (r.time_ratio_sd, r.energy_ratio_sd) for r in table.rows},
         ),
+        judge=judge,
     )
 
 
@@ -268,7 +256,7 @@ def _sizes(
     for size in gpus:
         here = [point for point in points if point.configuration.world_size == size]
         front = front_of(here)
-        best, choice = decide(here, front, constraints)
+        best, choice = decide(here, constraints)
         if best is not None:
             least = min(front, key=lambda point: point.energy_to_solution_kJ)
             found.append(SizeOfPlan(size, best, choice, front[0], least))

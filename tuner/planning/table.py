@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
-from tuner.search_spaces.typed import strict_json
-
-__all__ = ["PLAN_FILE", "PlanRow", "PlanTable", "read_plan", "write_plan"]
+from tuner.search_spaces.typed import read_fields, strict_json
 
 #: Name of the file in a run folder.
 PLAN_FILE = "plan.json"
@@ -33,7 +31,6 @@ class PlanRow:
     """One configuration; every figure but the memory is of a logarithm.
 
     Attributes:
-        configuration: the configuration.
         log_time, log_power: of a step, s and W.
         time_se, power_se: standard errors.
         time_ratio_sd, energy_ratio_sd: of the ratio to the baseline.
@@ -60,7 +57,6 @@ class PlanTable:
         rows: the configurations that a result lists.
         baseline: number of the baseline's row.
         configurations, fitting: how many were predicted, and how many of them fit in memory.
-        seconds: time that it took.
         gpus: sizes that were asked for; empty for the whole cluster.
         probes: rows whose measurement would teach most, the baseline first.
         attainment: fields of the result's `Attainment`.
@@ -94,36 +90,27 @@ def read_plan(folder: Path) -> PlanTable:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it holds more than {MAX_BYTES // 2**20} MiB")
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data.pop("schema") != SCHEMA:
+        if data["schema"] != SCHEMA:
             raise InputError(f"{path} was written by a newer joulefront; this one reads {SCHEMA}")
-        rows = tuple(_row(row) for row in data.pop("rows"))
-        table = PlanTable(
-            rows=rows,
-            baseline=int(data["baseline"]),
-            configurations=int(data["configurations"]),
-            fitting=int(data["fitting"]),
-            seconds=float(data["seconds"]),
-            gpus=tuple(int(n) for n in data["gpus"]),
-            probes=tuple(int(n) for n in data["probes"]),
-            attainment={
-                name: int(value) if name == "draws" else tuple(map(_finite, value))
-                for name, value in data["attainment"].items()
-            },
-        )
+        table = read_fields(PlanTable, data, "plan", rows=_rows, attainment=_attainment)
         for number in (table.baseline, *table.probes):
-            if not 0 <= number < len(rows):
+            if not 0 <= number < len(table.rows):
                 raise ValueError(f"it has no row {number}")
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"cannot read the plan {path}: {error!r}") from error
     return table
 
 
-def _finite(value: float | None) -> float:
-    """Return a number of the file, in which an infinite one is null."""
-    return math.inf if value is None else float(value)
+def _rows(data: Iterable[Any]) -> tuple[PlanRow, ...]:
+    read = Configuration.from_json
+    return tuple(read_fields(PlanRow, row, "row of a plan", configuration=read) for row in data)
 
 
-def _row(data: Mapping[str, Any]) -> PlanRow:
-    names = [name for name in PlanRow.__dataclass_fields__ if name != "configuration"]
-    figures = {name: float(data[name]) for name in names}
-    return PlanRow(configuration=Configuration.from_json(data["configuration"]), **figures)
+def _attainment(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the file, in which an infinite number is null."""
+    return {
+        name: int(value)
+        if name == "draws"
+        else tuple(math.inf if number is None else float(number) for number in value)
+        for name, value in data.items()
+    }

@@ -23,8 +23,6 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.short_names import split_words, values_of
 
-__all__ = ["Baseline", "default_name", "is_default", "read_baseline"]
-
 #: Keys of DeepSpeed's JSON that say how the batch is split, which the knobs say.
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 #: Keys that change nothing of a step's work.
@@ -40,7 +38,6 @@ class Baseline:
     """Configuration that the user runs today.
 
     Attributes:
-        configuration: as knobs.
         name: a phrase for people: where it comes from.
         notes: what of it is no knob, or was taken otherwise, one sentence each.
     """

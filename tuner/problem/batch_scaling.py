@@ -18,8 +18,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.probe import Measurement, ProbeRecord
 
-__all__ = ["JobStepsPrior", "in_job_steps", "steps_a_job_step"]
-
 
 def steps_a_job_step(configuration: Configuration, job: TrainingJob | None) -> float:
     """Return the number of steps at the configuration's global batch that replace one of the job's.

@@ -12,8 +12,6 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.short_names import in_order, parse_words, short_name
 
-__all__ = ["named_configurations", "same_value"]
-
 
 def named_configurations(
     configurations: Sequence[Configuration], text: str, what: str
@@ -23,7 +21,6 @@ def named_configurations(
     A knob that the text leaves out has its default, or else is the same in all.
 
     Args:
-        configurations: to choose among.
         text: short words or KNOB=VALUE, in any order.
         what: name of these configurations in an error, in the plural.
 
@@ -58,9 +55,9 @@ def _is_default(configuration: Configuration, knob: str) -> bool:
     return value is None or (knob in KNOBS and value == KNOBS[knob].default)
 
 
-def same_value(value: Any, told: Any) -> bool:
+def same_value(value: Any, typed: Any) -> bool:
     """Compare a knob's value with what was typed, which is text for a recorded table's own knob."""
-    if isinstance(told, str) and not isinstance(value, str):
+    if isinstance(typed, str) and not isinstance(value, str):
         parts = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        return parts == told
-    return bool(value == told) or (told is None and value == "auto")
+        return parts == typed
+    return bool(value == typed) or (typed is None and value == "auto")

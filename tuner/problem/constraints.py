@@ -8,8 +8,6 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.options import check_options, declared_options, option
 
-__all__ = ["OBJECTIVES", "Constraints"]
-
 #: Objectives that the user can choose.
 OBJECTIVES = ("knee", "least-energy", "least-time", "least-edp", "least-cost", "least-carbon")
 

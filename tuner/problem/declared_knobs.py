@@ -11,9 +11,8 @@ from tuner.search_spaces.declared import Knob, check_knobs, fixed, parse_knob
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knob_packs import load_pack
 from tuner.workload.declared_knobs import program_knobs
-from tuner.workload.scripts.script_job import Script, ScriptJob
-
-__all__ = ["searched_knobs", "with_knobs"]
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.script_job import ScriptJob
 
 
 @overload
@@ -64,7 +63,6 @@ def searched_knobs(
     Args:
         job: the job, with every declared knob.
         plan: nothing is measured: the models predict.
-        allow_changed_training: search knobs that change what is learnt, too.
 
     Raises:
         InputError: a knob cannot be applied to this job.

@@ -15,8 +15,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
 from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["searched_space", "space_of_run"]
-
 SMALL, LARGE = "default", "large"
 
 
@@ -25,7 +23,6 @@ def searched_space(space: str | None, job: TrainingJob, cluster: Cluster) -> tup
 
     Args:
         space: the one that was named; None for the default.
-        job, cluster: of the run.
     """
     if space is not None:
         return space, ""

@@ -9,8 +9,6 @@ from tuner.search_spaces.cluster import Cluster, cluster_names, enlarged, load_c
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import SearchSpace, load_space, space_names
 
-__all__ = ["does_not_fit", "least_memory_bytes"]
-
 #: Multiples of the cluster's GPUs that are tried.
 MULTIPLES = (2, 4, 8, 16)
 
@@ -36,9 +34,6 @@ def does_not_fit(job: TrainingJob, cluster: Cluster, space: str, count: int, nee
     """Return a sentence: how much memory is missing, and which space, size or cluster has it.
 
     Args:
-        job: what is trained.
-        cluster: where it does not fit.
-        space: name of the space.
         count: number of its configurations.
         need: bytes that the smallest of them needs on a GPU.
     """

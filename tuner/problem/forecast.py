@@ -16,8 +16,6 @@ from tuner.models.simulated import Conditions
 from tuner.problem.problem import Problem
 from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
 
-__all__ = ["SearchForecast", "forecast"]
-
 #: Launches of a search on a space of the shipped ones until nothing is left that repays a probe,
 #: and pairs of launches that verify its choice (`python -m benchmarks.search`, own stop).
 USUAL_LAUNCHES, USUAL_PAIRS = 12, 3
@@ -37,7 +35,6 @@ class SearchForecast:
         energy_kJ: of all of them, in the scope of the models; None likewise.
         job_kJ: predicted energy of the whole training with the baseline; None likewise.
         devices: devices that are busy meanwhile.
-        device: their name.
         sets_clocks: clocks or power limits are changed, and put back.
     """
 
@@ -65,12 +62,7 @@ class SearchForecast:
 
 
 def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
-    """Return what a search on real devices takes.
-
-    Args:
-        problem: what is searched; it has a cluster.
-        settings: its limits.
-    """
+    """Return what a search on real devices takes."""
     cluster = problem.cluster
     assert cluster is not None
     live = any(configuration.live for configuration in problem.candidates)

@@ -14,13 +14,13 @@ from tuner.problem.default_space import searched_space
 from tuner.problem.knob_report import knobs_in_play
 from tuner.problem.problem import REAL_COST, Problem, space_section
 from tuner.problem.run_folder import plain
-from tuner.problem.scale_out_space import target_candidates
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.program_rules import unrunnable
+from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import (
     Candidates,
     SearchSpace,
@@ -30,8 +30,6 @@ from tuner.search_spaces.space import (
 from tuner.workload.node.ops import cannot_build, cannot_compile
 from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["baseline_of", "cluster_of", "identity_of", "problem_of_job"]
-
 
 def problem_of_job(
     job: TrainingJob | str | Path | None = None,
@@ -40,7 +38,6 @@ def problem_of_job(
     *,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     plan: bool = False,
-    target_gpus: int | None = None,
     max_gpus: int | None = None,
     clocks: bool = True,
     allow_changed_training: bool = False,
@@ -48,16 +45,12 @@ def problem_of_job(
     """Return the problem of a job on a cluster.
 
     Args:
-        job: a job, a shipped job's name, or the path of a job file; None is the default job.
         cluster: a cluster, a name or path, or "auto" for this machine.
         space: a search space's name or path; None for that of `searched_space`.
         baseline: what the user runs today, or words that `tuner.problem.baseline` reads; else the
             space's default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.
-        target_gpus: number of GPUs of the same kind for which to predict the front as well.
-        clocks: search clocks and power limits, too, if they can be set.
         max_gpus: leave out what needs more GPUs, since it could not be chosen.
-        allow_changed_training: search knobs that change what is learnt, too.
 
     Raises:
         InputError: an argument is not what it should be, or nothing can run.
@@ -75,8 +68,6 @@ def problem_of_job(
     searched = load_space(space)
     allowed_space = searched if allow_changed_training else searched.same_training()
     candidates, notes = _runnable(job, cluster, allowed_space, plan)
-    if target_gpus is not None:  # refused before anything is measured, not after
-        target_candidates(job, cluster, allowed_space, target_gpus, plan=plan)
     candidates, left_out = _fitting(candidates, job, cluster, str(space), plan)
     notes += [*declared_notes, *left_out, *today.notes]
     notes += [chosen] if chosen else []
@@ -106,12 +97,10 @@ def problem_of_job(
         identity={
             **identity_of(job, cluster, space_section(str(space), candidates)),
             "baseline": {"name": today.name, "configuration": configuration.key},
-            **({"target": {"gpus": target_gpus}} if target_gpus is not None else {}),
         },
         job=job,
         cluster=cluster,
         notes=tuple(notes),
-        target_gpus=target_gpus,
     )
 
 
@@ -145,8 +134,6 @@ def baseline_of(
 
     Args:
         given: a configuration, or words that `tuner.problem.baseline` reads; None for the default.
-        job: what is trained.
-        cluster: where.
 
     Raises:
         InputError: it is no configuration, or cannot train this job on this cluster.
@@ -201,20 +188,17 @@ def _usable_here(
         from tuner.workload.clocks.governor import why_fixed
 
         notes.append(f"clocks and power limits stay as they are: {why_fixed(cluster)}")
-    if why := cannot_build("cpu_adam", gpus=cluster.device.type == "cuda"):
-        kept = [c for c in candidates if c.get("optimizer_offload") != "cpu"]
+    on_gpus = cluster.device.type == "cuda"
+    no_adam = cannot_build("cpu_adam", gpus=on_gpus)
+    no_drive = cannot_build("async_io", gpus=on_gpus) if cluster.nvme_path else ""
+    for what, why, needs in (
+        ("optimizer_offload=cpu", no_adam, lambda c: c.get("optimizer_offload") == "cpu"),
+        ("offload to nvme", no_drive, lambda c: "nvme" in c.launch.values()),
+        ("compilation", cannot_compile(), lambda c: c.get("compilation") != "none"),
+    ):
+        kept = [c for c in candidates if not needs(c)] if why else candidates
         if len(kept) < len(candidates):
-            notes.append(f"optimizer_offload=cpu is left out: {why}")
-            candidates = Candidates.from_configurations(kept)
-    if cluster.nvme_path and (why := cannot_build("async_io", gpus=cluster.device.type == "cuda")):
-        kept = [c for c in candidates if "nvme" not in c.launch.values()]
-        if len(kept) < len(candidates):
-            notes.append(f"offload to nvme is left out: {why}")
-            candidates = Candidates.from_configurations(kept)
-    if why := cannot_compile():
-        kept = [c for c in candidates if c.get("compilation") == "none"]
-        if len(kept) < len(candidates):
-            notes.append(f"compilation is left out: {why}")
+            notes.append(f"{what} is left out: {why}")
             candidates = Candidates.from_configurations(kept)
     return candidates, notes
 
@@ -231,11 +215,7 @@ def _uses_at_most(launch: Settings, gpus: int | None) -> bool:
 def _allowed(
     candidates: Candidates, max_gpus: int | None, space: str, baseline: Configuration
 ) -> tuple[Candidates, list[str]]:
-    """Return the candidates that need no more GPUs than allowed, and notes on the others.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the candidates that need no more GPUs than allowed, and notes on the others."""
     allowed = candidates.where(lambda launch: _uses_at_most(launch, max_gpus))
     if len(allowed) == len(candidates):
         return candidates, []
@@ -257,11 +237,7 @@ def _allowed(
 def _fitting(
     candidates: Candidates, job: TrainingJob, cluster: Cluster, space: str, plan: bool
 ) -> tuple[Candidates, list[str]]:
-    """Return the candidates that can fit a GPU's memory, and notes on the others.
-
-    Raises:
-        InputError: this is a plan, and every candidate would run out of memory.
-    """
+    """Return the candidates that can fit a GPU's memory, and notes on the others."""
     if not job.is_modelled:
         return candidates, []  # nothing to predict the memory from
     if cluster.device.type == "cpu" or not cluster.device.memory_bytes:

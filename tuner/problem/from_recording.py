@@ -11,19 +11,12 @@ from tuner.problem.problem import REAL_COST, Problem, space_section
 from tuner.problem.run_folder import RunFolder, plain
 from tuner.problem.study_file import parse_cluster, parse_job
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.space import Candidates
 from tuner.workload.table import RecordedTable, TableGroup, load_table
 
 if TYPE_CHECKING:
     from tuner.workload.runners import Runner
-
-__all__ = ["recorded_problem", "table_problem"]
-
-
-def _check_steps(steps: int | None) -> None:
-    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-        raise InvalidValue("steps", steps, "an integer of at least 1")
 
 
 def _rank(value: Any) -> tuple[int, float]:
@@ -145,13 +138,13 @@ def recorded_problem(
         path: a folder with table.toml, a run folder, or a trace.
         group: the search problem of a table that holds several.
         steps: units of work that make the solution; a run's own job, or 1, when not given.
-        seed: random seed of the draws among repeats.
 
     Raises:
         InputError: it is none of these, or is malformed.
     """
     path = Path(path)
-    _check_steps(steps)
+    if steps is not None:
+        check_integer("steps", steps)
     table = path if path.is_dir() else path.parent
     if (table / "table.toml").is_file() and path.suffix != ".jsonl":
         problem, runner = table_problem(table, group, steps)

@@ -19,8 +19,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 
-__all__ = ["problem_of_run"]
-
 #: Largest number of candidates that are enumerated again: more takes seconds.
 MOST_ENUMERATED = 20_000
 
@@ -89,12 +87,11 @@ def problem_of_run(
         cost=REAL_COST,
         identity={
             name: study[name]
-            for name in ("job", "cluster", "recorded", "space", "baseline", "target", "plan")
+            for name in ("job", "cluster", "recorded", "space", "baseline", "plan")
             if name in study
         },
         job=job,
         cluster=cluster,
-        target_gpus=study.get("target", {}).get("gpus"),
         surrogate=regressor_of(parse_surrogate(study)),
         unit_of_work=str(recorded.get("unit_of_work", "optimizer step")),
     )

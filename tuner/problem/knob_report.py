@@ -15,10 +15,9 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.program_rules import unrunnable
+from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import ALIASES, SearchSpace, load_space, space_names
-
-__all__ = ["CHANGES", "knobs_in_play", "not_predicted", "not_searched"]
 
 #: Knobs outside of a space that its sentence names: the parallel degrees, which most jobs would
 #: try first; `tuner spaces` lists every one.
@@ -54,13 +53,13 @@ def knobs_in_play(
         sizes = sorted({launch["global_batch"] for launch in candidates.launches})
         steps = ", ".join(f"{job.steps_with(int(str(size)))} at {size}" for size in sizes)
         turned[turned.index("global_batch")] += f" (the solution takes {steps} steps)"
-    said = [f"in play: {', '.join(turned) or 'no knob'}"]
+    sentences = [f"in play: {', '.join(turned) or 'no knob'}"]
     if absent:
-        said.append(_absent(space, absent))
+        sentences.append(_absent(space, absent))
     if reasons:
         left = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
-        said.append(f"not in play: {left}")
-    return (*said, *not_predicted(turned))
+        sentences.append(f"not in play: {left}")
+    return (*sentences, *not_predicted(turned))
 
 
 def not_predicted(knobs: Iterable[str]) -> tuple[str, ...]:
@@ -106,7 +105,6 @@ def _wider(absent: list[str]) -> str:
 def _why_not(
     name: str, space: SearchSpace, candidates: Candidates, job: TrainingJob, cluster: Cluster
 ) -> str:
-    """Return why a launch knob has a single value, as a phrase."""
     knob, today, first = KNOBS[name], Configuration(candidates.launches[0]), ""
     for value in space.values(job, cluster)[name]:
         if value == today.get(name):

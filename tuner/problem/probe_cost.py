@@ -12,8 +12,6 @@ import numpy as np
 from tuner.workload.accumulation import WHOLE_STEPS_WINDOWS
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["ProbeCost"]
-
 
 @dataclass(frozen=True)
 class ProbeCost:

@@ -15,8 +15,6 @@ from tuner.workload.scripts.script_job import ScriptJob
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
 
-__all__ = ["inspected_s", "probe_limits"]
-
 
 def inspected_s(job: TrainingJob | None) -> float:
     """Return the seconds that the inspection of a script took to its first step; 0 without one."""
@@ -38,11 +36,8 @@ def probe_limits(
 
     Args:
         job: the job, whose script may have been inspected; None for a recording.
-        prior: predicts the step time; None if nothing does.
         configurations: what the probe visits first.
-        window: length of a measurement.
         visits: number of live settings that it may visit.
-        first_step_s, step_s, probe_s: limits that the user set.
     """
     step = math.nan if prior is None else float(prior.predict(configurations).step_time_s.max())
     return limits_of(

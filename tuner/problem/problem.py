@@ -23,8 +23,6 @@ from tuner.search_spaces.space import Candidates
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
 
-__all__ = ["REAL_COST", "Problem", "digest_of", "space_section", "versions"]
-
 #: Cost of probing before any probe was made: a launch of the built-in program on a CPU machine,
 #: settling and a window (`tuner.workload.probe.WindowPolicy`).
 REAL_COST = ProbeCost(launch_s=5.0, launch_power=0.7, settle_s=1.0, window_s=5.0, min_steps=3)
@@ -45,7 +43,6 @@ class Problem:
         job, cluster: None for a recorded table.
         unit_of_work: what one step is.
         notes: what was assumed, one sentence each.
-        target_gpus: number of GPUs for which the front is also predicted.
         surrogate: the scikit-learn regressor that learns step time and power; None for this
             project's Gaussian process.
         simulated: probes are predictions of the analytic models.
@@ -61,7 +58,6 @@ class Problem:
     cluster: Cluster | None = None
     unit_of_work: str = "optimizer step"
     notes: tuple[str, ...] = field(default=())
-    target_gpus: int | None = None
     surrogate: Any = None
     simulated: bool = False
 

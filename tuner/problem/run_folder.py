@@ -25,8 +25,6 @@ from tuner.search_spaces.safe_files import open_plain, require_own, write_text
 from tuner.search_spaces.typed import names_a_file, plain_text
 from tuner.workload.node.rights import private_folder
 
-__all__ = ["STUDY_SCHEMA", "RunFolder", "find_run", "new_name", "plain", "write_toml"]
-
 #: Version of study.toml. A reader takes this one and older ones; the first release wrote none.
 STUDY_SCHEMA = 1
 
@@ -42,7 +40,6 @@ _SECTIONS = (
     "versions",
     "transfer",
     "baseline",
-    "target",
     "plan",
     "ended",
 )
@@ -240,7 +237,6 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
     Args:
         run: text with a path separator, "." and ".." are a path; another text is the name of a run
             in `runs_dir`, or else of a folder here. A `Path` is a path, or else a name.
-        runs_dir: the folder of all runs.
 
     Raises:
         InputError: no run is named and there is none.

@@ -1,4 +1,4 @@
-"""The runs of a folder: list, remove, archive, stop."""
+"""The runs of a folder: list, remove, stop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from typing import Any, Literal
 from tuner.problem.run_folder import RunFolder, find_run
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.safe_files import require_own, write_text
-from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import read_trace
-
-__all__ = ["ARCHIVE", "RunEntry", "archive_run", "list_runs", "remove_run", "stop_run"]
-
-#: Folder of archived runs, in the folder of the runs.
-ARCHIVE = "archive"
 
 Kind = Literal["measured", "plan", "recording", "unknown"]
 State = Literal["running", "interrupted", "done", "unreadable"]
@@ -30,15 +24,12 @@ class RunEntry:
     """A run in a list.
 
     Attributes:
-        name: of the run.
         job: what is trained, or the recorded table.
         cluster: where; "" for a recording.
         kind: "measured", "plan" (predicted, or on a simulated cluster), "recording" (a trace,
             table or past runs) or "unknown" (nothing was probed).
         state: "running" (a process holds it), "interrupted", "done" or "unreadable".
-        probes: number of probes, failed ones included.
         changed: date and time of the last change of study.toml.
-        size_bytes: of all its files.
     """
 
     name: str
@@ -92,10 +83,7 @@ def _entry(folder: RunFolder) -> RunEntry:
 
 
 def stop_run(runs_dir: str | Path, name: str) -> Path:
-    """Ask the search that holds a run to end after the probes that are running.
-
-    Returns:
-        The run's folder.
+    """Ask the search of a run to end after the probes that are running; return the run's folder.
 
     Raises:
         InputError: there is no such run, it is another user's, or no search holds it.
@@ -109,7 +97,6 @@ def stop_run(runs_dir: str | Path, name: str) -> Path:
 
 
 def _is_held(folder: RunFolder) -> bool:
-    """Return True if a living process holds the run's lock."""
     try:
         fd = os.open(folder.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -124,12 +111,7 @@ def _is_held(folder: RunFolder) -> bool:
 
 
 def _own_idle(runs_dir: str | Path, name: str) -> RunFolder:
-    """Return a run of this folder that may be moved away.
-
-    Raises:
-        UnknownName: the folder has no run of this name.
-        InputError: the run is another user's, a link, or in use.
-    """
+    """Return a run of this folder that may be moved away."""
     known = {path.parent.name: path.parent for path in Path(runs_dir).glob("*/study.toml")}
     if name not in known:
         raise UnknownName("run", name, known, where=f" in {Path(runs_dir).resolve()}")
@@ -152,21 +134,3 @@ def remove_run(runs_dir: str | Path, name: str) -> Path:
     folder = _own_idle(runs_dir, name)
     shutil.rmtree(folder.path)
     return folder.path
-
-
-def archive_run(runs_dir: str | Path, name: str) -> Path:
-    """Pack a run into a compressed archive in the folder `ARCHIVE` and delete it.
-
-    Raises:
-        UnknownName: the folder has no run of this name.
-        InputError: the run is another user's, a link, or in use, or the archive exists.
-    """
-    folder = _own_idle(runs_dir, name)
-    place = Path(runs_dir) / ARCHIVE
-    private_folder(place)
-    path = place / f"{name}.tar.gz"
-    if path.exists():
-        raise InputError(f"{path} exists; move it away first")
-    shutil.make_archive(str(place / name), "gztar", root_dir=runs_dir, base_dir=name)
-    shutil.rmtree(folder.path)
-    return path

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from tuner.search_spaces.candidates import Candidates
-from tuner.search_spaces.cluster import Cluster, enlarged
+from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.rules import unrunnable
+from tuner.search_spaces.program_rules import unrunnable
 from tuner.search_spaces.space import SearchSpace
-
-__all__ = ["target_candidates"]
 
 
 def target_candidates(
-    job: TrainingJob, cluster: Cluster, space: SearchSpace, gpus: int, *, plan: bool = False
+    job: TrainingJob, big: Cluster, space: SearchSpace, gpus: int, *, plan: bool = False
 ) -> Candidates:
-    """Return the configurations of a space that use this number of GPUs of a larger cluster.
+    """Return the configurations of a space that use this number of GPUs of a cluster.
 
     Args:
         plan: keep what the built-in training program cannot run yet.
@@ -25,10 +23,9 @@ def target_candidates(
     """
     if not job.is_modelled:
         raise InputError(
-            "target_gpus needs the job's model and sequence length, which are not known for "
-            f"{job.name!r}"
+            "a prediction for more GPUs needs the job's model and sequence length, which are not "
+            f"known for {job.name!r}"
         )
-    big = enlarged(cluster, gpus)
     valid = space.candidates(job, big)
     kept = [
         each

@@ -15,21 +15,13 @@ from tuner.models.surrogate.surrogate_choice import OURS
 from tuner.search_spaces.options import check_options, option
 from tuner.workload.probe import WindowPolicy
 
-__all__ = ["SamplerDesign", "SearchSettings"]
-
 DEFAULT_PROBES = 40
 DEFAULT_SHARE = 0.01
-#: Launch settings of which a front can be made that is worth measuring again, or all there are.
+#: Launch settings before which a share of the training's energy does not end a search.
 LEAST_LAUNCHES = 8
 #: A probe of a simulated cluster may take as long as the steps of a large model (simulated
 #: seconds).
 SIMULATED_LIMIT_S = 3600.0
-#: Pairs of launches that verify one candidate at most. At launches that differ by 1 % in time and
-#: 2 % in power, 2 % less time and energy is then shown in 88 % of the cases, and 2 % less energy at
-#: 3 % more time in 25 % (60 % at 1 % in power; `python -m benchmarks.verdicts`).
-MOST_PAIRS = 8
-#: With fewer probes than this none is reserved for verifying the choice.
-FEW_PROBES = 12
 
 
 @dataclass(frozen=True)
@@ -109,15 +101,9 @@ class SearchSettings:
         least=0,
         keyword_only=True,
     )
-    remeasure_share: float = option(
-        0.15,
-        "share of every limit that is reserved for measuring the front again",
-        least=0,
-        keyword_only=True,
-    )
-    verify: bool = option(True, "measure the choice and the baseline again before recommending")
+    verify: bool = option(True, "launch the choice and the baseline again until the choice is sure")
     verify_share: float = option(
-        1 / 3, "share of every limit that is reserved for verification", least=0, keyword_only=True
+        1 / 4, "share of every limit that is reserved for verification", least=0, keyword_only=True
     )
     window: WindowPolicy = field(default_factory=WindowPolicy)
     time_limit_s: float | None = option(
@@ -144,12 +130,6 @@ class SearchSettings:
         unit="s",
         above=0,
         alias="step-limit",
-    )
-    fewer_replicas_first: bool = option(
-        False,
-        "try a launch of 8 or more data-parallel replicas on a quarter of them first where that is "
-        "expected to save energy (needs a space that also has fewer replicas, and a job that the "
-        "models predict)",
     )
     #: Regressor that learns step time and power, as text (`tuner.models.surrogate`).
     surrogate: str = OURS
@@ -186,32 +166,22 @@ class SearchSettings:
         return {name: value for name, value in values.items() if value is not None}
 
     def window_of(self, purpose: str) -> WindowPolicy:
-        """Return the window of probes of this purpose.
+        """Return the window of probes of this purpose: rough, but of a baseline that is not
+        launched again."""
+        return self.window if purpose == "baseline" and not self.verify else self.window.rough
 
-        Probes of the search are rough. So is the baseline's first one if verification measures it
-        again.
-        """
-        again = purpose == "search" or (purpose == "baseline" and self.verify)
-        return self.window.rough if again else self.window
+    @property
+    def kept_share(self) -> float:
+        """Share of every limit that is reserved for verification."""
+        return self.verify_share * self.verify
 
-    def kept_share(self, purpose: str) -> float:
-        """Return the share of every limit that is reserved for probes of this purpose."""
-        shares = {"remeasure": self.remeasure_share, "verify": self.verify_share * self.verify}
-        return shares[purpose]
-
-    def reserved_probes(self, purpose: str) -> int:
-        """Return how many of `max_probes` are reserved for probes of this purpose.
-
-        Verification takes whole pairs of launches, up to `MOST_PAIRS`. With few probes in all it
-        gets what the search does not use.
-        """
-        if self.max_probes is None or self.max_probes < 3:
+    @property
+    def reserved_probes(self) -> int:
+        """Number of `max_probes` that are reserved for verification: two at least, if there are
+        more than four in all."""
+        if self.max_probes is None or not self.verify or self.max_probes < 5:
             return 0
-        if purpose == "remeasure":
-            return max(1, round(self.remeasure_share * self.max_probes))
-        if not self.verify or self.max_probes < FEW_PROBES:
-            return 0
-        return 2 * min(MOST_PAIRS, max(2, round(self.verify_share * self.max_probes / 2)))
+        return max(2, round(self.verify_share * self.max_probes))
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values."""

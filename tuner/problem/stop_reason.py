@@ -8,43 +8,36 @@ from typing import Any, Literal
 
 from tuner.formatting import Units, label, percent
 
-__all__ = ["LIMITS", "NoVerdict", "StopReason", "no_verdict_phrase", "stop_sentence"]
-
 StopKind = Literal[
     "max_probes",
     "probe_budget",
     "time",
     "search_share",
-    "not_worth_it",
-    "exhausted",
-    "unsafe",
-    "node_failures",
+    "not_worth_it",  # no probe would pay for itself
+    "exhausted",  # every candidate was tried
+    "unsafe",  # every other one would probably exceed the cap on peak power
+    "node_failures",  # nothing can be measured on this node
     "interrupted",
-    "stopped",
-    "running",
-    "past_runs",
-    "plan",
-    "recorded",
+    "stopped",  # by `tuner runs stop`
+    "running",  # it has not ended
+    "past_runs",  # nothing was probed
+    "plan",  # everything was predicted
 ]
 
 #: Kinds of a `StopReason` that are limits of the search.
 LIMITS = ("max_probes", "probe_budget", "search_share", "time")
 
 NoVerdictKind = Literal[
+    # It was not to be verified.
     "not_requested",
     "prediction",
     "recorded_trace",
     "no_spread",
-    "older_release",
     "running",
     "stopped",
-    "few_probes",
-    "no_room",
+    # It was worth more launches than were made.
     "limits_reached",
-    "not_clear",
-    "spoiled",
-    "baseline_failed",
-    "recorded",
+    "spoiled",  # launches failed because of the node
 ]
 
 
@@ -53,16 +46,9 @@ class StopReason:
     """Reason why a search ended.
 
     Attributes:
-        kind: "max_probes", "probe_budget", "search_share" or "time" (a limit of the search:
-            `LIMITS`), "not_worth_it" (no probe would pay for itself), "exhausted" (every candidate
-            was tried), "unsafe" (every other one would probably exceed the cap on peak power),
-            "node_failures" (nothing can be measured on this node), "interrupted", "stopped" (by
-            `tuner runs stop`), "running" (it has not ended), "past_runs" (nothing was probed),
-            "plan" (everything was predicted), "recorded" (`message` is the sentence that an older
-            release recorded).
         figures: numbers of the sentence, units in their names. A limit has `next_kJ`,
             `expected_gain` and `of_answer` of the next probe if the sampler estimates them.
-        message: of the last failure, or the recorded sentence.
+        message: of the last failure.
     """
 
     kind: StopKind
@@ -71,46 +57,32 @@ class StopReason:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are not empty."""
-        return _to_json(self)
+        values = {**vars(self), "figures": dict(self.figures)}
+        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True)
 class NoVerdict:
-    """Reason why the choice was not verified.
+    """Reason why the choice was not launched again, or no more although it was worth it.
 
     Attributes:
-        kind: "not_requested", "prediction", "recorded_trace", "no_spread", "older_release" or
-            "running" if it was not to be verified; "few_probes", "no_room", "limits_reached",
-            "not_clear" (what was launched does not show it yet), "spoiled" (launches failed because
-            of the node) or "baseline_failed" if it came to no verdict; "recorded" (`message` is the
-            phrase that an older release recorded).
-        figures: numbers of the phrase.
-        message: of a failure, or the recorded phrase.
-        run: name of the run to continue.
+        message: of a failure.
     """
 
     kind: NoVerdictKind
-    figures: Mapping[str, float] = field(default_factory=dict)
     message: str = ""
-    run: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are not empty."""
-        return _to_json(self)
-
-
-def _to_json(reason: StopReason | NoVerdict) -> dict[str, Any]:
-    """Return the fields that are not empty."""
-    values = {**vars(reason), "figures": dict(reason.figures)}
-    return {name: value for name, value in values.items() if value}
+        return {name: value for name, value in vars(self).items() if value}
 
 
 def _max_probes(figures: Mapping[str, float]) -> str:
     if spare := int(figures["reserved"]):
-        kept = "one is" if spare == 1 else f"{spare} are"
+        kept = "the last" if spare == 1 else f"the last {spare}"
         return (
-            f"of the {figures['max_probes']:g} probes that it may make the last {kept} kept to "
-            "measure the front and the choice again"
+            f"{kept} of the {figures['max_probes']:g} probes that it may make "
+            f"{'is' if spare == 1 else 'are'} kept to launch the choice and the baseline again"
         )
     return f"the {figures['max_probes']:g} probes that it may make are made"
 
@@ -128,7 +100,7 @@ def _probe_budget(figures: Mapping[str, float]) -> str:
     reserved_kJ = figures.get("reserved_kJ", 0.0)
     if reserved_kJ > 0:
         left += (
-            f", of which {energy(reserved_kJ)} are kept to measure the front and the choice again"
+            f", of which {energy(reserved_kJ)} are kept to launch the choice and the baseline again"
         )
     if not figures["needed_kJ"]:
         return left
@@ -163,9 +135,6 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
             f"all that is left to find is expected to save {energy(figures['left_kJ'])} of the "
             f"training, and one more probe would take {energy(figures['needed_kJ'])}"
         )
-    elif "expected_gain" in figures:  # of a release before the regret was estimated
-        gain = percent(figures["expected_gain"])
-        text = f"the best probe is expected to add {gain} to the front's hypervolume"
     else:
         text = (
             f"the best probe is expected to take {energy(figures['needed_kJ'])} and to save "
@@ -218,7 +187,7 @@ def stop_sentence(reason: StopReason) -> str:
     if reason.kind in _CAUSES:
         more = _next_probe(reason.figures) if "next_kJ" in reason.figures else ""
         return f"The search ended because {_CAUSES[reason.kind](reason)}{more}."
-    return _SENTENCES.get(reason.kind, reason.message)
+    return _SENTENCES[reason.kind]
 
 
 _PHRASES = {
@@ -228,33 +197,14 @@ _PHRASES = {
         "a recorded trace holds what was measured then, and nothing can be measured again"
     ),
     "no_spread": "the recorded table tells no spread, so measuring again would say the same",
-    "older_release": "no launch was made to measure it again",
     "running": "the search has not ended",
     "stopped": "the search was stopped before",
-    "limits_reached": "the limits were reached before two launches of each were made",
+    "limits_reached": "the limits leave no room for them",
 }
 
 
 def no_verdict_phrase(reason: NoVerdict) -> str:
-    """Return the reason why the choice was not verified as a phrase."""
-    if reason.kind in ("few_probes", "no_room"):
-        why, more = "the limits leave no room for it", "higher limits"
-        if reason.kind == "few_probes":
-            why = f"with fewer than {reason.figures['least_probes']:g} probes none is kept for it"
-            more = f"--max-probes {reason.figures['enough_probes']:g}"
-        return (
-            f"{why}, and it takes at least {reason.figures['least_pairs']:g} launches each of the "
-            f"choice and of the baseline; the same command with --name {reason.run} and {more} "
-            "continues from here"
-        )
-    if reason.kind == "not_clear":
-        return (
-            f"{reason.figures['pairs']:g} launches of each do not show yet that it is better, and "
-            "the limits leave no room for more; the same command with "
-            f"--name {reason.run} and higher limits continues from here"
-        )
+    """Return the reason why the choice was not launched again as a phrase."""
     if reason.kind == "spoiled":
-        return f"its launches were spoiled: {reason.message}"
-    if reason.kind == "baseline_failed":
-        return f"the baseline failed when it was started again: {reason.message}"
-    return _PHRASES.get(reason.kind, reason.message)
+        return f"launches were spoiled by the node: {reason.message}"
+    return _PHRASES[reason.kind]

@@ -10,10 +10,8 @@ from tuner.models.surrogate.surrogate_choice import OURS
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.typed import check_fields
+from tuner.search_spaces.typed import read_fields
 from tuner.workload.scripts.script_job import ScriptJob
-
-__all__ = ["parse_cluster", "parse_job", "parse_surrogate"]
 
 
 def parse_job(study: Mapping[str, Any]) -> TrainingJob | None:
@@ -53,12 +51,9 @@ def parse_cluster(study: Mapping[str, Any]) -> Cluster | None:
     section = study.get("cluster")
     if not isinstance(section, Mapping):
         return None
-
-    def build(cls: type, data: Mapping[str, Any]) -> Any:
-        made = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
-        return check_fields(made, cls.__name__.lower())
-
     try:
-        return build(Cluster, {**section, "device": build(Device, section["device"])})
+        return read_fields(
+            Cluster, section, "cluster", device=lambda data: read_fields(Device, data, "device")
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the [cluster] of study.toml is not a cluster: {error}") from error

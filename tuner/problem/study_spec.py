@@ -17,11 +17,8 @@ from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import (
     NoVerdict,
     StopReason,
-    no_verdict_phrase,
     stop_sentence,
 )
-
-__all__ = ["SessionEnd", "StudySpec", "why_unverified"]
 
 
 @dataclass(frozen=True)
@@ -29,20 +26,13 @@ class SessionEnd:
     """End of a study's last session.
 
     Attributes:
-        stop: why the search ended.
         time_s: seconds of all sessions; None if not recorded.
-        no_verdict: why verification came to no verdict; None if it did or was not due.
-        chosen: key of the configuration that was verified under the study's constraints, or is
-            being verified; "" if there is none.
-        planned_pairs: pairs of launches that there was room for when the verification of each
-            candidate began, in their order.
+        no_verdict: why the choice was not launched again as often as was worth it; None if it was.
     """
 
     stop: StopReason = field(default_factory=lambda: StopReason("running"))
     time_s: float | None = None
     no_verdict: NoVerdict | None = None
-    chosen: str = ""
-    planned_pairs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,17 +40,12 @@ class StudySpec:
     """A study.
 
     Attributes:
-        name: the study's name.
         run_dir: its folder; None if it keeps none.
-        problem: what is searched.
-        constraints: limits on the training job, and the objective.
-        settings: limits and rules of the search.
         unverified: why the choice is not to be verified; None if it is.
         transfer: earlier measurements that the search starts from.
         storage: URL of the study's database; None for the journal in the run folder.
-        driver: identity of the run folder among those that share a storage.
+        driver: identity of the run folder; its study belongs to no other.
         created: date and time of the first session.
-        ended: how the last session ended.
     """
 
     name: str
@@ -98,26 +83,19 @@ class StudySpec:
             "stopped": stop_sentence(ended.stop),
             "stop_reason": ended.stop.to_json(),
             "time_s": ended.time_s,
-            "unfinished": no_verdict_phrase(ended.no_verdict) if ended.no_verdict else "",
         }
         if ended.no_verdict is not None:
             made["no_verdict"] = ended.no_verdict.to_json()
-        if ended.chosen:
-            made["chosen"] = {"key": ended.chosen, "constraints": self.constraints.given}
-        if ended.planned_pairs:
-            made["planned_pairs"] = list(ended.planned_pairs)
         return made
 
 
 def why_unverified(
-    verify: bool | None, recorded: Mapping[str, Any], *, simulated: bool = False
+    verify: bool, recorded: Mapping[str, Any], *, simulated: bool = False
 ) -> NoVerdict | None:
     """Return why a study does not verify its choice; None if it does.
 
     Args:
-        verify: the setting; None if study.toml has none, as that of an older release.
         recorded: the section of the recording, empty for real probes.
-        simulated: the probes are predictions.
     """
     if simulated:
         return NoVerdict("prediction")
@@ -127,4 +105,4 @@ def why_unverified(
         return NoVerdict("recorded_trace")
     if "table" in recorded and not recorded.get("varies", True):
         return NoVerdict("no_spread")
-    return NoVerdict("older_release" if verify is None else "not_requested")
+    return NoVerdict("not_requested")

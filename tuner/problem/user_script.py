@@ -17,9 +17,8 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates, SearchSpace
 from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.scripts.script_job import Script, ScriptJob
-
-__all__ = ["Launches", "RunProbe", "job_of_script", "launched_here", "script_candidates"]
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.script_job import ScriptJob
 
 RunProbe = Callable[[ProbeRequest], ProbeRecord]
 #: Makes what runs probes of a job, for as long as they are wanted.
@@ -54,12 +53,7 @@ def job_of_script(
     """Return the job that a script trains; from the run folder if it was inspected before.
 
     Args:
-        script: as the user names it.
-        cluster: where it runs.
-        run: the run folder.
-        launches: makes what runs the inspection.
         nodes: the number of nodes that the script runs on today.
-        say: called with each progress sentence.
 
     Raises:
         InputError: as `tuner.workload.scripts.inspection.inspect_script`.
@@ -82,8 +76,8 @@ def job_of_script(
         and before.driver == script.framework_of_command
         and _ways(before.declares(script.knobs)) == _ways(before)
     ):
-        told = before.driven.fact("steps") if before.driven else 0
-        return replace(before.declares(script.knobs), steps=script.steps or told or STEPS)
+        configured = before.driven.fact("steps") if before.driven else 0
+        return replace(before.declares(script.knobs), steps=script.steps or configured or STEPS)
     blank = blank_job(script, cluster, nodes)
     with launches(blank) as run_probe:
         return inspect_script(script, blank, run_probe, folder=run.path, say=say)

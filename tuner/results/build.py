@@ -1,19 +1,16 @@
 """Building of a result from a problem and the records of its probes.
 
-Step time and power of a measured configuration come from its launches, with errors that hold what
-the windows state and how far launches of the study differ (`tuner.results.estimates`). Intervals
-are 90 %. Joint draws of measured and of unmeasured configurations give the probability of being on
-the front and the band of the front (`tuner.results.front_uncertainty`).
+Step time and power of a measured configuration, their intervals, the choice and how sure it is come
+from one posterior of all windows (`tuner.results.posterior`). Intervals are 90 %. Joint draws of
+measured and of unmeasured configurations give the probability of being on the front and the band of
+the front (`tuner.results.front_uncertainty`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,105 +24,21 @@ from tuner.pareto import (
     reference_point,
 )
 from tuner.problem.problem import Problem
-from tuner.problem.stop_reason import no_verdict_phrase
 from tuner.problem.study_file import parse_cluster, parse_job
 from tuner.problem.study_spec import StudySpec
 from tuner.results.calibration import last_calibration
-from tuner.results.choice import decide, front_of
-from tuner.results.estimates import Estimate, Windows, estimate
+from tuner.results.choice import front_of
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
-from tuner.results.limit_probability import of_point, of_surrogates
 from tuner.results.parts import Attainment, Point, ProgressPoint, Spent, Verification
+from tuner.results.posterior import Posterior
 from tuner.results.result import Result
+from tuner.results.state import StudyState
 from tuner.results.unmeasured import never_measured, with_unmeasured
-from tuner.results.verification import choose_verified
+from tuner.results.windows import Windows
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.power_samples import read_power
 from tuner.workload.probe import Measurement, ProbeRecord
-
-__all__ = ["build_result", "measured_points", "spent_kJ"]
-
-
-def _peak_W(windows: Windows, rows: Sequence[int], run_dir: Path | None) -> float | None:
-    """Return the highest power sample within these windows; None if none was kept."""
-    if run_dir is None:
-        return None
-    peaks = []
-    for row in rows:
-        record, window = windows.records[row], windows.measurements[row]
-        path = run_dir / "trace" / "power" / f"{record.request.probe_id}.csv.gz"
-        if path.is_file():
-            peaks.append(_peak_within(str(path), window.started_s, window.window_s))
-    return max((peak for peak in peaks if peak is not None), default=None)
-
-
-@lru_cache(maxsize=4096)  # a probe's timeline is written once, and an answer is built often
-def _peak_within(path: str, start_s: float, length_s: float) -> float | None:
-    """Return the highest sample of a timeline in a window; None if there is none."""
-    with contextlib.suppress(InputError):  # a damaged timeline is no peak, and no failure
-        return max(
-            (
-                sample.power_W
-                for sample in read_power(path)[0]
-                if start_s <= sample.time_s <= start_s + length_s
-            ),
-            default=None,
-        )
-    return None
-
-
-def _points(
-    windows: Windows,
-    figures: Estimate,
-    steps: int,
-    probability: np.ndarray,
-    run_dir: Path | None = None,
-) -> tuple[Point, ...]:
-    points = []
-    for i, configuration in enumerate(figures.configurations):
-        mine = [windows.measurements[row] for row in figures.rows[i]]
-        time_se, power_se = float(figures.log_time_se[i]), float(figures.log_power_se[i])
-        meter = windows.records[figures.rows[i][0]].meter
-        peaks = [m.peak_memory_bytes for m in mine if m.peak_memory_bytes is not None]
-        points.append(
-            Point.from_logs(
-                configuration,
-                float(figures.log_time[i]),
-                time_se,
-                float(figures.log_power[i]),
-                power_se,
-                energy_se=math.hypot(time_se, power_se),
-                steps=steps,
-                source="predicted" if meter.name == "simulated" else "measured",
-                windows=len(mine),
-                p_nondominated=float(probability[i]),
-                meter=meter,
-                flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
-                peak_memory_bytes=max(peaks, default=None),
-                peak_power_W=_peak_W(windows, figures.rows[i], run_dir),
-            )
-        )
-    return tuple(points)
-
-
-def measured_points(
-    records: Sequence[ProbeRecord], steps: int, *, run_dir: Path | None = None
-) -> tuple[Point, ...]:
-    """Return the measured points as in the result, but with NaN as probability of the front.
-
-    Args:
-        records: every probe.
-        steps: that make the solution.
-        run_dir: where the power samples are, for `Point.peak_power_W`.
-    """
-    windows = Windows.of(records)
-    if not windows.measurements:
-        return ()
-    figures = estimate(windows)
-    return _points(windows, figures, steps, np.full(len(figures.rows), math.nan), run_dir)
 
 
 def _fitted(problem: Problem, windows: Windows, seed: int) -> Surrogates:
@@ -183,17 +96,12 @@ def _spent(
     steps: int,
     best: Point | None,
     baseline: Point | None,
-    verification: Verification | None,
 ) -> Spent:
-    """Return what probing cost and when it is repaid; by a verified saving if there is one."""
+    """Return what probing cost and when it is repaid."""
     energy_kJ = spent_kJ(records)
     payback: float | None = None
     if best is not None and baseline is not None:
         saved_kJ = baseline.energy_to_solution_kJ - best.energy_to_solution_kJ
-        for attempt in verification.attempts if verification else ():
-            if attempt.survived and attempt.configuration == best.configuration and attempt.energy:
-                # The search's own windows made the choice look better than it is.
-                saved_kJ = -attempt.energy.relative * baseline.energy_to_solution_kJ
         if saved_kJ > 0:
             payback = energy_kJ / (saved_kJ / steps)
     return Spent(
@@ -207,19 +115,8 @@ def _spent(
     )
 
 
-def _baseline_point(records: Sequence[ProbeRecord], points: Sequence[Point]) -> Point | None:
-    """Return the point of the baseline probe; None if it failed."""
-    asked = [
-        configuration
-        for record in records
-        if record.request.purpose == "baseline"
-        for configuration in record.request.configurations()
-    ]
-    return next((point for point in points if point.configuration in asked), None)
-
-
 def _unmeasured(
-    problem: Problem, records: Sequence[ProbeRecord], figures: Estimate, surrogates: Surrogates
+    problem: Problem, records: Sequence[ProbeRecord], figures: Posterior, surrogates: Surrogates
 ) -> list[Configuration]:
     """Return the unmeasured candidates that may be on the front."""
     measured = set(figures.configurations)
@@ -248,9 +145,10 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         spec: the study, and how its last session ended.
         records: every probe, in the order in which they ended.
     """
-    problem, constraints = spec.problem, spec.constraints
-    run_dir, seed, ended = spec.run_dir, spec.settings.seed, spec.ended
-    windows = Windows.of(records)
+    problem, ended = spec.problem, spec.ended
+    run_dir, seed = spec.run_dir, spec.settings.seed
+    state = StudyState(spec, records)
+    windows, posterior = state.windows, state.posterior
     unmeasured = never_measured(problem.candidates.configurations, records)
     points: tuple[Point, ...] = ()
     predicted: tuple[Point, ...] = ()
@@ -258,13 +156,15 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     loo: LeaveOneOut | None = None
     surrogates: Surrogates | None = None
     about: dict[str, Any] = problem.about
-    if windows.measurements:
+    if posterior is not None:
         surrogates = _fitted(problem, windows, seed)
-        figures = estimate(windows)
-        others = _unmeasured(problem, records, figures, surrogates)
-        energy, time = draw(figures, surrogates, others, seed=seed)
+        others = _unmeasured(problem, records, posterior, surrogates)
+        energy, time = draw(posterior, surrogates, others, seed=seed)
         probability = probability_nondominated(energy, time)
-        points = _points(windows, figures, problem.steps, probability, run_dir)
+        points = tuple(
+            replace(point, p_nondominated=float(p))
+            for point, p in zip(state.points, probability, strict=False)
+        )
         predicted = predicted_points(
             surrogates,
             others,
@@ -284,43 +184,28 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
             about |= {"calibration": calibration} if calibration else {}
     if problem.notes:
         about["notes"] = list(problem.notes)
-    front = front_of(points)
-    baseline = _baseline_point(records, points)
-    constraints = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
-    verified = choose_verified(
-        points,
-        records,
-        constraints,
-        off=no_verdict_phrase(spec.unverified) if spec.unverified else "",
-        unfinished=no_verdict_phrase(ended.no_verdict) if ended.no_verdict else "",
-        prefer=ended.chosen,
-        planned=ended.planned_pairs,
-        steps=problem.steps,
-        chance=of_surrogates(surrogates, problem.steps) if surrogates is not None else of_point,
-    )
-    best, choice = verified.best, verified.choice
+    today = state.baseline.configuration if state.baseline else None
+    baseline = next((point for point in points if point.configuration == today), None)
+    judge = replace(state.judge, points=points, baseline=baseline)
+    best, choice = judge.choose()
     time_s = ended.time_s
     if time_s is None:
         time_s = math.fsum(record.wall_s for record in records)
-    if baseline is not None:
-        _, today = decide([baseline], [baseline], constraints)
-        choice = replace(
-            choice,
-            baseline_met=today.met,
-            baseline_value=today.objective_value,
-            baseline_p_met=today.p_all_met,
-        )
     return Result(
         name=spec.name,
         run_dir=run_dir,
-        front_points=front,
+        front_points=front_of(points),
         points=points,
         best=best,
-        choice=with_unmeasured(choice, constraints, surrogates, unmeasured, problem.steps),
+        choice=with_unmeasured(choice, judge.constraints, surrogates, unmeasured, problem.steps),
         baseline=baseline,
-        spent=_spent(records, time_s, problem.steps, best, baseline, verified.verification),
+        spent=_spent(records, time_s, problem.steps, best, baseline),
         steps=problem.steps,
-        constraints={**constraints.limits, **constraints.rates, **spec.settings.limits},
+        constraints={
+            **judge.constraints.limits,
+            **judge.constraints.rates,
+            **spec.settings.limits,
+        },
         failures=tuple(record for record in records if not record.ok),
         leave_one_out=loo,
         progress=_progress(records),
@@ -329,10 +214,17 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         windows=windows.by_configuration(),
         unmeasured=unmeasured,
         launches={c: tuple(windows.launches[rows].tolist()) for c, rows in windows.rows.items()},
-        verification=verified.verification,
+        verification=_verification(spec, records),
         predicted=predicted,
         attainment=attainment,
         job=_job_of(problem),
         cluster=problem.cluster or parse_cluster(problem.identity),
         surrogates=surrogates,
+        judge=judge,
     )
+
+
+def _verification(spec: StudySpec, records: Sequence[ProbeRecord]) -> Verification:
+    """Return the launches that were made after the search, and why no more were."""
+    made = [record for record in records if record.request.purpose == "verify"]
+    return Verification(len(made), spent_kJ(made), spec.unverified or spec.ended.no_verdict)

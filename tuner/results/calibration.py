@@ -25,8 +25,6 @@ from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.safe_files import require_own, write_text
 from tuner.workload.probe import MeterInfo, ProbeRequest, WindowPolicy
 
-__all__ = ["Calibration", "calibrate", "last_calibration"]
-
 FILE = "calibration.json"
 
 

@@ -2,9 +2,11 @@
 
 Constraints choose on the front, they do not cut it. `budget_kJ` asks for the fastest configuration
 whose energy-to-solution fits, `deadline_s` for the least energy in time; caps on power and on GPUs
-bound either. An `objective` says otherwise what is to be least, and with neither the knee is taken.
-Each constraint carries the probability that it is met. Where nothing measured can meet what was
-asked, the nearest point is returned, and the sentence says what could be asked instead.
+bound either. An `objective` says otherwise what is to be least. With neither, what is better than
+the baseline in both energy and time is chosen, and nothing that trades one for the other. Each
+constraint carries the probability that it is met; what only seems to meet the limits by luck is
+passed over. Where nothing measured can meet what was asked, the nearest point is returned, and the
+sentence says what could be asked instead.
 """
 
 from __future__ import annotations
@@ -14,14 +16,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from tuner.formatting import Units, label, number, percent
+from tuner.formatting import Units, label, number, percent, probability
 from tuner.pareto import knee, nondominated
 from tuner.problem.constraints import Constraints
-from tuner.results.limit_probability import LIKELY, Chance, excess, of_point
 from tuner.results.parts import Choice, Point
 
-__all__ = ["carbon_g", "cost_of", "decide", "decide_likely", "front_of", "limits_phrase"]
+#: Returns the probability that a point meets each limit, and that it meets all.
+Chance = Callable[[Point, Constraints], tuple[dict[str, float], float]]
 
+#: Below this probability a configuration is not chosen for its limits.
+LIKELY = 0.5
+#: Share by which a point may need more energy or time than the baseline and still count as no
+#: worse in it.
+SAME = 0.01
+
+#: Rule of the choice where nothing was asked and the baseline was measured.
+BOTH = "better-in-both"
 #: From this factor on, an overshoot is shown as "3.2 times" instead of in per cent.
 MANY_TIMES = 3.0
 #: Joules in a kilowatt-hour, in thousands.
@@ -47,6 +57,26 @@ def cost_of(point: Point, rates: Mapping[str, float]) -> float:
 def carbon_g(point: Point, rates: Mapping[str, float]) -> float:
     """Return the grams of CO2 equivalent of the whole job's energy (`Constraints.rates`)."""
     return rates.get("grid_gCO2_per_kWh", 0.0) * point.energy_to_solution_kJ / KJ_PER_KWH
+
+
+def excess(point: Point, constraints: Constraints) -> dict[str, float]:
+    """Return by which share the point exceeds each limit; 0 or less if it meets it."""
+    found = constraints.excess(
+        point.energy_to_solution_kJ,
+        point.time_to_solution_s,
+        point.power_W,
+        peak_power_W=point.peak_power_W,
+        gpus=point.configuration.world_size,
+    )
+    if constraints.peak_power_W is not None and "peak_power_W" not in found:
+        found["peak_power_W"] = math.inf  # without samples it cannot be shown to be met
+    return found
+
+
+def _as_measured(point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
+    """Return 1 for each limit that a point meets and 0 for others: a figure without an error."""
+    met = {name: float(beyond <= 0) for name, beyond in excess(point, constraints).items()}
+    return met, float(all(met.values()))
 
 
 def _worst(point: Point, constraints: Constraints) -> float:
@@ -183,44 +213,30 @@ def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
 
 def decide(
     points: Sequence[Point],
-    front: Sequence[Point],
     constraints: Constraints,
-    units: Units | None = None,
+    baseline: Point | None = None,
     *,
-    chance: Chance = of_point,
+    chance: Chance = _as_measured,
+    beside: Sequence[Point] = (),
 ) -> tuple[Point | None, Choice]:
     """Choose among measured points.
 
     Args:
-        points: every measured point. All of them are candidates, because under a power cap the
+        points: the candidates. All of them, not the front alone, because under a power cap the
             best that fits may be dominated by one that does not.
-        front: the non-dominated of them, fastest first; the knee is taken here.
         constraints: what was asked.
-        units: of the sentence; those of `points` if none are given. Give them where `points` are
-            a part of what the reader sees, so that a page has one unit of energy and one of time.
-        chance: tells the probability that the choice meets the limits.
+        baseline: what runs today; None if it was not measured.
+        chance: returns the probability that a point meets the limits.
+        beside: other points that the reader sees, so that a page has one unit of energy and time.
 
     Returns:
         The choice (None where nothing was measured) and how it was made.
     """
-    asked = constraints.limits
-    objective = constraints.goal
-    rule = " + ".join([*asked, *([constraints.objective] if constraints.objective else [])])
-    rule = rule or "knee"
-    if constraints.max_slowdown is not None:
-        rule = " + ".join(["max_slowdown", *([rule] if rule != "knee" else [])])
-    if not points or not front:
+    asked, objective = constraints.limits, constraints.goal
+    rule = _rule(constraints, baseline)
+    if not points:
         return None, Choice(rule, False, "Nothing was measured, so there is nothing to choose.")
-    units = units or Units.of(points)
-
-    def needs(point: Point) -> str:
-        energy = units.energy_text(point.energy_to_solution_kJ) + label(point.meter.mark)
-        return (
-            f"{point.configuration.short} needs {energy} and "
-            f"{units.time_text(point.time_to_solution_s)} at "
-            f"{number(point.power_W)} W{label(point.meter.mark)}"
-            + _price_text(point, objective, constraints)
-        )
+    units = Units.of([*points, *beside, *([baseline] if baseline else [])])
 
     def choice(best: Point, met: bool, sentence: str) -> tuple[Point, Choice]:
         probabilities, every = chance(best, constraints)
@@ -231,52 +247,77 @@ def decide(
             )
         if asked and met:
             sentence += f" It meets {'this' if len(asked) == 1 else 'all of it'} with a "
-            sentence += f"probability of {percent(every)}."
+            sentence += f"probability of {probability(every)}."
         return best, Choice(
             rule,
             met,
             sentence,
-            objective=objective,
+            objective=objective if rule != BOTH else BOTH,
             p_met=probabilities,
             p_all_met=every if asked else None,
             objective_value=_value(best, objective, constraints),
         )
 
+    if rule == BOTH:
+        assert baseline is not None
+        best = _better_in_both(points, baseline)
+        if best.configuration == baseline.configuration:
+            text = "Nothing is better than today in both energy and time"
+        else:
+            text = "Best in both energy and time"
+        return choice(best, True, f"{text}: {_needs(best, constraints, units)}.")
     if not asked and constraints.objective is None:
-        best = _knee_of(front)
-        return choice(best, True, f"Without limits the knee of the front is chosen: {needs(best)}.")
+        best = _knee_of(front_of(points))
+        text = "Without limits the knee of the front is chosen"
+        return choice(best, True, f"{text}: {_needs(best, constraints, units)}.")
     fits = [point for point in points if _worst(point, constraints) <= 0]
     if not fits:
         best = min(points, key=lambda point: (_worst(point, constraints), point.time_to_solution_s))
-        return choice(best, False, f"{_unmet(points, constraints, units)} Nearest: {needs(best)}.")
-    best = _knee_of(fits) if objective == "knee" else min(fits, key=_score(objective, constraints))
+        nearest = f"Nearest: {_needs(best, constraints, units)}."
+        return choice(best, False, f"{_unmet(points, constraints, units)} {nearest}")
+    # If luck alone makes each seem to fit, the first stands, with its probability.
+    fits = [p for p in fits if not asked or chance(p, constraints)[1] >= LIKELY] or fits
+    knee_asked = objective == "knee"
+    best = _knee_of(front_of(fits)) if knee_asked else min(fits, key=_score(objective, constraints))
     words = [_GOALS[objective], *([limits_phrase(asked, units)] if asked else [])]
-    if _is_relative(constraints):
+    if is_relative(constraints):
         words.append(f"({percent(constraints.max_slowdown or 0)} more than the baseline)")
-    return choice(best, True, f"{' '.join(words)}: {needs(best)}.")
+    return choice(best, True, f"{' '.join(words)}: {_needs(best, constraints, units)}.")
 
 
-def _unlikely(choice: Choice) -> bool:
-    return choice.p_all_met is not None and choice.p_all_met < LIKELY
+def _rule(constraints: Constraints, baseline: Point | None) -> str:
+    """Return the limits and the objective as in "budget_kJ + least-edp"; `BOTH` or "knee" if
+    nothing was asked."""
+    words = [*constraints.limits, *([constraints.objective] if constraints.objective else [])]
+    if constraints.max_slowdown is not None:
+        words.insert(0, "max_slowdown")
+    return " + ".join(words) or (BOTH if baseline is not None else "knee")
 
 
-def decide_likely(
-    points: Sequence[Point], constraints: Constraints, units: Units | None, chance: Chance
-) -> tuple[Point | None, Choice]:
-    """Choose as `decide` does, but pass over points that only seem to meet the limits by luck.
-
-    Those whose probability is below `LIKELY` are left out one after the other; if nothing is left
-    that seems to meet the limits, the first choice stands, with its probability.
-    """
-    left = list(points)
-    first = best, choice = decide(left, front_of(left), constraints, units, chance=chance)
-    while best is not None and choice.met and _unlikely(choice):
-        left.remove(best)
-        best, choice = decide(left, front_of(left), constraints, units, chance=chance)
-    return (best, choice) if choice.met else first
+def _needs(point: Point, constraints: Constraints, units: Units) -> str:
+    mark = label(point.meter.mark)
+    return (
+        f"{point.configuration.short} needs {units.energy_text(point.energy_to_solution_kJ)}{mark} "
+        f"and {units.time_text(point.time_to_solution_s)} at {number(point.power_W)} W{mark}"
+        + _price_text(point, constraints.goal, constraints)
+    )
 
 
-def _is_relative(constraints: Constraints) -> bool:
+def _better_in_both(points: Sequence[Point], baseline: Point) -> Point:
+    """Return the least product of energy and time among the points that are worse in neither."""
+
+    def ratios(point: Point) -> tuple[float, float]:
+        return (
+            point.energy_to_solution_kJ / baseline.energy_to_solution_kJ,
+            point.time_to_solution_s / baseline.time_to_solution_s,
+        )
+
+    fits = [point for point in points if max(ratios(point)) <= 1 + SAME]
+    # Only a baseline that is no candidate, as one that does not fit in memory, leaves none.
+    return min(fits or points, key=lambda point: math.prod(ratios(point)))
+
+
+def is_relative(constraints: Constraints) -> bool:
     """Return True if the deadline is that of the limit on slowdown."""
     share, whole_s = constraints.max_slowdown, constraints.baseline_time_s
     return None not in (share, whole_s) and constraints.deadline_s == (1 + share) * whole_s  # type: ignore[operator]

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-from tuner.formatting import Units, change, label, number, short
+from tuner.formatting import Units, change, label, number, probability, short
 from tuner.problem.constraints import Constraints
-from tuner.results.choice import decide, decide_likely, front_of
-from tuner.results.limit_probability import Chance, of_point, of_surrogates
-from tuner.results.parts import Choice, Point
-from tuner.results.recommendation import against_baseline
+from tuner.results.parts import Choice, Evidence, Point
+from tuner.results.recommendation import advise, evidence_of
 from tuner.results.result import Result
 from tuner.results.significance import Difference
 from tuner.results.unmeasured import with_unmeasured
-from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-
-__all__ = ["AnotherChoice", "choose", "not_refuted", "point_name"]
-
-Evidence = Literal["verified", "refuted", "baseline", "measured", "predicted"]
-
-_EVIDENCE: dict[Evidence, str] = {
-    "verified": "Verified: fresh launches of it and of the baseline showed that it is better.",
-    "refuted": "Refuted: fresh launches of it and of the baseline did not show that it is better.",
-    "baseline": "It is the baseline, so there is nothing to verify.",
-    "measured": "Not verified: it was measured in the search only.",
-    "predicted": "A prediction by the analytic models: nothing was measured.",
-}
 
 
 @dataclass(frozen=True)
@@ -41,8 +26,9 @@ class AnotherChoice:
         point: the configuration, with what it costs.
         choice: the rule, whether it is met, and the sentence.
         baseline: what is used today; None if it was not measured.
-        evidence: "verified" or "refuted" (fresh launches decided), "baseline" (it is the baseline),
-            "measured" (in the search only) or "predicted" (by a simulated cluster).
+        evidence: what is known of it.
+        p_better: probability that it is better than the baseline in what was asked; None if that
+            is unknown or it is the baseline.
         energy, time: difference from the baseline; None for the baseline itself, or without one.
     """
 
@@ -52,6 +38,7 @@ class AnotherChoice:
     choice: Choice
     baseline: Point | None
     evidence: Evidence
+    p_better: float | None = None
     energy: Difference | None = None
     time: Difference | None = None
 
@@ -68,7 +55,8 @@ class AnotherChoice:
             "point": self.point.to_json(),
             "choice": {**vars(self.choice), "p_met": dict(self.choice.p_met)},
             "baseline": self.baseline.to_json() if self.baseline else None,
-            "evidence": self.evidence,
+            "evidence": self.evidence.value,
+            "p_better": self.p_better,
             "energy": dict(vars(self.energy)) if self.energy else None,
             "time": dict(vars(self.time)) if self.time else None,
         }
@@ -90,9 +78,19 @@ class AnotherChoice:
             energy = change(1 + self.energy.relative, 1, "less energy", "more energy")
             time = change(1 + self.time.relative, 1, "less time", "more time")
             lines.append(f"Against today: {energy}{estimated} and {time}.")
-        lines.append(_EVIDENCE[self.evidence])
+        lines.append(self._evidence())
         lines.append(f"Launch files: tuner apply {self.run} --point {shlex.quote(self.name)}")
         return lines
+
+    def _evidence(self) -> str:
+        if self.evidence is Evidence.PREDICTED:
+            return "A prediction by the analytic models: nothing was measured."
+        if self.p_better is None:
+            return "It is what runs today." if self.baseline is not None else "Measured."
+        sure = f"Better than today with a probability of {probability(self.p_better)}"
+        if self.evidence is Evidence.VERIFIED:
+            return f"{sure}, by launches made after it was chosen."
+        return f"{sure}, by the launches of the search."
 
 
 def point_name(result: Result, point: Point) -> str:
@@ -103,23 +101,11 @@ def point_name(result: Result, point: Point) -> str:
     return point.configuration.short
 
 
-def _survived(result: Result) -> dict[Configuration, bool]:
-    """Return which configurations a verification tried, and whether they survived it."""
-    attempts = result.verification.attempts if result.verification is not None else ()
-    return {each.configuration: each.survived for each in attempts}
-
-
-def not_refuted(result: Result) -> list[Point]:
-    """Return the measured points that no verification refuted; all of them if it refuted each."""
-    survived = _survived(result)
-    left = [point for point in result.points if survived.get(point.configuration, True)]
-    return left or list(result.points)
-
-
 def choose(result: Result, constraints: Constraints) -> AnotherChoice:
     """Choose among the measured points of a result.
 
-    A configuration that a verification refuted is chosen only if no other one was measured.
+    Without constraints it is what the run recommends. With some it is what is best under them, and
+    `p_better` tells how sure that is.
 
     Args:
         result: the run's.
@@ -135,27 +121,26 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
             f"the slowdown is relative to the baseline, which run {result.name!r} did not measure; "
             "give a deadline instead"
         )
-    survived = _survived(result)
-    points = not_refuted(result)
     limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
-    units = Units.of([*points, *([baseline] if baseline else [])])
-    chance: Chance = of_point
-    if result.surrogates is not None:
-        chance = of_surrogates(result.surrogates, result.steps)
-    if result.verification is None or result.verification.status == "off":
-        best, choice = decide_likely(points, limits, units, chance)
-    else:
-        best, choice = decide(points, front_of(points), limits, units, chance=chance)
+    own = result.judged
+    judge = own if not constraints.given else replace(own, constraints=limits)
+    best, choice = judge.choose()
     if best is None:
         raise InputError(f"run {result.name!r} measured nothing, so there is nothing to choose")
-    choice = with_unmeasured(choice, limits, result.surrogates, result.unmeasured, result.steps)
-    evidence: Evidence = "measured"
-    if best.meter.name == "simulated":
-        evidence = "predicted"
-    elif baseline is not None and best.configuration == baseline.configuration:
-        evidence = "baseline"
-    elif best.configuration in survived:
-        evidence = "verified" if survived[best.configuration] else "refuted"
-    energy, time = against_baseline(result, best) or (None, None)
-    name = point_name(result, best)
-    return AnotherChoice(result.name, name, best, choice, baseline, evidence, energy, time)
+    if not constraints.given:
+        advised = advise(judge, best, met=choice.met).point
+        if advised.configuration != best.configuration:
+            best, choice = advised, replace(judge.choose([advised])[1], sentence=result.headline)
+    today = baseline is not None and best.configuration == baseline.configuration
+    energy, time = judge.differences(best) or (None, None)
+    return AnotherChoice(
+        result.name,
+        point_name(result, best),
+        best,
+        with_unmeasured(choice, limits, result.surrogates, result.unmeasured, result.steps),
+        baseline,
+        evidence_of(judge, best),
+        None if baseline is None or today else judge.p_better(best),
+        energy,
+        time,
+    )

@@ -1,50 +1,38 @@
-"""Comparison of two measured points of a result, by the launches that tell most about them."""
+"""Comparison of two measured points of a result, by the posterior of all launches."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tuner.results.parts import Point
-from tuner.results.recommendation import fresh_launches
 from tuner.results.result import Result
-from tuner.results.significance import Comparison, compare_measurements
-
-__all__ = ["compare_points"]
+from tuner.results.significance import Comparison
+from tuner.search_spaces.errors import InputError
 
 
 def compare_points(result: Result, a: Point, b: Point) -> Comparison:
     """Compare step time and energy of `b` with `a`.
 
-    If verification launched one of them in turn with the other, the baseline, its figures are
-    returned: those launches did not select the configuration. Otherwise all launches of both are
-    compared.
-
     Raises:
-        InputError: one has no window, or they charge different scopes of energy.
+        InputError: they are one configuration, one was not measured, or they charge different
+            scopes of energy.
     """
     names = a.configuration.short, b.configuration.short
-    today = result.baseline.configuration if result.baseline is not None else None
-    for baseline, tried in ((a, b), (b, a)):
-        attempt = fresh_launches(result, tried)
-        if attempt is None or baseline.configuration != today:
-            continue
-        time, energy = attempt.step_time, attempt.energy
-        assert time is not None and energy is not None  # noqa: PT018
-        if tried is a:
-            time, energy = time.reversed, energy.reversed
-        basis = f"By the verification: {attempt.pairs} fresh launches of each, in turn."
-        return Comparison(*names, time, energy, tried.meter, basis)
-    both = a.configuration, b.configuration
-    first, second = (result.windows.get(each, ()) for each in both)
-    # Windows of unknown launches count as one launch, which claims least.
-    launches = [
-        result.launches.get(each, (0,) * len(result.windows.get(each, ()))) for each in both
-    ]
-    found = compare_measurements(
-        first, second, (launches[0], launches[1]), names=names, meters=(a.meter, b.meter)
-    )
+    for point, name in zip((a, b), names, strict=True):
+        if not result.windows.get(point.configuration):
+            raise InputError(f"{name} has no measurement to compare")
+    if a.meter.scope != b.meter.scope:
+        raise InputError(
+            f"{names[0]} charges the {a.meter.scope} and {names[1]} the {b.meter.scope}; "
+            "energies of two scopes cannot be compared"
+        )
+    found = replace(result.judged, baseline=a).differences(b)
+    if found is None:
+        raise InputError(f"{names[0]} and {names[1]} are the same configuration; name two")
+    energy, time = found
+    launches = [len(set(result.launches.get(each.configuration, ()))) for each in (a, b)]
     basis = (
-        "By every launch of both, the search's included: a configuration that the search selected "
-        "looks better in them than it is."
+        f"By the posterior of all launches of the study, {launches[0]} and {launches[1]} of them "
+        "of these two; it allows for the luck of a configuration that the search selected."
     )
-    return replace(found, basis=basis)
+    return Comparison(*names, time, energy, b.meter, basis)

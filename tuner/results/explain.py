@@ -1,10 +1,9 @@
-"""Explanation of a point: its time and energy by part, its knobs' effects, published guidelines.
+"""Explanation of a point: its time and energy by part and its knobs' effects.
 
 Where time and energy go is the analytic model's breakdown, scaled to what was measured, with the
 model's error beside it. What a knob bought is the surrogates' difference between the point and the
 same point with that knob at another value, drawn from their joint posterior, so that what the two
-share does not widen the interval. The published guidelines are checked on the run's own points
-(`tuner.results.guidelines`).
+share does not widen the interval.
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tuner.formatting import knob_text, label, number, ordered_knobs, percent
-from tuner.results.guidelines import Guideline, check_guidelines
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
-
-__all__ = ["Explanation", "KnobEffect", "explain"]
 
 #: Joint draws behind an interval.
 DRAWS = 1000
@@ -90,7 +86,6 @@ class Explanation:
         energy_J: where a step's energy goes, joules by part, likewise.
         model_error: the model's own step time and energy as shares of the measured ones, minus 1.
         knobs: what each knob bought, the baseline's values first, then by how much energy it moves.
-        guidelines: what the papers found, and whether it holds here.
         mark: the mark of the energy's meter, e.g. "estimated"; empty if it was metered.
         notes: what could not be explained, a sentence each.
     """
@@ -100,7 +95,6 @@ class Explanation:
     energy_J: Mapping[str, float] = field(default_factory=dict)
     model_error: Mapping[str, float] = field(default_factory=dict)
     knobs: tuple[KnobEffect, ...] = ()
-    guidelines: tuple[Guideline, ...] = ()
     mark: str = ""
     notes: tuple[str, ...] = ()
 
@@ -113,7 +107,6 @@ class Explanation:
             "energy_J": dict(self.energy_J),
             "model_error": dict(self.model_error),
             "knobs": [{**vars(effect), "sentence": effect.sentence} for effect in self.knobs],
-            "guidelines": [dict(vars(guideline)) for guideline in self.guidelines],
         }
 
     def lines(self) -> list[str]:
@@ -146,17 +139,6 @@ class Explanation:
         if self.knobs:
             told += ["", "What each knob bought here, all else equal (90 % intervals)"]
             told += [f"  {effect.sentence}" for effect in self.knobs]
-        if self.guidelines:
-            told += ["", "What was published, held against this run"]
-            for guideline in self.guidelines:
-                if guideline.verdict == "not tested":
-                    continue
-                told.append(f"  {guideline.verdict:<10}  {guideline.text} ({guideline.source})")
-                told.append(f"  {'':<10}  {guideline.evidence}")
-            untested = [each for each in self.guidelines if each.verdict == "not tested"]
-            if untested:
-                told.append("  Not tested here, for want of points that differ in this alone:")
-                told += [f"  {'':<10}  {guideline.text}" for guideline in untested]
         return [*told, *([""] if self.notes else []), *self.notes]
 
 
@@ -266,7 +248,6 @@ def explain(result: Result, point: str | Configuration = "best") -> Explanation:
         energy_J=joules,
         model_error=error,
         knobs=_effects(result, chosen),
-        guidelines=check_guidelines(result.points),
         mark=chosen.meter.mark,
         notes=(why,) if why else (),
     )

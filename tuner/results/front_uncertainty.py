@@ -1,8 +1,8 @@
 """Uncertainty of the front, by draws over measured and over merely predicted points.
 
 A configuration that was never measured at its own setting may still be on the front; the surrogates
-say how likely. Measured points are drawn from their estimates, in which the errors of settings of
-one launch go together (`tuner.results.estimates`), unmeasured ones jointly from the surrogates'
+say how likely. Measured points are drawn from their posterior, in which the errors of settings of
+one launch go together (`tuner.results.posterior`), unmeasured ones jointly from the surrogates'
 posterior, and each draw has a front of all of them. How often a point is on it is its probability
 of being on the front, and the quantiles of those fronts are the attainment surfaces (Fonseca and
 Fleming 1996, "On the performance assessment and comparison of stochastic multiobjective
@@ -19,12 +19,10 @@ import numpy as np
 
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import nondominated
-from tuner.results.estimates import Estimate
 from tuner.results.parts import Attainment, Point
+from tuner.results.posterior import Posterior
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo
-
-__all__ = ["attainment_of", "likely_unmeasured", "predicted_points"]
 
 #: Joint draws: the standard error of a probability is at most 0.011.
 DRAWS = 2000
@@ -86,7 +84,7 @@ def _behind(
 
 
 def draw(
-    figures: Estimate,
+    figures: Posterior,
     surrogates: Surrogates,
     unmeasured: Sequence[Configuration],
     *,
@@ -99,7 +97,7 @@ def draw(
     settings of the same launch knobs, whose predictions follow the measured ones.
 
     Args:
-        figures: estimates of the measured configurations.
+        figures: posterior of the measured configurations.
         surrogates: fitted.
         unmeasured: configurations that are drawn from the surrogates' posterior.
     """

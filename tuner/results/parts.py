@@ -5,25 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
 
+from tuner.problem.stop_reason import NoVerdict
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo
-
-if TYPE_CHECKING:
-    from tuner.results.significance import Difference
-
-__all__ = [
-    "Attainment",
-    "Attempt",
-    "Choice",
-    "Interval",
-    "Point",
-    "ProgressPoint",
-    "Spent",
-    "Status",
-    "Verification",
-]
 
 
 class Interval(NamedTuple):
@@ -200,68 +187,32 @@ class Attainment:
     draws: int
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """Comparison of one configuration with the baseline, by fresh launches in turn.
+class Evidence(StrEnum):
+    """Evidence that a recommendation rests on."""
 
-    Attributes:
-        configuration: what was tried.
-        pairs: launches of each that measured something, in turn (A B B A ...).
-        step_time, energy: how it differs from the baseline in these launches alone: a
-            `tuner.results.significance.Difference` each, with `relative`, `low`, `high`, `p_value`
-            and `sentence`; None where there were too few.
-        survived: True if it was again better where the search had found it better.
-        reason: why it did or did not, as a phrase.
-        sentence: the verdict with its figures, for people.
-        undecided: True if it is not shown yet and further launches may show it.
-    """
-
-    configuration: Configuration
-    pairs: int
-    step_time: Difference | None
-    energy: Difference | None
-    survived: bool
-    reason: str
-    sentence: str
-    undecided: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the attempt as JSON values."""
-        parts = {
-            name: {**vars(part), "shown": part.shown, "sentence": part.sentence} if part else None
-            for name, part in (("step_time", self.step_time), ("energy", self.energy))
-        }
-        return {**vars(self), "configuration": self.configuration.to_json(), **parts}
-
-
-Status = Literal["confirmed", "refuted", "baseline", "unfinished", "off"]
+    VERIFIED = "verified"  #: launches made after the configuration was chosen
+    MEASURED = "measured"  #: the launches of the search
+    PREDICTED = "predicted"  #: the analytic models; nothing was measured
+    NO_BASELINE = "no_baseline"  #: today was not measured, so there is nothing to compare with
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Outcome of measuring the choice against the baseline again before recommending it.
+    """Launches of the choice and of the baseline that were made after the search.
 
     Attributes:
-        status: "confirmed" (it survived), "refuted" (no choice that was tried survived; the
-            baseline or the first of them is recommended), "baseline" (the choice is the baseline:
-            nothing to verify), "unfinished" (the limits, an interrupt or a missing baseline left
-            no verdict), "off" (`verify=False`, or a recording that cannot be measured again).
-        sentence: for people; shown beside the choice, whatever the status. The figures are in
-            the sentences of the attempts.
-        attempts: what was tried, in order; the last one that survived is the choice.
-        probes: launches that it took.
-        energy_kJ: what they drew.
+        probes: number of launches.
+        energy_kJ: energy that they took.
+        ended: why no more were made; None if none was worth its energy.
     """
 
-    status: Status
-    sentence: str
-    attempts: tuple[Attempt, ...] = ()
     probes: int = 0
     energy_kJ: float = 0.0
+    ended: NoVerdict | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the verification as JSON values."""
-        return {**vars(self), "attempts": [attempt.to_json() for attempt in self.attempts]}
+        return {**vars(self), "ended": self.ended.to_json() if self.ended else None}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,6 @@ from tuner.search_spaces.configuration import Configuration
 
 if TYPE_CHECKING:
     from tuner.results.parts import Choice, Point
-
-__all__ = ["PlanFacts", "SizeOfPlan"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,6 @@ class PlanFacts:
         sizes: the answer by number of GPUs, ascending; empty if the plan was for one cluster.
         probes: configurations whose measurement would reduce the uncertainty of the front most,
             the baseline first.
-        ratio_sd: standard deviations of log time and log energy over the baseline's, by
-            configuration: what all configurations share cancels.
     """
 
     configurations: int
@@ -55,7 +50,6 @@ class PlanFacts:
     seconds: float
     sizes: tuple[SizeOfPlan, ...] = ()
     probes: tuple[Configuration, ...] = ()
-    ratio_sd: Mapping[Configuration, tuple[float, float]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON values."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tuner.results.parts import Point
     from tuner.results.result import Result
 
-__all__ = ["find_point"]
-
 
 def find_point(result: Result, name: str | Configuration) -> Point:
     """Return a measured point by name (`Result.point`).

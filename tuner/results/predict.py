@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from tuner.models.scale_out import ScaleOut
     from tuner.workload.probe import MeterInfo, ProbeRecord
 
-__all__ = [
-    "Forecast",
-    "charged",
-    "corrected_models",
-    "forecast",
-    "forecast_lines",
-    "stacked_bar",
-]
-
 #: One letter a part; a bar is as wide as this many characters.
 _LETTERS = "#=+*o~:.x%@&"
 _WIDTH = 60

@@ -27,20 +27,18 @@ from tuner.workload.probe import Measurement, ProbeRecord
 
 if TYPE_CHECKING:
     import pandas
+    import plotly.graph_objects as go
 
     from tuner.models.surrogate.surrogates import Surrogates
     from tuner.problem.constraints import Constraints
     from tuner.results.choose import AnotherChoice
     from tuner.results.explain import Explanation
+    from tuner.results.judge import Judge
     from tuner.results.plan_facts import PlanFacts
     from tuner.results.recommendation import Recommendation
-    from tuner.results.scale_out import Target
     from tuner.results.significance import Comparison
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
-
-__all__ = ["JSON_SCHEMA", "Result"]
-
 
 #: Version of `Result.to_json`.
 JSON_SCHEMA = 1
@@ -55,9 +53,8 @@ class Result:
         run_dir: its folder; None for a study that keeps none.
         front_points: the non-dominated points, fastest first.
         points: every point measured, the front included.
-        best: the choice under the constraints, the knee if there are none: the best-looking
-            measured configuration that verification did not reject. Whether to run it says
-            `recommendation`.
+        best: the choice under the constraints; without any, what is better than the baseline in
+            both energy and time. `recommendation` says whether it is sure enough to run it.
         choice: how it was chosen, in a sentence.
         baseline: what the user would run today, measured by the same meter.
         spent: joules, seconds and probes of the search, and when the savings repay them.
@@ -73,18 +70,17 @@ class Result:
         launches: number of the probe that made each of these windows.
         unmeasured: candidates that were not measured and whose launch did not fail (not in the
             JSON).
-        verification: comparison of the choice with the baseline by fresh launches; None if nothing
-            was measured.
+        verification: launches that were made after the search to become sure of the choice.
         predicted: points never probed at their own setting that are likely on the front, by the
             surrogates (`source="predicted"`, no windows); never among `points` or `front_points`
             and never chosen. Fastest first.
         attainment: the band in which the true front lies; None where nothing was measured.
-        target: the front predicted for more GPUs than were probed; None if not requested.
         job: what is trained; None for a recorded table, which has none.
         cluster: where it was probed; None if unknown.
         plan: facts of a plan (`tuner plan`); None for a study.
         surrogates: the models fitted to the measurements, which the front and `explain` share (not
             in the JSON); None if nothing was measured.
+        judge: tells how points differ from the baseline and how sure that is (not in the JSON).
     """
 
     name: str
@@ -111,11 +107,26 @@ class Result:
     verification: Verification | None = None
     predicted: tuple[Point, ...] = ()
     attainment: Attainment | None = None
-    target: Target | None = None
     job: TrainingJob | None = None
     cluster: Cluster | None = None
     plan: PlanFacts | None = None
     surrogates: Surrogates | None = field(default=None, repr=False, compare=False)
+    judge: Judge | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def judged(self) -> Judge:
+        """The judge of the points; by their intervals alone if the result has none."""
+        from tuner.problem.constraints import Constraints
+        from tuner.results.judge import Judge
+
+        return self.judge or Judge(self.points, self.baseline, Constraints(), self.steps)
+
+    @property
+    def headline(self) -> str:
+        """What to do, what it brings and how sure that is, in one sentence."""
+        from tuner.display.advice import headline
+
+        return headline(self)
 
     @cached_property
     def recommendation(self) -> Recommendation | None:
@@ -126,7 +137,7 @@ class Result:
 
     @property
     def recommended(self) -> Point | None:
-        """The configuration to run: the choice if it was shown to be better, else the baseline."""
+        """The configuration to run: the choice if that is sure enough, else the baseline."""
         return self.recommendation.point if self.recommendation is not None else None
 
     @property
@@ -165,10 +176,7 @@ class Result:
     def compare(
         self, a: str | Configuration = "baseline", b: str | Configuration = "best"
     ) -> Comparison:
-        """Compare step time and energy of `b` with `a`, and test the differences.
-
-        The fresh launches of the verification are compared where it made them of both, else all
-        launches that measured the two.
+        """Compare step time and energy of `b` with `a`, by the posterior of all launches.
 
         Args:
             a: "best", "baseline", or a configuration or its key.
@@ -200,28 +208,25 @@ class Result:
 
         return frame(self)
 
-    def plot(self, kind: str = "front", *, backend: str = "plotly") -> Any:
-        """Return one of the report's figures.
+    def plot(self, kind: str = "front") -> go.Figure:
+        """Return one of the report's figures; `write_image` (kaleido) makes a PDF or SVG of it.
 
         Args:
             kind: "front", "live", "hypervolume", "probes", ... (see `tuner.display.plots.figures`).
-            backend: "plotly" for a `plotly.graph_objects.Figure`, or "matplotlib" for a
-                `matplotlib.figure.Figure` of the same data, for papers.
 
         Raises:
             UnknownName: there is no such figure, or this result has nothing to draw in it.
-            InputError: matplotlib is requested and not installed.
         """
         from tuner.display.plots import plot
 
-        return plot(self, kind, backend=backend)
+        return plot(self, kind)
 
     def export(self, to: str, out: str | Path | None = None) -> Path:
-        """Write the result as "csv", "parquet", "t4", "wandb" or "mlflow"; return the path.
+        """Write the result as "csv", "parquet" or "t4"; return the path of the file.
 
         Args:
             to: the format.
-            out: the file or folder (default: in the run's folder).
+            out: the file (default: in the run's folder).
 
         Raises:
             InputError: the format is unknown, or a package that it needs is not installed.
@@ -261,7 +266,7 @@ class Result:
         return choose(self, asked)
 
     def explain(self, point: str | Configuration = "best") -> Explanation:
-        """Explain a point: its time and energy by part, the effect of each knob, guidelines.
+        """Explain a point: its time and energy by part and the effect of each knob.
 
         Args:
             point: as in `point`.
@@ -282,8 +287,7 @@ class Result:
     def __repr__(self) -> str:
         """Return the name, the size of the front and the recommendation, in a few lines."""
         counts = f"{len(self.front_points)} of {len(self.points)} points on the front"
-        advice = self.recommendation.headline if self.recommendation else "nothing was measured"
-        return f"<Result {self.name}: {counts}. {advice}>"
+        return f"<Result {self.name}: {counts}. {self.headline or 'Nothing was measured.'}>"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the windows and the fitted models as JSON values.
@@ -297,6 +301,7 @@ class Result:
             "front": [point.to_json() for point in self.front_points],
             "points": [point.to_json() for point in self.points],
             "best": self.best.to_json() if self.best else None,
+            "headline": self.headline,
             "recommendation": self.recommendation.to_json() if self.recommendation else None,
             "choice": {**vars(self.choice), "p_met": dict(self.choice.p_met)},
             "baseline": self.baseline.to_json() if self.baseline else None,
@@ -314,6 +319,5 @@ class Result:
             "baseline_name": self.baseline_name,
             "about": dict(self.about),
             "report": str(self.report_path) if self.report_path else None,
-            "target": self.target.to_json() if self.target else None,
             "plan": self.plan.to_json() if self.plan else None,
         }

@@ -9,8 +9,6 @@ from tuner.formatting import Units, change, common_mark, label, settings_text
 from tuner.results.parts import Point
 from tuner.results.result import Result
 
-__all__ = ["RunDifference", "run_difference"]
-
 
 @dataclass(frozen=True)
 class RunDifference:
@@ -112,6 +110,9 @@ def _obstacles(first: Result, second: Result) -> list[str]:
     found = []
     if _job(first) != _job(second):
         found.append(f"they train {_job(first)} and {_job(second)}")
+    batches = [result.job.global_batch if result.job else None for result in (first, second)]
+    if None not in batches and batches[0] != batches[1]:
+        found.append(f"a step trains a global batch of {batches[0]} and of {batches[1]}")
     meters = [{p.meter.scope for p in result.points} for result in (first, second)]
     if all(meters) and meters[0] != meters[1]:
         scopes = [" and ".join(sorted(each)) for each in meters]

@@ -1,4 +1,4 @@
-"""The front predicted for more GPUs than were probed: what `--target-gpus` answers.
+"""The front predicted for more GPUs than were probed: what `tuner plan --run --gpus` answers.
 
 The study probes the few GPUs at hand. Its windows correct the analytic models' constants
 (`tuner.models.scale_out`), its peaks and failures correct predicted memory
@@ -24,6 +24,7 @@ from tuner.results.predict import charged, corrected_models
 from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import Candidates, default_configuration, load_space
 from tuner.workload.probe import MeterInfo, ProbeRecord
@@ -31,8 +32,6 @@ from tuner.workload.probe import MeterInfo, ProbeRecord
 if TYPE_CHECKING:
     from tuner.models.scale_out import Scaled
     from tuner.problem.problem import Problem
-
-__all__ = ["Target", "predict_target"]
 
 #: Configurations that are predicted with their derivatives: those nearest to the front. The others
 #: lie so far behind that no draw brings them to it.
@@ -49,7 +48,7 @@ class Target:
         gpus: number of GPUs.
         cluster: the cluster that they were taken from.
         front_points: the predicted front, fastest first; `source` is "predicted", no window.
-        best: the choice among them under the study's constraints.
+        best: the choice among them under the constraints; a slowdown is relative to `baseline`.
         choice: how it was chosen.
         baseline: the space's default configuration there, predicted.
         candidates: number of configurations predicted.
@@ -64,7 +63,7 @@ class Target:
     front_points: tuple[Point, ...]
     best: Point | None
     choice: Choice
-    baseline: Point | None
+    baseline: Point
     candidates: int
     left_out: int
     windows: int
@@ -92,7 +91,7 @@ class Target:
             "front": [point.to_json() for point in self.front_points],
             "best": self.best.to_json() if self.best else None,
             "choice": asdict(self.choice),
-            "baseline": self.baseline.to_json() if self.baseline else None,
+            "baseline": self.baseline.to_json(),
             "candidates": self.candidates,
             "left_out": self.left_out,
             "windows": self.windows,
@@ -183,28 +182,30 @@ def predict_target(
     records: Sequence[ProbeRecord],
     constraints: Constraints,
     *,
+    gpus: int,
     seed: int = 0,
-) -> Target | None:
-    """Predict the front of the problem's target; None without a target or any measurement.
+) -> Target:
+    """Predict the front of a problem on this number of GPUs.
 
     Raises:
-        InputError: no configuration of the space uses the target's number of GPUs.
+        InputError: nothing was measured, the problem is a recording's, or no configuration of the
+            space uses this number of GPUs.
     """
     from tuner.models.memory_margin import MEMORY_POLICY
     from tuner.models.scale_out import predictor
 
-    if problem.target_gpus is None or problem.job is None or problem.cluster is None:
-        return None
+    if problem.job is None or problem.cluster is None:
+        raise InputError("a recording names no job and cluster, which the models need")
     measured = [record for record in records if record.measurements]
     if not measured:
-        return None
-    job, gpus, meter = problem.job, problem.target_gpus, measured[0].meter
+        raise InputError("the run that is to correct the prediction has measured nothing")
+    job, meter = problem.job, measured[0].meter
     simulated = meter.name == "simulated"
     space = load_space(str(problem.identity["space"]["name"]))
     if not any(CHANGED in launch for launch in problem.candidates.launches):
         space = space.same_training()
-    every = target_candidates(job, problem.cluster, space, gpus, plan=simulated)
     small, big = problem.cluster, enlarged(problem.cluster, gpus)
+    every = target_candidates(job, big, space, gpus, plan=simulated)
     fits = _fitting(job, small, big, every, records)
     kept = np.flatnonzero(fits >= MEMORY_POLICY.likely_from)
     if not len(kept):  # nothing is likely to fit: show what is likeliest, and say so
@@ -237,9 +238,9 @@ def predict_target(
             key=lambda p: p.time_to_solution_s,
         )
     )
-    best, choice = decide(points, front, constraints)
     alone = line.correct(predictor(job, there, [baseline]), [baseline.world_size])
     (base,) = _points([baseline], alone, job.steps, label, np.full(1, np.nan), np.ones(1))
+    best, choice = decide(points, constraints.relative_to(base.time_to_solution_s), base)
     sizes = {Configuration(record.request.launch).world_size for record in measured}
     return Target(
         gpus=gpus,

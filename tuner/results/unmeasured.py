@@ -16,8 +16,6 @@ from tuner.results.parts import Choice
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["likeliest", "never_measured", "with_unmeasured"]
-
 #: Joint draws behind a probability, whose standard error is at most 0.01, and limit on the
 #: candidates that are drawn: those with the greatest bounds.
 DRAWS, MOST_DRAWN = 2500, 50

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.stats import norm, qmc
 
 from tuner.models.surrogate.surrogates import Posterior, Surrogates
+from tuner.models.surrogate.ties import first_best, ranked
 from tuner.pareto import improvement, nondominated, reference_point
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
@@ -26,21 +27,15 @@ from tuner.search.live_sweep import Sweep
 from tuner.search.log_regret import LogRegret
 from tuner.search_spaces.configuration import Configuration
 
-__all__ = [
-    "CandidateView",
-    "FrontEstimate",
-    "ProbeAcquisition",
-    "Scored",
-    "farthest",
-    "normal_draws",
-    "search_reference",
-]
-
 #: Number of draws that score single settings, and of draws that build a probe's sweep.
 SINGLE_DRAWS, JOINT_DRAWS = 64, 128
 #: Candidates that sweeps are built from, at most: whole launches, those with the best single
 #: settings first, each with at most `LIVE_TRIED` settings.
 CANDIDATES_TRIED, LIVE_TRIED = 128, 64
+#: Chance from which a candidate is not left for last where nothing is worth anything.
+LIKELY = 0.5
+#: Added to the log time of a candidate in draws in which it does not count.
+FAR = 50.0
 #: Measured configurations that are drawn with them, at most: those nearest to the front.
 MEASURED_TRIED = 64
 
@@ -74,7 +69,8 @@ class CandidateView:
         rows: their rows among the configurations that the surrogates track, (n,).
         launch_of: number of the launch of each, (n,).
         posterior: of each.
-        fits: probability that each fits in memory, (n,).
+        chances: probability that each fits in memory and that no rule leaves it out rightly, (n,).
+            None is closed by it: it weighs what a candidate is worth.
         gpus: number of GPUs of each, (n,).
     """
 
@@ -82,8 +78,22 @@ class CandidateView:
     rows: np.ndarray
     launch_of: np.ndarray
     posterior: Posterior
-    fits: np.ndarray
+    chances: np.ndarray
     gpus: np.ndarray
+
+    @property
+    def likely(self) -> np.ndarray:
+        """Rows of those with an even chance, or, if none has, with the best one."""
+        return np.flatnonzero(self.chances >= min(LIKELY, self.chances.max()))
+
+    def counting(self, rows: np.ndarray, draws: int, of: float | np.ndarray = 1.0) -> np.ndarray:
+        """Return a mask of the draws in which each of these rows counts, (draws, rows).
+
+        Its share of the draws is its chance over `of`. Rules are wrong in all launches or in none,
+        as is predicted memory, so the same draws serve all candidates.
+        """
+        shares = (np.random.default_rng(0).permutation(draws) + 0.5) / draws
+        return np.asarray(shares[:, None] * of < self.chances[rows])
 
 
 @dataclass(frozen=True)
@@ -108,10 +118,10 @@ class FrontEstimate:
         return cls(tuple(configurations), np.column_stack([log_t + log_p, log_t]), gpus)
 
     def nearest(self, count: int) -> np.ndarray:
-        """Return the indices of the points nearest to the front, at most this number."""
+        """Return the indices of the points nearest to the front, at most this number, sorted."""
         e, t = self.points.T
         behind = np.maximum(e[:, None] - e[None, :], t[:, None] - t[None, :]).max(axis=1)
-        return np.argsort(behind, kind="stable")[:count]
+        return np.sort(ranked(-behind)[:count])
 
 
 def normal_draws(draws: int, width: int, seed: int) -> np.ndarray:
@@ -173,8 +183,12 @@ class ProbeAcquisition:
         """
         launches = self._promising(front, candidates, running_launch)
         tried = np.concatenate(launches)
-        regret = self._regret(front, [self.configurations[i] for i in candidates.members[tried]])
-        posterior = candidates.posterior
+        # The score of a launch is weighed by the best chance of its settings.
+        chances = [float(candidates.chances[rows].max()) for rows in launches]
+        best_of = np.repeat(chances, [len(rows) for rows in launches])
+        counting = candidates.counting(tried, len(self.draws[1]), best_of)
+        members = [self.configurations[i] for i in candidates.members[tried]]
+        regret, posterior = self._regret(front, members, counting), candidates.posterior
         launch_J = self.cost.launch_J(posterior.power_W)
         visit_J = self.cost.visit_J(posterior.power_W, posterior.step_time_s)
         sweeps, begin, return_J = [], 0, 0.0
@@ -189,46 +203,30 @@ class ProbeAcquisition:
                 return_J = sweep.needed * float(launch_J[rows].min())
             sweeps.append(sweep)
             begin += len(rows)
-        scores = [
-            self._score(sweep, candidates, int(rows[0]), running_launch, return_J)
-            for rows, sweep in zip(launches, sweeps, strict=True)
-        ]
-        best = int(np.argmax(scores))
+        # A launch that ends the running one is charged for coming back as well.
+        leaves = [candidates.launch_of[rows[0]] != running_launch for rows in launches]
+        joules = np.array([sweep.cost_J for sweep in sweeps]) + return_J * np.array(leaves)
+        values = np.array([sweep.value for sweep in sweeps]) * chances
+        scores = values / np.maximum(joules, 1e-12) ** self.design.cost_weight
+        best = first_best(scores)
         if scores[best] <= 0:
             return self._nearest(front, candidates, running_launch)
         rows, sweep = launches[best], sweeps[best]
         return Scored(
             members=tuple(int(member) for member in candidates.members[rows[sweep.added]]),
-            score=scores[best],
+            score=float(scores[best]),
             cost_J=sweep.cost_J,
             first_J=sweep.first_J,
             expected_gain=sweep.expected_share,
         )
-
-    def _score(
-        self,
-        sweep: Sweep,
-        candidates: CandidateView,
-        row: int,
-        running_launch: int | None,
-        return_J: float,
-    ) -> float:
-        """Return the value of a sweep per joule.
-
-        A launch that ends the running one is charged `return_J` as well.
-        """
-        leaves = candidates.launch_of[row] != running_launch
-        joules = sweep.cost_J + (return_J if leaves else 0.0)
-        value = sweep.value * float(candidates.fits[row])
-        return value / max(joules, 1e-12) ** self.design.cost_weight
 
     def _promising(
         self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
     ) -> list[np.ndarray]:
         """Return the rows of the launches that sweeps are built for, the running one among them.
 
-        They are the launches with the best single settings by hypervolume improvement per joule;
-        the rows of each are sorted by it.
+        They are the launches with the best single settings by hypervolume improvement per joule, in
+        the order of the candidates: a candidate's draws do not change with its rank.
         """
         posterior, launch_of = candidates.posterior, candidates.launch_of
         draws = self.draws[0]
@@ -238,26 +236,29 @@ class ProbeAcquisition:
         gains = improvement(_corners(front.points), log_t + log_p, log_t, reference).mean(axis=0)
         launch_J = np.where(launch_of == running_launch, 0.0, self.cost.launch_J(posterior.power_W))
         joules = launch_J + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
-        rate = gains * candidates.fits / joules**self.design.cost_weight
-        order = np.argsort(-rate, kind="stable")
+        rate = gains * candidates.chances / joules**self.design.cost_weight
+        order = ranked(rate)
         _, places = np.unique(launch_of[order], return_index=True)
         launches: list[np.ndarray] = []
         count = 0
         for launch in launch_of[order][np.sort(places)]:
             if launch == running_launch or count < CANDIDATES_TRIED:
-                rows = order[launch_of[order] == launch][:LIVE_TRIED]
+                rows = np.sort(order[launch_of[order] == launch][:LIVE_TRIED])
                 if launch == running_launch or count + len(rows) <= CANDIDATES_TRIED:
                     launches.append(rows)
                 count += len(rows)
             elif running_launch is None:
                 break
-        return launches
+        return sorted(launches, key=lambda rows: int(launch_of[rows[0]]))
 
-    def _regret(self, front: FrontEstimate, tried: Sequence[Configuration]) -> LogRegret:
-        """Return joint draws of the measured configurations and of these."""
+    def _regret(
+        self, front: FrontEstimate, tried: Sequence[Configuration], counting: np.ndarray
+    ) -> LogRegret:
+        """Return joint draws of the measured configurations and of these where they count."""
         near = front.nearest(MEASURED_TRIED)
         both = [*(front.configurations[i] for i in near), *tried]
         log_t, log_p = self.surrogates.sample_marginal(both, self.draws[1])
+        log_t[:, len(near) :] += np.where(counting, 0.0, FAR)
         return LogRegret(log_t + log_p, log_t, measured=len(near))
 
     def _nearest(
@@ -265,7 +266,8 @@ class ProbeAcquisition:
     ) -> Scored:
         """Return the single setting nearest to the front; its score is 0."""
         behind = _sds_behind(_corners(front.points), candidates.posterior)
-        best = int(np.argmin(behind))
+        likely = candidates.likely
+        best = int(likely[first_best(-behind[likely])])
         posterior = candidates.posterior[[best]]
         joules = float(self.cost.visit_J(posterior.power_W, posterior.step_time_s)[0])
         if candidates.launch_of[best] != running_launch:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.models.surrogate.surrogates import Surrogates
+from tuner.models.surrogate.ties import first_best
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.acquisition import CandidateView, FrontEstimate, Scored
 from tuner.search.question import Question
-
-__all__ = ["AnswerAcquisition"]
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,12 @@ class AnswerAcquisition:
         launches = candidates.launch_of != running_launch
         launch_J = np.where(launches, self.cost.launch_J(posterior.power_W), 0.0)
         joules = launch_J + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
-        score = gain * candidates.fits / joules**self.cost_weight
-        best = int(np.argmax(score))
+        score = gain * candidates.chances / joules**self.cost_weight
+        best = first_best(score)
         if not gain.any():
-            best = int(np.argmin(question.loss(mean_e, mean_t, candidates.gpus, worst)))
+            likely = candidates.likely
+            losses = question.loss(mean_e, mean_t, candidates.gpus, worst)
+            best = int(likely[first_best(-losses[likely])])
         return Scored(
             members=(int(candidates.members[best]),),
             score=float(score[best]),

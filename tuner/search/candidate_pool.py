@@ -14,14 +14,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from tuner.models.memory_margin import MEMORY_POLICY
 from tuner.models.surrogate.surrogates import Surrogates
+from tuner.models.surrogate.ties import ranked
 from tuner.pareto import improvement, nondominated
 from tuner.search.acquisition import CandidateView, search_reference
 from tuner.search.observations import Observations
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
-
-__all__ = ["ALL_CANDIDATES", "CandidatePool", "LaunchCodes", "one_of_each_stretch"]
 
 #: Number of candidates up to which all are taken.
 ALL_CANDIDATES = 100_000
@@ -109,24 +109,25 @@ class CandidatePool:
         self.tracked = None
 
     def view(
-        self, observations: Observations, closed: np.ndarray, fits: np.ndarray
+        self, observations: Observations, closed: np.ndarray, chances: np.ndarray
     ) -> CandidateView:
         """Return the tracked candidates that are open, at least one, with pending ones believed.
 
         Args:
             observations: of the study.
             closed: mask of the candidates that may not be proposed, not all of them.
-            fits: probability that each candidate fits in memory.
+            chances: as of `CandidateView`, of each candidate.
         """
         if self.tracked is None or closed[self.tracked].all():
-            self.tracked = self._choose(observations, closed)
+            poor = closed | (chances < MEMORY_POLICY.refused_below)
+            self.tracked = self._choose(observations, closed if poor.all() else poor)
             self._surrogates.watch(self._configurations(self.tracked))
         self._surrogates.believe(self._configurations(observations.pending))
         rows = np.flatnonzero(~closed[self.tracked])
         members, posterior = self.tracked[rows], self._surrogates.watched()[rows]
         launch_of = self._launch_of[members]
         return CandidateView(
-            members, rows, launch_of, posterior, fits[members], self._gpus[launch_of]
+            members, rows, launch_of, posterior, chances[members], self._gpus[launch_of]
         )
 
     def _configurations(self, members: Iterable[int]) -> list[Configuration]:
@@ -184,7 +185,7 @@ class CandidatePool:
         best = np.array([promise[self._members[launch]].max() for launch in launches])
         chosen: list[np.ndarray] = []
         count = 0
-        for launch in launches[np.argsort(-best, kind="stable")]:
+        for launch in launches[ranked(best)]:
             if count and count + len(self._members[launch]) > limit:
                 break
             chosen.append(self._members[launch])

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tuner.models.surrogate.ties import TOLERANCE, first_best
 from tuner.search.log_regret import LEAST_REGRET, LogRegret
-
-__all__ = ["Sweep"]
 
 
 class Sweep:
@@ -69,20 +68,22 @@ class Sweep:
             most: maximum number of settings.
             cost_weight: exponent of the cost.
         """
-        rate = 0.0
+        rate, least = 0.0, 1 + TOLERANCE
         while len(self.added) < min(most, len(self._columns)):
             shares = self._share[:, None] + self._regret.shares(
                 self._front_e, self._front_t, self._columns
             )
             values = self._regret.reduction(shares)
             added = values - self._regret.reduction(self._share)[:, None]
-            chance = np.ones(len(self._columns)) if not self.added else (added > 0).mean(axis=0)
+            chance = (
+                np.ones(len(self._columns)) if not self.added else (added > TOLERANCE).mean(axis=0)
+            )
             expected_J = np.maximum(self._visit_J * chance, 1e-12)
             more = values.mean(axis=0)
             rates = more / (self.cost_J + expected_J) ** cost_weight
             rates[self.added] = -1.0
-            best = int(np.argmax(rates))
-            if self.added and (more[best] <= self.value or rates[best] <= rate):
+            best = first_best(rates)
+            if self.added and (more[best] <= least * self.value or rates[best] <= least * rate):
                 return
             self._add(best, shares[:, best], float(expected_J[best]))
             rate = max(rate, self.value / self.cost_J**cost_weight)
@@ -105,5 +106,5 @@ class Sweep:
         """
         begin_J = self._launch_J + self._visit_J
         begin_J[self.added] -= self._chance[self.added] * self._visit_J[self.added]
-        first = int(np.argmin(begin_J))
+        first = first_best(-begin_J)
         self.added = [first, *(setting for setting in self.added if setting != first)]

@@ -14,8 +14,6 @@ import numpy as np
 
 from tuner.pareto import REFERENCE_LEAST, REFERENCE_MARGIN, joint_improvement
 
-__all__ = ["LogRegret"]
-
 #: Added to the regret before its logarithm is taken, a share of the front's hypervolume: what is
 #: missing below it is hardly worth finding. Half and double of it cannot be told apart in joules.
 LEAST_REGRET = 0.01

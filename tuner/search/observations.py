@@ -18,16 +18,11 @@ from optuna.trial import TrialState
 
 from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.probe import BLAMELESS, Measurement, ProbeRecord
+from tuner.workload.probe import Measurement, ProbeRecord, failure_class
 
 if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
-
-__all__ = ["DELIVERED", "LAUNCH_FAILURES", "Observation", "Observations"]
-
-#: Kinds of failure that blame the launch: its other live settings would fail as well.
-LAUNCH_FAILURES = frozenset({"refused", "out_of_memory", "crash", "hang", "time_limit"})
 
 #: Begins the names of a trial's attributes that hold what the devices did.
 DELIVERED = "delivered_"
@@ -130,9 +125,10 @@ class Observations:
 
     def _add_failure(self, candidate: int, attrs: Mapping[str, Any]) -> None:
         kind, launch = attrs.get("failure"), int(self._launch_of[candidate])
-        if kind not in BLAMELESS:  # otherwise it may be proposed again
+        blames = failure_class(str(kind)).blames
+        if blames is not None:  # otherwise it may be proposed again
             self.closed.add(candidate)
-        if kind in LAUNCH_FAILURES:
+        if blames == "launch":
             self.failed_launches.add(launch)
         if kind == "out_of_memory":
             self.peak_bytes[launch] = math.inf

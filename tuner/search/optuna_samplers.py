@@ -30,12 +30,8 @@ if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
     from tuner.search_spaces.space import Candidates
 
-__all__ = ["OURS", "SAMPLERS", "SamplerChoice", "StockSampler", "check_sampler", "make_sampler"]
-
 #: This project's own sampler, `tuner.search.sampler.CandidateSampler`.
 OURS = "joulefront"
-#: BoTorch's qLogNEHVI, `tuner.search.botorch_sampler.BotorchSampler`.
-BOTORCH = "botorch"
 #: Number of asks after which the open candidate nearest to the last proposal is taken instead, for
 #: samplers that only repeat themselves or propose invalid points (a deterministic sampler that
 #: ignores failed trials, as Optuna's GPSampler does, would never end).
@@ -72,7 +68,7 @@ _STOCK: dict[str, Callable[[int], BaseSampler]] = {
     "random": _random,
 }
 #: Values of `--sampler`.
-SAMPLERS = (OURS, *_STOCK, BOTORCH)
+SAMPLERS = (OURS, *_STOCK)
 #: A name of `SAMPLERS`, an Optuna sampler, or None for this project's.
 SamplerChoice = str | BaseSampler | None
 
@@ -224,7 +220,6 @@ def make_sampler(
     seed: int = 0,
     surrogate: Any = None,
     user_prior: UserPrior | None = None,
-    fewer_replicas_first: bool = False,
 ) -> ProbePlanner:
     """Return the planner of a study, by name, or around any Optuna sampler.
 
@@ -232,8 +227,7 @@ def make_sampler(
         sampler: one of `SAMPLERS`; None for this project's; or an Optuna sampler. A planner of
             these very candidates is returned as it is.
         candidates: the valid configurations.
-        prior, earlier, cost, memory_bytes, seed, surrogate, user_prior, fewer_replicas_first: as
-            for `CandidateSampler`.
+        prior, earlier, cost, memory_bytes, seed, surrogate, user_prior: as for `CandidateSampler`.
 
     Raises:
         UnknownName: no sampler has that name.
@@ -249,15 +243,10 @@ def make_sampler(
             seed=seed,
             surrogate=surrogate,
             user_prior=user_prior,
-            fewer_replicas_first=fewer_replicas_first,
         )
     if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
         return sampler
     check_sampler(sampler, transfer=bool(earlier))
-    if sampler == BOTORCH:
-        from tuner.search.botorch_sampler import BotorchSampler
-
-        return BotorchSampler(candidates, cost=cost, seed=seed)
     stock = sampler if isinstance(sampler, BaseSampler) else _STOCK[sampler](seed)
     max_asks = GP_MAX_ASKS if isinstance(stock, optuna.samplers.GPSampler) else MAX_ASKS
     return StockSampler(candidates, stock, seed=seed, cost=cost, max_asks=max_asks)

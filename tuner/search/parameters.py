@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tuner.search_spaces.space import Candidates
 
-__all__ = ["ParameterEncoding"]
-
 
 class ParameterEncoding:
     """Mapping between candidates, their Optuna parameters and their keys.

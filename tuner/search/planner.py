@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from tuner.search.safety import PeakLimit
     from tuner.search_spaces.space import Candidates
 
-__all__ = ["ProbePlan", "ProbePlanner"]
-
 
 @dataclass(frozen=True)
 class ProbePlan:

@@ -14,8 +14,6 @@ import numpy as np
 
 from tuner.problem.constraints import Constraints
 
-__all__ = ["Question"]
-
 #: Joules of a kilowatt-hour, and seconds of an hour.
 J_PER_KWH, S_PER_HOUR = 3.6e6, 3600.0
 

@@ -21,12 +21,11 @@ import numpy as np
 
 from tuner.models.surrogate.gaussian_process import LEAST_ROWS
 from tuner.models.surrogate.surrogates import Surrogates
+from tuner.models.surrogate.ties import TOLERANCE, ranked
 from tuner.pareto import hypervolume, hypervolume_sd, improvement, reference_point
 from tuner.search.acquisition import CandidateView, FrontEstimate, normal_draws
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
-
-__all__ = ["LEAST_MEASUREMENTS", "RegretEstimate", "RegretModel"]
 
 #: With fewer measurements no regret is estimated: the hyperparameters are not fitted yet.
 LEAST_MEASUREMENTS = LEAST_ROWS
@@ -110,7 +109,8 @@ class RegretModel:
         both = [*(front.configurations[i] for i in near), *(still_open[i] for i in promising)]
         log_t, log_p = self._surrogates.sample_wide(both, self._normals)
         points = np.stack([log_t + log_p, log_t], axis=-1)
-        fits = self._fitting(view, promising, len(near))
+        fits = np.ones((DRAWS, len(both)), dtype=bool)
+        fits[:, len(near) :] = view.counting(promising, DRAWS)
         if question is not None:
             gpus = np.append(front.gpus[near], view.gpus[promising])
             return self._of_answer(question, points, fits, gpus, len(near))
@@ -139,7 +139,7 @@ class RegretModel:
         Args:
             question: of the user.
             points: draws of log energy and log time, (draws, n, 2).
-            fits: mask of those that fit in memory in each draw, (draws, n).
+            fits: mask of those that count in each draw, (draws, n).
             gpus: number of GPUs of each, (n,).
             measured: number of measured ones; they come first.
         """
@@ -180,18 +180,6 @@ class RegretModel:
             worst = float(question.objective(energy, time, gpus).max())
             losses = question.loss(energy, time, gpus, worst)
             promise = losses[: len(points)].min() - losses[len(points) :]
-            near = np.argsort(losses[: len(points)], kind="stable")[:MOST_CANDIDATES]
-        order = np.argsort(-promise, kind="stable")[:MOST_CANDIDATES]
-        return near, order[promise[order] > 0]
-
-    def _fitting(self, view: CandidateView, rows: np.ndarray, measured: int) -> np.ndarray:
-        """Return a mask of the candidates that fit in memory in each draw, measured ones first.
-
-        The settings of a launch fit together or not at all.
-        """
-        fits = np.ones((DRAWS, measured + len(rows)), dtype=bool)
-        if (view.fits[rows] < 1).any():
-            launches, launch = np.unique(view.launch_of[rows], return_inverse=True)
-            uniform = np.random.default_rng(self._seed).random((DRAWS, len(launches)))
-            fits[:, measured:] = uniform[:, launch] < view.fits[rows]
-        return fits
+            near = np.sort(ranked(-losses[: len(points)])[:MOST_CANDIDATES])
+        order = np.sort(ranked(promise)[:MOST_CANDIDATES])
+        return near, order[promise[order] > TOLERANCE]

@@ -22,10 +22,9 @@ import numpy as np
 from scipy.stats import norm
 
 from tuner.models.surrogate.surrogates import Posterior
+from tuner.models.surrogate.ties import TOLERANCE
 from tuner.search.acquisition import CandidateView
 from tuner.search_spaces.configuration import Configuration
-
-__all__ = ["PeakLimit", "most_power_W"]
 
 #: Probability of exceeding the cap above which a candidate is not probed; if every one is above it,
 #: as after the first windows, the safest is probed up to the second figure.
@@ -112,7 +111,7 @@ class PeakLimit:
             most_W = np.array([most_power_W(each) for each in configurations])
             above = np.log(most_W) + self.log_ratio - math.log(self.cap_W)
             risk = np.minimum(risk, norm.cdf(above / self.log_ratio_sd))
-        kept = np.flatnonzero(risk <= max(MOST_PROBABLE, float(risk.min())))
+        kept = np.flatnonzero(risk <= max(MOST_PROBABLE, float(risk.min())) + TOLERANCE)
         if risk.min() > SAFEST_PROBABLE:
             if levels is None:
                 return None
@@ -123,6 +122,6 @@ class PeakLimit:
             rows=candidates.rows[kept],
             launch_of=candidates.launch_of[kept],
             posterior=candidates.posterior[kept],
-            fits=candidates.fits[kept],
+            chances=candidates.chances[kept],
             gpus=candidates.gpus[kept],
         )

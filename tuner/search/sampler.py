@@ -19,6 +19,7 @@ from tuner.models.memory_margin import MEMORY_POLICY, learned_margin
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.regressors import FOLDS
 from tuner.models.surrogate.surrogates import Surrogates
+from tuner.models.surrogate.ties import TOLERANCE, first_best
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
 from tuner.search.acquisition import (
@@ -35,7 +36,6 @@ from tuner.search.acquisition import (
 )
 from tuner.search.answer_acquisition import AnswerAcquisition
 from tuner.search.candidate_pool import CandidatePool
-from tuner.search.fewer_replicas import FewerReplicas
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from tuner.models.analytic.model import Prior
     from tuner.search_spaces.space import Candidates
-
-__all__ = ["CandidateSampler"]
 
 #: Distinct launches that are measured before the surrogates choose, at most.
 START_LAUNCHES = 6
@@ -77,8 +75,6 @@ class CandidateSampler(ProbePlanner):
         surrogate: a scikit-learn regressor that learns step time and power; None for this project's
             Gaussian process.
         user_prior: configurations to try first, and preferred knob values.
-        fewer_replicas_first: with a prior, try a launch on fewer replicas first where that is
-            expected to save joules (`tuner.search.fewer_replicas`).
     """
 
     estimates_gain = True
@@ -95,7 +91,6 @@ class CandidateSampler(ProbePlanner):
         design: SamplerDesign | None = None,
         surrogate: Any = None,
         user_prior: UserPrior | None = None,
-        fewer_replicas_first: bool = False,
     ) -> None:
         super().__init__(candidates, cost=cost, seed=seed)
         self._user_prior = user_prior or UserPrior()
@@ -130,14 +125,8 @@ class CandidateSampler(ProbePlanner):
             ),
         )
         self._regret = RegretModel(self.surrogates, self._seed + 2)
-        self.slack_limits = SlackLimits(self._configurations, self._members, self._launch_of)
+        self.slack_limits = SlackLimits(self._configurations, self._launch_of)
         self.unreached_clocks = UnreachedClocks(self._configurations)
-        self._fewer_replicas: FewerReplicas | None = None
-        if fewer_replicas_first and prior is not None:
-            predicted = self.features.prior_log(self._configurations, self.features.priors - 1)
-            self._fewer_replicas = FewerReplicas(
-                self._configurations, self._members, self._launch_of, predicted
-            )
         self._pool = CandidatePool(
             self.surrogates, candidates, self._members, self._launch_of, self._rng
         )
@@ -149,8 +138,6 @@ class CandidateSampler(ProbePlanner):
 
     def _fit(self, observations: Observations) -> Surrogates:
         measured = observations.measured
-        if self._fewer_replicas:
-            measured = [*measured, *self._fewer_replicas.foretold(measured)]
         if self.surrogates.fit(
             [m.delivered for m in measured],
             [m.step_time_s for m in measured],
@@ -167,7 +154,7 @@ class CandidateSampler(ProbePlanner):
         """Plan the next probe; None if no candidate is left to propose."""
         with self._lock:
             observations = self._observe(study)
-            closed, fits = self._closed_and_fits(observations)
+            closed, chances = self._closed_and_chances(observations)
             if closed.all():
                 return self._enqueue(None)
             if wanted := self._to_try(closed):
@@ -177,10 +164,8 @@ class CandidateSampler(ProbePlanner):
                 )
             launched, fresh = self._launches(observations, closed)
             if self._starting(observations, fresh) or not observations.measured:
-                return self._enqueue(self._start_plan(closed, launched, fresh, fits))
-            if self._fewer_replicas:
-                return self._enqueue(self._fewer_replicas_plan(observations, closed, fits))
-            return self._enqueue(self._improvement_plan(observations, closed, fits))
+                return self._enqueue(self._start_plan(closed, launched, fresh, chances))
+            return self._enqueue(self._improvement_plan(observations, closed, chances))
 
     def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
         """Plan further settings of a running launch; None to end the launch.
@@ -191,7 +176,7 @@ class CandidateSampler(ProbePlanner):
             return None  # the probe's time limit holds the first window and `max_live` further ones
         with self._lock:
             observations = self._observe(study).with_partial(so_far)
-            closed, fits = self._closed_and_fits(observations)
+            closed, chances = self._closed_and_chances(observations)
             first = self._encoding.index_of_key(so_far.request.configurations()[0].key)
             if first is None or not observations.measured:
                 return None
@@ -200,11 +185,11 @@ class CandidateSampler(ProbePlanner):
                 observations, self._launches(observations, closed)[1]
             ):
                 return None
-            plan = self._improvement_plan(observations, closed, fits, running_launch=running)
+            plan = self._improvement_plan(observations, closed, chances, running_launch=running)
             return plan if plan and plan.launch == so_far.request.launch else None
 
     def take_notes(self) -> list[str]:
-        """Return what power limits and clocks need not be probed since the last call."""
+        """Return which power limits and clocks are probed last, and why, since the last call."""
         with self._lock:
             notes = self.slack_limits.notes + self.unreached_clocks.notes
             self.slack_limits.notes, self.unreached_clocks.notes = [], []
@@ -250,18 +235,11 @@ class CandidateSampler(ProbePlanner):
         useful |= {int(self._launch_of[i]) for i in observations.pending}
         return len(useful) < self._start_count and bool(fresh)
 
-    def _closed_and_fits(self, observations: Observations) -> tuple[np.ndarray, np.ndarray]:
-        """Return a mask of the candidates that may not be proposed, and each one's chance to fit.
-
-        The mask includes those that hardly can fit in memory, unless there are no others.
-        """
-        closed, fits = self._closed(observations), self._fits(observations)
-        closed[self.slack_limits.closed(observations.measured)] = True
-        closed |= self.unreached_clocks.closed(observations)
-        refused = fits < MEMORY_POLICY.refused_below
-        if (closed | refused).all():  # the rest is unlikely to fit, but there is nothing else
-            return closed, np.ones_like(fits)
-        return closed | refused, fits
+    def _closed_and_chances(self, observations: Observations) -> tuple[np.ndarray, np.ndarray]:
+        """Return a mask of the candidates that may not be proposed, and the `chances` of all."""
+        chances = self._fits(observations) * self.unreached_clocks.chances(observations)
+        chances *= self.slack_limits.chances(observations.measured)
+        return self._closed(observations), chances
 
     def _fits(self, observations: Observations) -> np.ndarray:
         """Return the probability that each candidate fits in a device's memory, (n,).
@@ -286,16 +264,15 @@ class CandidateSampler(ProbePlanner):
         log = self.features.prior_log(self._configurations)
         product = 2 * log[:, 0] + log[:, 1]  # log (E t) = log (t P t)
         best = np.array([product[rows].min() for rows in self._members])
-        return every[best <= np.median(best)]
+        return every[best <= np.median(best) + TOLERANCE]
 
     def _start_plan(
-        self, closed: np.ndarray, tried: set[int], fresh: list[int], fits: np.ndarray
+        self, closed: np.ndarray, tried: set[int], fresh: list[int], chances: np.ndarray
     ) -> ProbePlan:
         """Plan a launch far from those tried, at live settings spread over their range."""
         allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
-        chances = fits[[self._members[i][0] for i in allowed]]
-        likely = allowed[chances >= MEMORY_POLICY.likely_from]
-        allowed = likely if len(likely) else allowed
+        best = np.array([chances[self._members[i]].max() for i in allowed])
+        allowed = allowed[best >= min(MEMORY_POLICY.likely_from, best.max())]
         promising = np.intersect1d(allowed, self._start_launches)
         launch = farthest(
             self._launch_features,
@@ -304,13 +281,13 @@ class CandidateSampler(ProbePlanner):
             rng=self._rng,
         )
         rows = self._members[launch]
-        rows = rows[~closed[rows]]
+        rows = rows[~closed[rows] & (chances[rows] >= chances[rows].max())]
         matrix = self.features.matrix[rows]
         # The lowest setting first: power is least there, and so are the joules of the launch and of
         # the window. The first windows of the launches that follow are at low settings for the
         # same reason, so launches are compared at like settings. Then the farthest from those
         # chosen.
-        chosen = [int(np.argmin(matrix.sum(axis=1)))]
+        chosen = [first_best(-matrix.sum(axis=1))]
         while len(chosen) < min(self.design.start_live, self.max_live, len(rows)):
             left = np.setdiff1d(np.arange(len(rows)), chosen)
             chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
@@ -322,7 +299,7 @@ class CandidateSampler(ProbePlanner):
         self,
         observations: Observations,
         closed: np.ndarray,
-        fits: np.ndarray,
+        chances: np.ndarray,
         running_launch: int | None = None,
     ) -> ProbePlan | None:
         """Plan the probe that is worth the most; `running_launch` costs no launch.
@@ -330,7 +307,7 @@ class CandidateSampler(ProbePlanner):
         None if every candidate would probably exceed the cap on peak power.
         """
         self._fit(observations)
-        candidates = self._pool.view(observations, closed, fits)
+        candidates = self._pool.view(observations, closed, chances)
         if self.peak_limit is not None:
             levels = self.features.matrix[candidates.members].sum(axis=1)
             safe = self.peak_limit.safe(
@@ -352,10 +329,10 @@ class CandidateSampler(ProbePlanner):
                 )
             ],
         )
-        # A preference weighs the score of a candidate as the probability that it fits does.
+        # A preference weighs the score of a candidate as its chance does.
         weights = self._user_prior.weights(len(observations.measured))
-        weighted = candidates.fits * np.broadcast_to(weights, len(closed))[candidates.members]
-        preferred = replace(candidates, fits=weighted)
+        weighted = candidates.chances * np.broadcast_to(weights, len(closed))[candidates.members]
+        preferred = replace(candidates, chances=weighted)
         best = self._acquisition().best(front, preferred, running_launch)
         members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
@@ -367,39 +344,6 @@ class CandidateSampler(ProbePlanner):
             first_J=best.first_J,
             extendable=self._extendable(members, closed),
             regret=self._regret_of(observations, front, candidates),
-        )
-
-    def _fewer_replicas_plan(
-        self, observations: Observations, closed: np.ndarray, fits: np.ndarray
-    ) -> ProbePlan | None:
-        """Plan the probe that is worth the most, or its launch on fewer replicas before it."""
-        fewer, measured = self._fewer_replicas, observations.measured
-        assert fewer is not None
-        held = closed.copy()
-        held[fewer.held(observations.pending)] = True
-        closed = closed if held.all() else held
-        while True:
-            plan = self._improvement_plan(observations, closed, fits)
-            best = None if plan is None else self._encoding.index_of_key(plan.configurations[0].key)
-            if plan is None or best is None or not fewer.prefer_measured(best, measured):
-                break
-        if plan is None or best is None:
-            return plan
-        first = fewer.first(best, measured, observations.pending, closed)
-        if first is None:
-            return plan
-        one = (self._configurations[first],)
-        posterior = self.surrogates.predict(one)
-        joules = self.cost.launch_J(posterior.power_W)
-        joules = joules + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
-        return replace(
-            plan,
-            configurations=one,
-            reason="fewer replicas first",
-            score=math.nan,
-            cost_J=float(joules[0]),
-            first_J=float(joules[0]),
-            extendable=self._extendable([first], closed),
         )
 
     def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:

@@ -1,12 +1,10 @@
-"""Priors from earlier measurements: of the same job on another cluster, another job, a table.
+"""Priors from earlier measurements over the same knobs: of the job elsewhere, a trace, a table.
 
-The surrogates are fitted to the earlier measurements over the knobs that both studies have. Two
-prior means result: the effect of the live settings alone, averaged over the launches, which holds
-for another job too; and the whole, which may hold for the same job elsewhere. The search starts
-with the first; from six measurements on, leave-one-out decides which of them, the analytic model or
-none predicts best, and the scale is always fitted (`tuner.models.surrogate.surrogates`). If the
-analytic model is known on both sides, its errors are transferred instead of the figures themselves.
-A study's result rests on its own measurements alone: only the search uses these priors.
+The surrogates are fitted to the earlier measurements, and their mean is a prior mean of this study.
+The search starts with it; from six measurements on, leave-one-out decides whether it, the analytic
+model or none predicts best, and the scale is always fitted (`tuner.models.surrogate.surrogates`).
+If the analytic model is known on both sides, its errors are transferred instead of the figures
+themselves. A study's result rests on its own measurements alone: only the search uses these priors.
 """
 
 from __future__ import annotations
@@ -33,12 +31,8 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.workload.replay import TableRunner, TraceRunner
 from tuner.workload.table import RecordedTable
 
-__all__ = ["Earlier", "EarlierPrior", "earlier_of_group", "earlier_priors", "read_earlier"]
-
 #: Number of configurations predicted at once: a block of the covariance, not all of it.
 BLOCK = 4096
-#: Approximate number of earlier launches that the effect of the live settings is averaged over.
-LAUNCHES = 50
 
 
 @dataclass(frozen=True)
@@ -128,8 +122,7 @@ class EarlierPrior:
     """Prior of this study's configurations made of earlier measurements.
 
     A numeric live knob is read as a share of its highest value if the devices differ or are
-    unknown: another device has another range of clocks and power limits. A knob that only one side
-    has is left out.
+    unknown: another device has another range of clocks and power limits.
 
     Args:
         earlier: the measurements.
@@ -140,7 +133,7 @@ class EarlierPrior:
         seed: of the surrogates.
 
     Raises:
-        InputError: no knob varies on both sides.
+        InputError: a knob is only on one side, or none varies on both.
     """
 
     def __init__(
@@ -154,20 +147,25 @@ class EarlierPrior:
     ) -> None:
         self._prior = prior if earlier.prior is not None else None
         here, there = candidates.configurations, earlier.configurations
-        self._launch, self._live = _shared_knobs(here, there)
-        shared = {*self._launch, *self._live}
-        self.knobs = tuple(n for n in varying_knobs(here) if n in shared & {*varying_knobs(there)})
-        if not self.knobs:
+        names = [knob_names(side) for side in (here, there)]
+        named = [{*launch, *live} for launch, live in names]
+        varying = dict.fromkeys([*varying_knobs(here), *varying_knobs(there)])
+        # A standard knob that a side does not name has its default there.
+        alone = [n for n in varying if n not in KNOBS and not all(n in side for side in named)]
+        self.knobs = tuple(n for n in varying_knobs(here) if n in varying_knobs(there))
+        if alone or not self.knobs:
+            why = f"only one of them has {', '.join(alone)}" if alone else "none varies in both"
             raise InputError(
-                f"{earlier.name} cannot start this search: no knob that varies there varies here"
+                f"{earlier.name} cannot start this search, whose knobs must be the same: {why}"
             )
+        lives = {*names[0][1], *(n for n in names[1][1] if n not in named[0])}
+        self._launch = [name for name in varying if name not in lives]
+        self._live = [name for name in varying if name in lives]
         same_device = bool(device) and device == earlier.device
         shares = {} if same_device else _shares(self._live, here, there)
         rows = [self._restricted(c, shares) for c in there]
         every = dict.fromkeys([*map(self._restricted, here), *rows])
         self._surrogates = Surrogates(FeatureMap(Candidates.from_configurations(every)), seed=seed)
-        launches = dict.fromkeys(row.launch for row in rows)
-        self._launches = tuple(launches)[:: max(1, len(launches) // LAUNCHES)]
         time_s, power_W = earlier.step_time_s, earlier.power_W
         if self._prior is not None and earlier.prior is not None:
             predicted = earlier.prior.predict(there)
@@ -177,7 +175,7 @@ class EarlierPrior:
     def _restricted(
         self, configuration: Configuration, shares: dict[str, float] | None = None
     ) -> Configuration:
-        """Return the knobs that both sides have, the live ones scaled by their share."""
+        """Return the knobs that vary on either side, the live ones scaled by their share."""
         launch = {name: configuration.get(name) for name in self._launch}
         live = {
             name: _times(configuration.get(name), (shares or {}).get(name, 1.0))
@@ -186,23 +184,10 @@ class EarlierPrior:
         halves = ({n: v for n, v in half.items() if v is not None} for half in (launch, live))
         return Configuration(*map(Settings, halves))
 
-    @property
-    def means(self) -> tuple[Prior, Prior]:
-        """The effect of the live settings, averaged over the earlier launches; and the whole."""
-        return _LivePrior(self), self
-
     def predict(self, configurations: Sequence[Configuration]) -> Prediction:
         """Predict step time and power, each on the earlier study's scale; no memory."""
         rows = [self._restricted(c) for c in configurations]
         return self._of_log(self._mean(rows), configurations)
-
-    def predict_live(self, configurations: Sequence[Configuration]) -> Prediction:
-        """Predict as `predict` does, but with the mean over the earlier launches."""
-        lives = [self._restricted(c).live for c in configurations]
-        place = {live: i for i, live in enumerate(dict.fromkeys(lives))}
-        every = [Configuration(launch, live) for live in place for launch in self._launches]
-        each = self._mean(every).reshape(2, len(place), len(self._launches)).mean(axis=2)
-        return self._of_log(each[:, [place[live] for live in lives]], configurations)
 
     def _mean(self, rows: Sequence[Configuration]) -> np.ndarray:
         """Return posterior means of log time and log power, (2, n), block by block."""
@@ -217,23 +202,13 @@ class EarlierPrior:
         return Prediction(time_s, power_W, np.empty(0))
 
 
-@dataclass(frozen=True)
-class _LivePrior:
-    """Prior that is `EarlierPrior.predict_live`."""
-
-    whole: EarlierPrior
-
-    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
-        return self.whole.predict_live(configurations)
-
-
 def earlier_priors(
     sources: Sequence[str | Path], problem: Problem, *, runs_dir: str | Path = "runs", seed: int = 0
 ) -> tuple[tuple[Prior, ...], tuple[str, ...]]:
-    """Return the priors of a problem's candidates, two per source, and a sentence about each.
+    """Return the priors of a problem's candidates, one per source, and a sentence about each.
 
     Raises:
-        InputError: a source cannot be read, or shares no varying knob with the problem.
+        InputError: a source cannot be read, or has other knobs than the problem.
     """
     priors: list[Prior] = []
     notes: list[str] = []
@@ -246,28 +221,12 @@ def earlier_priors(
             device=problem.cluster.device.name if problem.cluster else "",
             seed=seed,
         )
-        priors += prior.means
+        priors.append(prior)
         notes.append(
             f"{len(earlier.configurations)} measurements of {earlier.name} are a prior of the "
             f"search, by {', '.join(prior.knobs)}, while they predict what is measured here"
         )
     return tuple(priors), tuple(notes)
-
-
-def _shared_knobs(
-    here: Sequence[Configuration], there: Sequence[Configuration]
-) -> tuple[list[str], list[str]]:
-    """Return the launch and the live knobs that both sides have and either varies.
-
-    This study decides which knobs are live. A standard knob that a side does not name has its
-    default value there, so both sides have it.
-    """
-    names = [knob_names(side) for side in (here, there)]
-    named = [{*launch, *live} for launch, live in names]
-    varying = dict.fromkeys([*varying_knobs(here), *varying_knobs(there)])
-    both = [n for n in varying if n in KNOBS or all(n in side for side in named)]
-    lives = {*names[0][1], *(n for n in names[1][1] if n not in named[0])}
-    return [n for n in both if n not in lives], [n for n in both if n in lives]
 
 
 def _shares(

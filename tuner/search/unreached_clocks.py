@@ -1,9 +1,9 @@
-"""Clocks that are listed and never reached: those above the first one are not probed.
+"""Clocks that are listed and never reached: those above the first one are probed last.
 
 Consumer cards list clocks above those that their voltage limiter allows, and give no reason for
 running lower. A window at such a clock is no data point, and the energy of its launch is lost. The
 limiter belongs to the device, so what falls short in one launch falls short in all of them: a clock
-that fell short closes itself and all higher ones, until a window of any launch runs at it.
+that fell short puts itself and all higher ones last, until a window of any launch runs at it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tuner.search.observations import Observations
+from tuner.search.slack_limits import DOUBT
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.measure.measurement import CLOCK_SHARE
-
-__all__ = ["UnreachedClocks"]
 
 CLOCK = "clock_MHz"
 
@@ -28,7 +27,7 @@ class UnreachedClocks:
         configurations: the candidates.
 
     Attributes:
-        notes: a sentence for the user for each clock that closes others.
+        notes: a sentence for the user for each clock that puts others last.
     """
 
     def __init__(self, configurations: Sequence[Configuration]) -> None:
@@ -39,14 +38,13 @@ class UnreachedClocks:
         self.notes: list[str] = []
         self._noted_MHz = np.inf
 
-    def closed(self, observations: Observations) -> np.ndarray:
-        """Return a mask of the candidates that ask for a clock that fell short, or a higher one.
+    def chances(self, observations: Observations) -> np.ndarray:
+        """Return the probability that each candidate runs as set, as far as its clock tells, (n,).
 
-        A clock does not count if another window ran at it or above it: the devices may have been
+        It is below 1 at a clock that fell short and above it, and falls with each such window. A
+        clock does not count if another window ran at it or above it: the devices may have been
         disturbed.
         """
-        if not observations.not_taken:
-            return np.zeros(len(self._clocks_MHz), dtype=bool)
         ran = [max(_clocks_MHz(one.delivered.live), default=0) for one in observations.measured]
         highest_MHz = max(ran, default=0.0)
         misses = [
@@ -56,16 +54,15 @@ class UnreachedClocks:
             and (1 - CLOCK_SHARE) * miss[0] > highest_MHz
         ]
         if not misses:
-            return np.zeros(len(self._clocks_MHz), dtype=bool)
+            return np.ones(len(self._clocks_MHz))
         least_MHz, ran_MHz = min(misses)
-        mask = self._clocks_MHz >= least_MHz
         if least_MHz < self._noted_MHz:
             self._noted_MHz = least_MHz
             self.notes.append(
                 f"the devices ran at {ran_MHz:.0f} MHz when set to {least_MHz:.0f} MHz: settings "
-                f"with a clock of {least_MHz:.0f} MHz or more are not probed"
+                f"with a clock of {least_MHz:.0f} MHz or more are probed last"
             )
-        return mask
+        return np.where(self._clocks_MHz >= least_MHz, DOUBT ** (1 + len(misses)), 1.0)
 
 
 def _clocks_MHz(live: Settings) -> list[float]:

@@ -21,8 +21,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.short_names import parse_words, word_knob
 
-__all__ = ["UserPrior", "user_prior"]
-
 #: Exponent of the preference at the first measurement. The paper takes a tenth of the search's
 #: evaluations, and a search makes some tens of measurements.
 BETA = 5.0

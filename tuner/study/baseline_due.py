@@ -10,8 +10,6 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["baseline_due", "lighter"]
-
 #: Number of times that a cancelled baseline is tried.
 BASELINE_TRIES = 2
 #: Knobs with which a user makes a configuration fit, in the order in which they are tried.
@@ -23,10 +21,6 @@ def baseline_due(problem: Problem, records: Sequence[ProbeRecord]) -> Configurat
 
     A baseline of the user's is measured or fails. Where the default one runs out of memory, the
     next lighter candidate takes its place (`lighter`).
-
-    Args:
-        problem: what is searched.
-        records: probes so far.
     """
     baseline = problem.baseline
     tries = [record for record in records if record.request.purpose == "baseline"]

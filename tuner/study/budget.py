@@ -14,11 +14,6 @@ from tuner.results.build import spent_kJ
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
-__all__ = ["RESERVED", "Budget", "CostEstimate", "SearchStatus", "most_left_s"]
-
-#: Purposes for which a share of every limit is reserved (`SearchSettings.kept_share`).
-RESERVED = ("remeasure", "verify")
-
 
 @dataclass(frozen=True)
 class SearchStatus:
@@ -50,9 +45,10 @@ class SearchStatus:
         made = sum(r.failure is None or not r.failure.was_cancelled for r in self.records)
         return made + self.in_flight
 
-    def of_purpose(self, purpose: str) -> list[ProbeRecord]:
-        """Return the probes of this purpose."""
-        return [record for record in self.records if record.request.purpose == purpose]
+    @property
+    def verifying(self) -> list[ProbeRecord]:
+        """Probes that launched the choice or the baseline again."""
+        return [record for record in self.records if record.request.purpose == "verify"]
 
 
 class Budget:
@@ -70,55 +66,49 @@ class Budget:
         status: SearchStatus,
         cost_kJ: float,
         *,
-        reserve: Sequence[str] = (),
+        searching: bool = False,
+        reserve: bool = False,
         count: int = 1,
+        expected_s: float | None = None,
     ) -> StopReason | None:
         """Return the limit that forbids probes of this cost, or None.
 
         Args:
             status: state of the search.
             cost_kJ: expected energy of the probes together; 0 if unknown.
-            reserve: purposes (`RESERVED`) whose shares of the limits are left untouched.
+            searching: they are probes of the search, which a share of the training's energy limits;
+                verification, without which it was for nothing, has no such limit.
+            reserve: leave the share of the limits untouched that is kept for verification.
             count: number of probes.
+            expected_s: expected time of the probes together; None for the median of those made.
         """
         return (
             self._probes(status, reserve, count)
             or self._energy(status, cost_kJ, reserve)
-            or self._share(status, cost_kJ, reserve)
-            or self._time(status, reserve, count)
+            or (self._share(status, cost_kJ) if searching else None)
+            or self._time(status, reserve, count, expected_s)
         )
 
-    def _probes(
-        self, status: SearchStatus, reserve: Sequence[str], count: int
-    ) -> StopReason | None:
+    def _probes(self, status: SearchStatus, reserve: bool, count: int) -> StopReason | None:
         limit = self._settings.max_probes
         if limit is None:
             return None
-        due = sum(
-            max(0, self._settings.reserved_probes(purpose) - len(status.of_purpose(purpose)))
-            for purpose in reserve
-        )
+        due = max(0, self._settings.reserved_probes - len(status.verifying)) if reserve else 0
         if status.probes + count <= limit - due:
             return None
         spare = limit - status.probes
         reserved = spare if spare >= count else 0
         return StopReason("max_probes", {"max_probes": limit, "reserved": reserved})
 
-    def _energy(
-        self, status: SearchStatus, cost_kJ: float, reserve: Sequence[str]
-    ) -> StopReason | None:
+    def _energy(self, status: SearchStatus, cost_kJ: float, reserve: bool) -> StopReason | None:
         limit_kJ = self._settings.probe_budget_kJ
         if limit_kJ is None:
             return None
         left_kJ = limit_kJ - spent_kJ(status.records) - status.in_flight_kJ
-        reserved_kJ = math.fsum(
-            max(
-                0.0,
-                self._settings.kept_share(purpose) * limit_kJ
-                - spent_kJ(status.of_purpose(purpose)),
-            )
-            for purpose in reserve
-        )
+        reserved_kJ = 0.0
+        if reserve:
+            kept_kJ = self._settings.kept_share * limit_kJ
+            reserved_kJ = max(0.0, kept_kJ - spent_kJ(status.verifying))
         if left_kJ > 0 and cost_kJ <= left_kJ - reserved_kJ:
             return None
         figures = {
@@ -131,15 +121,10 @@ class Budget:
         }
         return StopReason("probe_budget", figures)
 
-    def _share(
-        self, status: SearchStatus, cost_kJ: float, reserve: Sequence[str]
-    ) -> StopReason | None:
-        """Return the reason if the search has used its share of the training's energy.
-
-        It limits what is searched and not the verification, without which it was for nothing.
-        """
+    def _share(self, status: SearchStatus, cost_kJ: float) -> StopReason | None:
+        """Return the reason if the search has used its share of the training's energy."""
         share, job_kJ = self._settings.search_share, status.job_kJ
-        if share is None or job_kJ is None or not status.enough_launches or not reserve:
+        if share is None or job_kJ is None or not status.enough_launches:
             return None
         spent = spent_kJ(status.records) + status.in_flight_kJ
         if spent + cost_kJ <= share * job_kJ:
@@ -154,23 +139,20 @@ class Budget:
         }
         return StopReason("search_share", figures)
 
-    def _time(self, status: SearchStatus, reserve: Sequence[str], count: int) -> StopReason | None:
+    def _time(
+        self, status: SearchStatus, reserve: bool, count: int, expected_s: float | None
+    ) -> StopReason | None:
         limit_s = self._settings.search_s
         if limit_s is None:
             return None
-        walls_s = [record.wall_s for record in status.records if record.ok]
-        expected_s = statistics.median(walls_s) if walls_s else 0.0
+        if expected_s is None:
+            walls_s = [record.wall_s for record in status.records if record.ok]
+            expected_s = count * statistics.median(walls_s) if walls_s else 0.0
         reserved_s = 0.0
-        if status.enough_launches:  # which come before measuring any of them again
-            reserved_s = math.fsum(
-                max(
-                    0.0,
-                    self._settings.kept_share(purpose) * limit_s
-                    - math.fsum(record.wall_s for record in status.of_purpose(purpose)),
-                )
-                for purpose in reserve
-            )
-        if status.elapsed_s + count * expected_s <= limit_s - reserved_s:
+        if reserve:
+            used_s = math.fsum(record.wall_s for record in status.verifying)
+            reserved_s = max(0.0, self._settings.kept_share * limit_s - used_s)
+        if status.elapsed_s + expected_s <= limit_s - reserved_s:
             return None
         return StopReason("time", {"search_s": limit_s})
 
@@ -218,6 +200,11 @@ class CostEstimate:
         """Energy that probes used over what the sampler predicted; the median so far."""
         return statistics.median(self._ratios) if self._ratios else 1.0
 
+    def launch_kJ(self, records: Sequence[ProbeRecord]) -> float:
+        """Return what a probe used beside its windows; the median of those made, 0 before any."""
+        each_J = [_beside_windows(record)[0] for record in records if record.measurements]
+        return max(statistics.median(each_J), 0.0) / 1000 if each_J else 0.0
+
     def expected_kJ(
         self,
         records: Sequence[ProbeRecord],
@@ -246,7 +233,7 @@ class CostEstimate:
             return planned_kJ * self.used_over_planned
         if measured:
             each_J = [
-                (record.energy_J - sum(m.energy_J for m in record.measurements))
+                _beside_windows(record)[0]
                 + count * statistics.fmean(m.energy_J for m in record.measurements)
                 for record in measured
             ]
@@ -257,3 +244,34 @@ class CostEstimate:
         cost = self._problem.cost
         visits_J = cost.visit_J(predicted.power_W, predicted.step_time_s)
         return float(cost.launch_J(predicted.power_W)[0] + visits_J.sum()) / 1000
+
+    def expected_s(
+        self, records: Sequence[ProbeRecord], configurations: Sequence[Configuration]
+    ) -> float:
+        """Return the time that a probe is expected to take, seconds.
+
+        That of earlier probes of the same launch, else of any, for as many windows; 0 before any.
+
+        Args:
+            records: probes so far.
+            configurations: what the probe visits, all of one launch.
+        """
+        measured = [record for record in records if record.measurements]
+        launch = configurations[0].launch
+        same = [record for record in measured if record.request.launch == launch] or measured
+        if not same:
+            return 0.0
+        each_s = [
+            _beside_windows(record)[1]
+            + len(configurations) * statistics.fmean(m.window_s for m in record.measurements)
+            for record in same
+        ]
+        return statistics.median(each_s)
+
+
+def _beside_windows(record: ProbeRecord) -> tuple[float, float]:
+    """Return the joules and the seconds of a probe that its windows do not hold."""
+    windows = record.measurements
+    used_J = math.fsum(m.energy_J for m in windows)
+    taken_s = math.fsum(m.window_s for m in windows)
+    return record.energy_J - used_J, record.wall_s - taken_s

@@ -13,22 +13,11 @@ from tuner.search_spaces.configuration import Settings
 from tuner.workload.probe import MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
-    from optuna.trial import Trial
-
     from tuner.problem.study_spec import StudySpec
     from tuner.results.parts import Point
     from tuner.results.result import Result
     from tuner.study.recorder import StudyRecorder
     from tuner.workload.trace import TraceWriter
-
-__all__ = [
-    "Callback",
-    "OpenStudy",
-    "Progress",
-    "ProgressCallback",
-    "StudyCallback",
-    "TraceCallback",
-]
 
 
 @dataclass(frozen=True)
@@ -77,8 +66,6 @@ class OpenStudy:
     """A study whose session is running.
 
     Attributes:
-        spec: the study.
-        recorder: its trials.
         so_far: returns the result so far, and its records.
     """
 
@@ -107,9 +94,6 @@ class Callback:
 
     def finished(self, event: Progress) -> None:
         """Receive a probe that is in the trace, its record in steps of the job."""
-
-    def trial_finished(self, record: ProbeRecord, trial: Trial) -> None:
-        """Receive a trial that is about to be finished: the last moment to attach anything."""
 
     def interrupted(self) -> None:
         """React to the end of a session whose probes in flight are lost."""

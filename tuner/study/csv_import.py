@@ -1,10 +1,10 @@
-"""A front from nothing but CSV files of past runs.
+"""Conversion of CSV files of past runs to a recorded table in a run folder of its own.
 
 Each row is one run (or one step) with its time, its energy or power, and the knobs that it ran
 with. What a column is, is read from its name and unit; where that leaves a doubt, one sentence asks
-for the option that settles it, and what was read as what is always said. The rows become a recorded
-table in a run folder of their own, so the report, the export and `tuner replay` work on it as on
-any other run. Nothing was probed, so the search cost nothing and no setting is measured again.
+for the option that settles it, and what was read as what is always said. The report, the export and
+`tuner replay` work on the folder as on any other run. Nothing was probed, so the search cost
+nothing and no setting is measured again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from tuner.problem.constraints import Constraints
 from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder, new_name, plain, write_toml
@@ -28,29 +29,31 @@ from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.search_spaces.short_names import word_knob
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.table import RecordedTable, TablePoint, load_table
+from tuner.workload.table import TablePoint, load_table, read_csv
 from tuner.workload.trace import TraceWriter
 
-__all__ = ["Columns", "import_runs", "read_columns"]
-
-#: Units that a column's name may end with, and what one of them is in s, J or W.
-_UNITS = {
-    "time": {"s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "ms": 1e-3, "min": 60.0}
-    | {"minutes": 60.0, "h": 3600.0, "hours": 3600.0},
-    "energy": {"j": 1.0, "joule": 1.0, "joules": 1.0, "kj": 1e3, "mj": 1e6}
-    | {"wh": 3.6e3, "kwh": 3.6e6},
-    "power": {"w": 1.0, "watt": 1.0, "watts": 1.0, "kw": 1e3, "mw": 1e-3},
-}
-#: Words that say what a column is when it names no unit: then it is in s, J or W.
-_WORDS = {
-    "time": {"time", "runtime", "duration", "elapsed", "walltime"},
-    "energy": {"energy"},
-    "power": {"power"},
+#: By kind of measurement: the unit that it is stored in, words that name a column of it, and what
+#: one of each unit that the name may end with is in the stored one.
+_KINDS: Mapping[str, tuple[str, set[str], dict[str, float]]] = {
+    "time": (
+        "s",
+        {"time", "runtime", "duration", "elapsed", "walltime"},
+        {"s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "ms": 1e-3, "min": 60.0}
+        | {"minutes": 60.0, "h": 3600.0, "hours": 3600.0},
+    ),
+    "energy": (
+        "J",
+        {"energy"},
+        {"j": 1.0, "joule": 1.0, "joules": 1.0, "kj": 1e3, "mj": 1e6, "wh": 3.6e3, "kwh": 3.6e6},
+    ),
+    "power": ("W", {"power"}, {"w": 1.0, "watt": 1.0, "watts": 1.0, "kw": 1e3, "mw": 1e-3}),
 }
 #: Words of columns that describe a run and are no knob of it.
 _NOT_KNOBS = {"id", "run", "name", "date", "timestamp", "host", "hostname", "user", "seed"}
 _NOT_KNOBS |= {"loss", "accuracy", "throughput", "perplexity", "samples", "tokens", "file", "job"}
 _NOT_KNOBS |= {"temperature", "utilization", "utilisation", "repeat", "index", "comment", "std"}
+
+Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -87,49 +90,24 @@ class CsvOptions:
     def __post_init__(self) -> None:
         check_options(self)
 
-    @property
-    def knob_columns(self) -> tuple[str, ...]:
-        """The columns named in `knobs`."""
-        return tuple(name.strip() for name in (self.knobs or "").split(",") if name.strip())
-
 
 @dataclass(frozen=True)
 class Columns:
-    """Meaning of each column.
+    """Meaning of each column: by kind of measurement its name and unit in s, J or W; the others."""
 
-    Attributes:
-        time: its name and the seconds in one unit of it.
-        energy: its name and the joules in one unit of it; None where power is given instead.
-        power: its name and the watts in one unit of it; None where energy is given.
-        knobs: the columns that say how a run was configured.
-        left_out: the columns that nothing is made of.
-    """
-
-    time: tuple[str, float]
-    energy: tuple[str, float] | None
-    power: tuple[str, float] | None
+    measured: Mapping[str, tuple[str, float]]
     knobs: tuple[str, ...]
     left_out: tuple[str, ...]
 
     @property
     def sentence(self) -> str:
         """Sentence on what was read as what."""
-
-        def one(kind: str, column: tuple[str, float] | None, unit: str) -> str:
-            if column is None:
-                return ""
-            scale = f" (x {column[1]:g} {unit})" if column[1] != 1 else f" ({unit})"
-            return f"{kind} from {column[0]!r}{scale}"
-
         parts = [
-            one("time", self.time, "s"),
-            one("energy", self.energy, "J"),
-            one("power", self.power, "W"),
-            f"knobs from {', '.join(map(repr, self.knobs))}",
+            f"{kind} from {name!r} ({f'x {scale:g} ' * (scale != 1)}{_KINDS[kind][0]})"
+            for kind, (name, scale) in self.measured.items()
         ]
-        text = ", ".join(part for part in parts if part)
-        out = f"; not read: {', '.join(map(repr, self.left_out))}" if self.left_out else ""
-        return f"{text}{out}"
+        text = ", ".join([*parts, f"knobs from {', '.join(map(repr, self.knobs))}"])
+        return text + f"; not read: {', '.join(map(repr, self.left_out))}" * bool(self.left_out)
 
 
 def _words(column: str) -> list[str]:
@@ -141,15 +119,15 @@ def _unit(column: str, kind: str) -> float | None:
     words = _words(column)
     if not words:
         return None
-    units, named = _UNITS[kind], bool(_WORDS[kind] & set(words))
-    if len(words) > 1 and words[-1] in units:
+    _, names, units = _KINDS[kind]
+    named, last = bool(names & set(words)), words[-1]
+    if len(words) > 1 and last in units:
         # "power_limit_W" is a knob; a unit of one letter alone ("batch_s") is no proof either.
-        other = any(_WORDS[k] & set(words) for k in _WORDS if k != kind)
-        if named or (not other and words[-1] not in {"h", "min", "mj", "mw"}):
-            return units[words[-1]]
-        return None
-    if words[-1] in units and len(words[-1]) > 3:  # "joules", "seconds", "watts"
-        return units[words[-1]]
+        other = any(others & set(words) for k, (_, others, _) in _KINDS.items() if k != kind)
+        proof = not other and last not in {"h", "min", "mj", "mw"}
+        return units[last] if named or proof else None
+    if last in units and len(last) > 3:  # "joules", "seconds", "watts"
+        return units[last]
     return 1.0 if named and not _NOT_KNOBS & set(words) else None
 
 
@@ -159,9 +137,10 @@ def _is_setting(column: str) -> bool:
 
 
 def _column(
-    kind: str, given: str | None, header: Sequence[str], where: str
+    kind: str, options: CsvOptions, header: Sequence[str], where: str
 ) -> tuple[str, float] | None:
     """Return the column of this kind: the one given, else the only one named like it."""
+    given = getattr(options, f"{kind}_column")
     if given is not None:
         if given not in header:
             raise UnknownName(f"column of {where}", given, header)
@@ -178,107 +157,81 @@ def _column(
 
 def read_columns(
     header: Sequence[str],
-    rows: Sequence[dict[str, str]],
+    rows: Sequence[Row],
     options: CsvOptions | None = None,
     *,
     where: str = "the CSV",
 ) -> Columns:
     """Tell time, energy or power, and knobs apart by the columns' names and values.
 
-    Args:
-        header: the columns.
-        rows: column -> text, one dict per row.
-        options: columns named by the user; these win.
-        where: the file, for errors.
-
     Raises:
         InputError: a column is ambiguous; one sentence with the option that tells it.
     """
     options = options or CsvOptions()
-    knobs = options.knob_columns
-    time = _column("time", options.time_column, header, where)
-    if time is None:
-        raise InputError(
-            f"which column of {where} is the time? it has {', '.join(header)}; "
-            "name one with --time-column"
-        )
-    energy = power = None
+    found = {"time": _column("time", options, header, where)}
     if options.power_column is None:
-        energy = _column("energy", options.energy_column, header, where)
-    if energy is None:
-        power = _column("power", options.power_column, header, where)
-    if energy is None and power is None:
-        raise InputError(
-            f"which column of {where} is the energy or the power? it has {', '.join(header)}; "
-            "name one with --energy-column or --power-column"
-        )
+        found["energy"] = _column("energy", options, header, where)
+    if not found.get("energy"):
+        found["power"] = _column("power", options, header, where)
+    measured = {kind: column for kind, column in found.items() if column}
+    for kinds in (("time",), ("energy", "power")):
+        if not measured.keys() & set(kinds):
+            raise InputError(
+                f"which column of {where} is the {' or the '.join(kinds)}? it has "
+                f"{', '.join(header)}; name one with "
+                f"{' or '.join(f'--{kind}-column' for kind in kinds)}"
+            )
+    names = {name for name, _ in measured.values()}
+    knobs = tuple(name.strip() for name in (options.knobs or "").split(",") if name.strip())
     for name in knobs:
         if name not in header:
             raise UnknownName(f"column of {where}", name, header)
-    measured = {column[0] for column in (time, energy, power) if column}
-    chosen = knobs or tuple(
-        name for name in header if name not in measured and _could_be_knob(name, rows)
-    )
-    if not chosen:
+    knobs = knobs or tuple(c for c in header if c not in names and _could_be_knob(c, rows))
+    if not knobs:
         raise InputError(
             f"which columns of {where} are knobs? none that varies is left of "
             f"{', '.join(header)}; name them with --knobs"
         )
-    if taken := measured & set(chosen):
+    if taken := names & set(knobs):
         raise InputError(f"the column {min(taken)!r} of {where} cannot be a knob and a measurement")
-    rest = tuple(name for name in header if name not in measured and name not in chosen)
-    return Columns(time, energy, power, chosen, rest)
+    return Columns(measured, knobs, tuple(c for c in header if c not in {*names, *knobs}))
 
 
-def _could_be_knob(name: str, rows: Sequence[dict[str, str]]) -> bool:
+def _could_be_knob(name: str, rows: Sequence[Row]) -> bool:
     """Varies, is no description of a run, and is not another number in every single row."""
     if name in KNOBS:
         return True
     if _NOT_KNOBS & set(_words(name)):
         return False
-    if not _is_setting(name) and any(_unit(name, kind) is not None for kind in _UNITS):
+    if not _is_setting(name) and any(_unit(name, kind) is not None for kind in _KINDS):
         return False  # another measurement beside the one that was named
     values = [row[name] for row in rows]
     fractions = sum("." in value for value in values) > len(values) / 2
     return len(set(values)) > 1 and not (fractions and len(set(values)) == len(values) > 3)
 
 
-def _read(paths: Sequence[Path]) -> tuple[list[str], list[dict[str, str]]]:
+def _read(paths: Sequence[Path]) -> tuple[list[str], list[Row]]:
     """Return the columns that all files share, and the rows of all."""
     header: list[str] = []
-    rows: list[dict[str, str]] = []
-    for path in paths:
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file, strict=True, restkey="", restval="")
-                mine = [dict(row) for row in reader]
-                columns = [name.strip() for name in reader.fieldnames or []]
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from error
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"{path} is not a CSV table: {error}") from error
-        if not columns or not mine:
+    rows: list[Row] = []
+    for number, path in enumerate(paths):
+        columns, mine = read_csv(path, ragged=True)
+        if not mine:
             raise InputError(f"{path} has no rows; it must name its columns and hold past runs")
-        if len(set(columns)) != len(columns):
-            raise InputError(f"{path} names a column twice in its first line")
-        header = [name for name in header if name in columns] if header else columns
-        rows += [{str(k).strip(): (v or "").strip() for k, v in row.items()} for row in mine]
+        header = [name for name in header if name in columns] if number else columns
+        rows += [row for _, row in mine]
     if not header:
         raise InputError(f"{', '.join(map(str, paths))} have no column in common")
     return header, rows
 
 
 def _write_table(
-    folder: Path, name: str, columns: Columns, rows: Sequence[dict[str, str]], more: dict
-) -> RecordedTable:
-    """Write the rows as a recorded table in s and J or W, and return it as read back."""
+    folder: Path, name: str, columns: Columns, rows: Sequence[Row], options: CsvOptions
+) -> tuple[TablePoint, ...]:
+    """Write the rows as a recorded table in s and J or W, and return its points as read back."""
     make_folder(folder, inside=folder.parent)
-    second = ("energy_J", columns.energy) if columns.energy else ("power_W", columns.power)
-    assert second[1] is not None
-    live = [k for k in columns.knobs if k in KNOBS and KNOBS[k].kind == "live"]
-    measured = (("time_s", columns.time), (second[0], second[1]))
-    clash = {key for key, _ in measured} & set(columns.knobs)
-    if clash:
+    figures = {f"{kind}_{_KINDS[kind][0]}": column for kind, column in columns.measured.items()}
+    if clash := figures.keys() & set(columns.knobs):
         raise InputError(f"a knob cannot be called {min(clash)!r}; rename that column")
 
     def scaled(text: str, unit: float) -> str:
@@ -289,37 +242,37 @@ def _write_table(
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns.knobs, *(key for key, _ in measured)])
+    writer.writerow([*columns.knobs, *figures])
     for row in rows:
-        figures = [scaled(row[column], unit) for _, (column, unit) in measured]
-        writer.writerow([*(row[k] for k in columns.knobs), *figures])
+        measured = [scaled(row[column], unit) for column, unit in figures.values()]
+        writer.writerow([*(row[k] for k in columns.knobs), *measured])
     write_text(folder / "table.csv", text.getvalue())
+    live = [k for k in columns.knobs if k in KNOBS and KNOBS[k].kind == "live"]
     layout = {
         "name": name,
         "launch_knobs": [k for k in columns.knobs if k not in live],
         "live_knobs": live,
-        **{key: key for key, _ in measured},
-        **more,
+        **{key: key for key in figures},
+        "energy_scope": options.energy_scope,
+        "estimated": options.estimated,
+        "unit_of_work": "row",
     }
     write_text(folder / "table.toml", write_toml(layout))
-    return load_table(folder)
+    return load_table(folder).group().points
 
 
-def _records(
-    points: Sequence[TablePoint], meter: MeterInfo, baseline: Configuration | None
-) -> list[ProbeRecord]:
-    """Return one record per configuration, as of a probe that cost nothing."""
-    records = []
-    for number, point in enumerate(points):
-        c = point.configuration
-        windows = [
-            Measurement(live=c.live, steps=1, window_s=t, step_time_s=t, energy_J=t * w, power_W=w)
-            for t, w in point.repeats or ((point.time_s, point.power_W),)
-        ]
-        purpose = "baseline" if c == baseline else "search"
-        request = ProbeRequest(f"p{number:04d}", c.launch, (c.live,), purpose=purpose)
-        records.append(ProbeRecord(request, tuple(windows), meter, host="past runs"))
-    return records
+def _record(
+    number: int, point: TablePoint, meter: MeterInfo, baseline: Configuration | None
+) -> ProbeRecord:
+    """Return the record of one configuration, as of a probe that cost nothing."""
+    c = point.configuration
+    windows = [
+        Measurement(live=c.live, steps=1, window_s=t, step_time_s=t, energy_J=t * w, power_W=w)
+        for t, w in point.repeats or ((point.time_s, point.power_W),)
+    ]
+    purpose = "baseline" if c == baseline else "search"
+    request = ProbeRequest(f"p{number:04d}", c.launch, (c.live,), purpose=purpose)
+    return ProbeRecord(request, tuple(windows), meter, host="past runs")
 
 
 def _baseline(words: Sequence[str], points: Sequence[TablePoint]) -> Configuration | None:
@@ -355,18 +308,9 @@ def import_runs(
     name: str | None = None,
     runs_dir: str | Path = "runs",
 ) -> tuple[RunFolder, str]:
-    """Make a run folder of past runs.
+    """Make a run folder of past runs; return it and a sentence on what was read as what.
 
-    Args:
-        paths: CSV files; columns that all of them have are read.
-        options: meaning of the columns.
-        constraints: limits that choose on the front.
-        baseline: KNOB=VALUE of the configuration in use today, if there is one.
-        name: name of the run folder.
-        runs_dir: folder of the run folders.
-
-    Returns:
-        The run folder, and a sentence on what was read as what.
+    The arguments are those of `tuner.api.front_of_csv`.
 
     Raises:
         InputError: a file cannot be read, or its columns are ambiguous; one sentence.
@@ -380,30 +324,12 @@ def import_runs(
     run = RunFolder.named(runs_dir, name or new_name(stem, runs_dir))
     if run.study_file.exists():
         raise InputError(f"the run {run.name!r} exists already; give another name")
-    more = {
-        "energy_scope": options.energy_scope,
-        "estimated": options.estimated,
-        "unit_of_work": "row",
-    }
-    table = _write_table(run.path / "table", stem, columns, rows, more)
-    points = table.group().points
-    meter = MeterInfo("table", table.scope, f"past runs in {where}", estimated=options.estimated)
-    records = _records(points, meter, _baseline(baseline, points))
-    read = f"{len(rows)} rows of {where}: {columns.sentence}; "
-    read += f"energy charged to: {options.energy_scope}"
-    identity = {
-        "recorded": {
-            "table": stem,
-            "path": str((run.path / "table").resolve()),
-            "files": [str(path.resolve()) for path in files],
-            "read": read,
-            "steps": options.steps,
-            "unit_of_work": "row",
-        },
-        "space": {"name": "past runs", "configurations": len(points)},
-    }
+    points = _write_table(run.path / "table", stem, columns, rows, options)
+    scope: Any = options.energy_scope
+    meter = MeterInfo("table", scope, f"past runs in {where}", estimated=options.estimated)
+    today = _baseline(baseline, points)
+    read = f"{len(rows)} rows of {where}: {columns.sentence}; energy charged to: {scope}"
     stop = StopReason("past_runs")
-    ended = {"stopped": stop_sentence(stop), "stop_reason": stop.to_json(), "time_s": 0.0}
     run.write_study(
         plain(
             {
@@ -412,12 +338,24 @@ def import_runs(
                 "created": datetime.now().isoformat(timespec="seconds"),
                 "constraints": constraints.given,
                 "settings": {"seed": 0},
-                **identity,
-                "ended": ended,
+                "recorded": {
+                    "table": stem,
+                    "path": str((run.path / "table").resolve()),
+                    "files": [str(path.resolve()) for path in files],
+                    "read": read,
+                    "steps": options.steps,
+                    "unit_of_work": "row",
+                },
+                "space": {"name": "past runs", "configurations": len(points)},
+                "ended": {
+                    "stopped": stop_sentence(stop),
+                    "stop_reason": stop.to_json(),
+                    "time_s": 0.0,
+                },
             }
         )
     )
     with closing(TraceWriter(run.trace)) as trace:
-        for record in records:
-            trace.append(record)
+        for number, point in enumerate(points):
+            trace.append(_record(number, point, meter, today))
     return run, f"Read {read}."

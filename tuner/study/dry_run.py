@@ -13,9 +13,8 @@ from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.knobs import KNOBS
-from tuner.workload.scripts.script_job import Script, ScriptJob
-
-__all__ = ["DryRun", "describe", "describe_script"]
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.script_job import ScriptJob
 
 #: What a run folder holds at the end (docs/develop/architecture.md, "Files of a study").
 FILES = (
@@ -24,7 +23,6 @@ FILES = (
     "trace/probes.jsonl",
     "trace/power/",
     "probes/",
-    "artifacts/",
     "report.html",
     "best/",
 )
@@ -93,16 +91,13 @@ def describe(
 
     Args:
         problem: what is searched; it has a job and a cluster.
-        settings: limits of the search.
-        constraints: limits on the training job.
-        run: the run folder.
         ray: how the executor starts probes, as a phrase.
     """
     assert problem.cluster is not None
     baseline, device = problem.baseline, problem.cluster.device.name
     lives = {live for lives in set(problem.candidates.lives) for live in lives}
     clocks = []
-    for name in sorted({name for live in lives for name in live}, key=list(KNOBS).index):
+    for name in sorted({n for live in lives for n in live}, key=lambda n: [*KNOBS, n].index(n)):
         values = sorted({live[name] for live in lives if name in live}, key=str)
         numbers = [value for value in values if isinstance(value, int)]
         span = f"{min(numbers)} to {max(numbers)}" if numbers else "one value a stage"
@@ -119,12 +114,19 @@ def describe(
         configurations=len(problem.candidates),
         launches=len(problem.candidates.launches),
         baseline=baseline.short if baseline else "",
-        commands=(ray,) if problem.simulated else (ray, _command(problem)),
+        commands=(ray,) if problem.simulated else (ray, _command(problem), *_of_knobs(problem)),
         files=tuple(f"{run.path}/{name}" for name in FILES),
         clocks=tuple(clocks),
         limits=limits_of(settings),
         notes=(*_asked(constraints), *problem.notes),
     )
+
+
+def _of_knobs(problem: Problem) -> tuple[str, ...]:
+    """Return the commands that declared knobs start, which may come from a stranger's file."""
+    knobs = problem.job.knobs if problem.job else ()
+    ways = ((knob.name, way, getattr(knob, way)) for knob in knobs for way in ("set", "read"))
+    return tuple(f"{name}, {way}: {shlex.join(words)}" for name, way, words in ways if words)
 
 
 def describe_script(

@@ -21,18 +21,16 @@ from tuner.problem.stop_reason import (
     NoVerdictKind,
     StopKind,
     StopReason,
-    no_verdict_phrase,
     stop_sentence,
 )
 from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
+from tuner.results.scale_out import Target, predict_target
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
 from tuner.workload.probe import ProbeRecord, WindowPolicy
 from tuner.workload.trace import read_trace
-
-__all__ = ["load_spec", "read_end", "result_of", "study_result"]
 
 _WHERE = "study.toml"
 
@@ -55,7 +53,6 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
     """Parse study.toml.
 
     Args:
-        folder: the run's.
         records: its trace; candidates that cannot be enumerated again are those that it visited.
 
     Raises:
@@ -81,59 +78,42 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
             _WHERE,
         ),
         unverified=why_unverified(
-            settings.get("verify"),
+            settings.get("verify") is True,
             study.get("recorded", {}),
             simulated=any(record.meter.name == "simulated" for record in records),
         ),
         transfer=tuple(map(str, study.get("transfer", {}).get("from", ()))),
         driver=str(study.get("driver", "")),
         created=str(study.get("created", "")),
-        ended=read_end(study.get("ended", {}), constraints),
+        ended=read_end(study.get("ended", {})),
     )
 
 
-def read_end(ended: Mapping[str, Any], constraints: Constraints) -> SessionEnd:
+def read_end(ended: Mapping[str, Any]) -> SessionEnd:
     """Parse how the last session ended.
 
     Args:
         ended: the section of study.toml.
-        constraints: of the study now: what was verified under others is not the choice.
 
     Raises:
         InputError: it holds a value that is not allowed.
     """
     stop = StopReason("running")
-    if "stopped" in ended:
-        stop = StopReason("recorded", message=str(ended["stopped"]))
     if reason := _reason(ended.get("stop_reason"), get_args(StopKind)):
         stop = StopReason(**reason)
         _check_sentence(lambda: stop_sentence(stop))
     no_verdict = None
-    if ended.get("unfinished"):
-        no_verdict = NoVerdict("recorded", message=str(ended["unfinished"]))
-    if reason := _reason(ended.get("no_verdict"), get_args(NoVerdictKind)):
-        no_verdict = verdict = NoVerdict(**reason)
-        _check_sentence(lambda: no_verdict_phrase(verdict))
+    found = ended.get("no_verdict")
+    if isinstance(found, Mapping) and found.get("kind") in get_args(NoVerdictKind):
+        no_verdict = NoVerdict(found["kind"], str(found.get("message", "")))
     time_s = ended.get("time_s")
     if time_s is not None and (type(time_s) not in (int, float) or not abs(time_s) < 2**63):
         raise InvalidValue(f"time_s in {_WHERE}", time_s, "a number")
-    chosen = ended.get("chosen", {})
-    if not isinstance(chosen, Mapping):
-        raise InvalidValue(f"ended.chosen in {_WHERE}", chosen, "a table")
-    same = dict(chosen.get("constraints", {})) == constraints.given
-    planned = ended.get("planned_pairs", [])
-    if not isinstance(planned, list) or any(type(pairs) is not int for pairs in planned):
-        raise InvalidValue(f"ended.planned_pairs in {_WHERE}", planned, "a list of integers")
-    key = str(chosen.get("key", "")) if same else ""
-    return SessionEnd(stop, time_s, no_verdict, key, tuple(planned))
+    return SessionEnd(stop, time_s, no_verdict)
 
 
 def _reason(section: Any, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """Return the fields of a reason; None if there is none.
-
-    Raises:
-        InputError: it has another kind or other figures than a reason has.
-    """
+    """Return the fields of a reason; None if there is none."""
     if section is None:
         return None
     if not isinstance(section, Mapping) or section.get("kind") not in kinds:
@@ -156,17 +136,28 @@ def _check_sentence(make: Callable[[], str]) -> None:
 
 
 def study_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
-    """Return the result of a study, from everything that its probes measured.
+    """Return the result of a study, from everything that its probes measured."""
+    records = [in_job_steps(record, spec.problem.job) for record in records]
+    return build_result(spec, records)
+
+
+def predict_more(
+    folder: RunFolder, sizes: Sequence[int], constraints: Constraints | None = None
+) -> list[Target]:
+    """Return the fronts predicted for more GPUs than a run probed.
 
     Args:
-        spec: the study.
-        records: its trace.
-    """
-    records = [in_job_steps(record, spec.problem.job) for record in records]
-    result = build_result(spec, records)
-    if spec.problem.target_gpus is None:
-        return result
-    from tuner.results.scale_out import predict_target
+        sizes: numbers of GPUs.
+        constraints: limits and objective of the choice; those of the run if None or without any.
 
-    target = predict_target(spec.problem, records, spec.constraints, seed=spec.settings.seed)
-    return replace(result, target=target)
+    Raises:
+        InputError: no size is given, the run cannot be read, or it predicts nothing.
+    """
+    if not sizes:
+        raise InputError("--run needs --gpus, the numbers of GPUs to predict")
+    records = read_trace(folder.trace).records if folder.trace.exists() else ()
+    spec = load_spec(folder, records)
+    records = tuple(in_job_steps(record, spec.problem.job) for record in records)
+    limits = constraints if constraints is not None and constraints.given else spec.constraints
+    seed = spec.settings.seed
+    return [predict_target(spec.problem, records, limits, gpus=n, seed=seed) for n in sizes]

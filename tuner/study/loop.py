@@ -2,8 +2,8 @@
 
 Every finished record goes to the trace first and to the study second (`tuner.study.callbacks`). A
 probe that is expected to cost more than is left is not started, and a share of each limit is
-reserved for measuring the front again once the search is over. No failure of a probe ends the loop;
-an interrupt ends it, and what was recorded stays recorded.
+reserved for launching the choice and the baseline again once the search is over. No failure of a
+probe ends the loop; an interrupt ends it, and what was recorded stays recorded.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS, StopReason
 from tuner.problem.study_spec import StudySpec
-from tuner.results.build import measured_points, spent_kJ
-from tuner.results.choice import front_of
-from tuner.results.parts import Point
-from tuner.results.verification import baseline_of
+from tuner.results.build import spent_kJ
+from tuner.results.state import StudyState, baseline_of
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
-from tuner.storage import StorageError
+from tuner.storage import StorageError, storage_trouble
 from tuner.study.baseline_due import baseline_due
 from tuner.study.blas_threads import one_thread
-from tuner.study.budget import RESERVED, Budget, CostEstimate, SearchStatus, most_left_s
+from tuner.study.budget import Budget, CostEstimate, SearchStatus, most_left_s
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
@@ -42,7 +40,6 @@ from tuner.study.rules import (
     not_worth_it,
     peak_limit_of,
     question_of,
-    settings_to_remeasure,
     with_next_probe,
 )
 from tuner.workload.limits import ProbeLimits
@@ -50,7 +47,8 @@ from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.probe_phase import read_phase
 from tuner.workload.trace import compact
 
-__all__ = ["SearchLoop"]
+#: Numbers of launch settings after which the baseline is launched once more.
+REPEAT_AFTER = (4, 7)
 
 
 @dataclass(frozen=True)
@@ -105,8 +103,8 @@ class SearchLoop:
         self._stopped: StopReason | None = None
         executor.next_settings = self._next_settings
         sampler.cost = spec.problem.cost.learned(self.records)
+        self.state = StudyState(spec, self.records)
         self._ask()
-        self._front = self._measured_front()
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
     # -- what is used and what is left -----------------------------------------------------------
@@ -116,12 +114,10 @@ class SearchLoop:
         """Seconds of this session and the earlier ones, on the executor's clock."""
         return self._spent_s + self._executor.now_s() - self._began_s
 
-    @property
-    def _enough_launches(self) -> bool:
-        """True if there are enough distinct launches to measure some of them again."""
-        launches = {r.request.launch for r in self.records if r.measurements}
-        every = len(self._problem.candidates.launches)
-        return len(launches) >= min(LEAST_LAUNCHES, every)
+    def _measured_launches(self, count: int) -> bool:
+        """Return whether so many launch settings were measured, or all there are."""
+        measured = {r.request.launch for r in self.records if r.measurements}
+        return len(measured) >= min(count, len(self._problem.candidates.launches))
 
     @property
     def _job_kJ(self) -> float | None:
@@ -132,18 +128,21 @@ class SearchLoop:
         return None
 
     @property
-    def _reserve(self) -> tuple[str, ...]:
-        """Purposes that may need what is left: measuring a front again takes more than the
-        baseline, verification something on the front that is not the baseline."""
+    def _reserve(self) -> bool:
+        """True if launches may be needed to become sure of something other than the baseline."""
         baseline = baseline_of(self.records)
-        measured = {c for r in self.records if r.measurements for c in r.request.configurations()}
-        if not measured - {baseline}:
-            return ()
-        better = any(point.configuration != baseline for point in self._front)
-        return RESERVED if better else ("remeasure",)
+        return self._settings.verify and any(
+            point.configuration != baseline for point in self.state.front
+        )
 
     def _limit(
-        self, cost_kJ: float, reserve: Sequence[str] = (), count: int = 1
+        self,
+        cost_kJ: float,
+        *,
+        searching: bool = False,
+        reserve: bool = False,
+        count: int = 1,
+        expected_s: float | None = None,
     ) -> StopReason | None:
         """Return the limit that forbids probes of this cost (`Budget.check`), or None.
 
@@ -157,14 +156,21 @@ class SearchLoop:
             in_flight=len(self._flying),
             in_flight_kJ=math.fsum(flight.cost_kJ for flight in self._flying.values()),
             elapsed_s=self.elapsed_s,
-            enough_launches=self._enough_launches,
+            enough_launches=self._measured_launches(LEAST_LAUNCHES),
             estimated=self._executor.meter.estimated,
             job_kJ=self._job_kJ,
             twin=self._executor.meter.twin,
         )
-        return self._budget.check(status, cost_kJ, reserve=reserve, count=count)
+        return self._budget.check(
+            status,
+            cost_kJ,
+            searching=searching,
+            reserve=reserve,
+            count=count,
+            expected_s=expected_s,
+        )
 
-    def _expected_kJ(
+    def expected_kJ(
         self, configurations: Sequence[Configuration], planned_kJ: float = math.nan
     ) -> float:
         """Return what a probe is expected to use (`CostEstimate.expected_kJ`)."""
@@ -202,26 +208,37 @@ class SearchLoop:
         """Return the next probe, its planned kilojoules and why; None to wait or end."""
         flying = any(f.request.purpose == "baseline" for f in self._flying.values())
         baseline = None if flying else baseline_due(self._problem, self.records)
-        if baseline is not None and not self._limit(self._expected_kJ([baseline])):
+        if baseline is not None and not self._limit(self.expected_kJ([baseline])):
             why = "the baseline"
             if baseline != self._problem.baseline:
                 why += ", because the default runs out of memory"
             return self._request([baseline], "baseline"), math.nan, why
+        if self._repeats_baseline() and not flying:
+            today = baseline_of(self.records)
+            assert today is not None
+            return self._request([today], "verify"), math.nan, "the baseline again"
         if not self._stopped:
             plan = self._planned()
             if plan is not None:
                 request = self._request(plan.configurations, "search", extendable=plan.extendable)
                 return request, plan.first_J / 1000, _why(plan)
-        if self._flying or not self._stopped or self._node_failures():
-            return None  # what is in flight may change the front
-        again = settings_to_remeasure(self._spec, self.records, self._sampler.max_live)
-        keep = tuple(purpose for purpose in self._reserve if purpose != "remeasure")
-        if not again or self._limit(self._expected_kJ(again), reserve=keep):
-            return None
-        return self._request(again, "remeasure"), math.nan, "the front, measured again"
+        return None
 
-    def _node_failures(self) -> StopReason | None:
-        return node_failures(self.records, self._earlier)
+    def _repeats_baseline(self) -> bool:
+        """Return whether the baseline is due for another launch.
+
+        It tells how far launches differ, and counts among those that make the choice sure.
+        """
+        today = baseline_of(self.records)
+        if today is None or not self._settings.verify or self._spec.unverified is not None:
+            return False
+        if len(self._problem.candidates.launches) < 2:  # settings of one launch share its effect
+            return False
+        due = sum(map(self._measured_launches, REPEAT_AFTER))
+        made = sum(r.request.purpose == "verify" for r in self.records)
+        if made >= due or self._flying:
+            return False
+        return not self._limit(2 * self.expected_kJ([today]), searching=True, reserve=True, count=2)
 
     def _request(
         self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
@@ -230,7 +247,7 @@ class SearchLoop:
         front: tuple[tuple[float, float], ...] = ()
         if purpose == "search":  # whatever else is measured is compared, or is the choice
             steps = self._problem.steps * steps_a_job_step(configurations[0], self._problem.job)
-            front = front_to_beat(self._spec.constraints, self._front, steps)
+            front = front_to_beat(self._spec.constraints, self.state.front, steps)
         return ProbeRequest(
             probe_id=f"p{self._number:04d}",
             launch=configurations[0].launch,
@@ -250,17 +267,19 @@ class SearchLoop:
         If not, and no result in flight can change that, `_stopped` is set.
         """
         reserve = self._reserve
-        self._stopped = self._node_failures() or self._limit(0.0, reserve)
+        self._stopped = node_failures(self.records, self._earlier) or self._limit(
+            0.0, searching=True, reserve=reserve
+        )
         sampler, study = self._sampler, self._recorder.study
         if limit := self._stopped:
             if limit.kind in LIMITS and sampler.estimates_gain:
                 self._stopped = with_next_probe(
-                    limit, self._plan(), self._expected_kJ, sampler.question
+                    limit, self._plan(), self.expected_kJ, sampler.question
                 )
             return None
-        waits = self._recorder.patiently(lambda: sampler.better_to_wait(study))
-        if waits and self._flying:  # not for what another driver of this study has in flight
-            return None
+        with storage_trouble(self._recorder.where):
+            if self._flying and sampler.better_to_wait(study):
+                return None
         plan = self._plan()
         for sentence in sampler.take_notes():
             self.note(sentence)
@@ -269,30 +288,25 @@ class SearchLoop:
                 unsafe = sampler.peak_limit is not None
                 self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
-        cost_kJ = self._expected_kJ(plan.configurations, plan.cost_J / 1000)
-        if reason := not_worth_it(self._spec, self.records, plan, cost_kJ):
+        cost_kJ = self.expected_kJ(plan.configurations, plan.cost_J / 1000)
+        if reason := not_worth_it(self.state, plan, cost_kJ):
             if not self._flying:
                 self._stopped = reason
             return None
-        if limit := self._limit(cost_kJ, reserve):
-            self._stopped = with_next_probe(limit, plan, self._expected_kJ, sampler.question)
+        if limit := self._limit(cost_kJ, searching=True, reserve=reserve):
+            self._stopped = with_next_probe(limit, plan, self.expected_kJ, sampler.question)
         return None if self._stopped else plan
 
     def _plan(self) -> ProbePlan | None:
-        with one_thread():
-            return self._recorder.patiently(lambda: self._sampler.plan(self._recorder.study))
+        with one_thread(), storage_trouble(self._recorder.where):
+            return self._sampler.plan(self._recorder.study)
 
     # -- probes of a later phase -----------------------------------------------------------------
 
-    def room_for(self, configurations: Sequence[Configuration], most: int = 20) -> int:
-        """Return how many further launches of these, alternately, the limits allow; at most
-        `most`."""
-        each = [self._expected_kJ([configuration]) for configuration in configurations]
-        for count in range(1, most + 1):
-            cost_kJ = math.fsum(each[i % len(each)] for i in range(count))
-            if self._limit(cost_kJ, count=count):
-                return count - 1
-        return most
+    def affords(self, configuration: Configuration) -> bool:
+        """Return whether the limits allow a further launch of this."""
+        cost_s = self._cost.expected_s(self.records, [configuration])
+        return not self._limit(self.expected_kJ([configuration]), expected_s=cost_s)
 
     def probe_now(self, configuration: Configuration, purpose: str, why: str) -> ProbeRecord | None:
         """Run one probe to its end, alone; return None if the limits forbid it.
@@ -301,8 +315,7 @@ class SearchLoop:
             KeyboardInterrupt: after the probe is marked interrupted.
             InputError: the disk or the storage failed.
         """
-        cost_kJ = self._expected_kJ([configuration])
-        if self._limit(cost_kJ):
+        if not self.affords(configuration):
             return None
         with self._interruptible():
             self._start(self._request([configuration], purpose), math.nan, why)
@@ -350,7 +363,7 @@ class SearchLoop:
             self._start(*step)
 
     def _start(self, request: ProbeRequest, planned_kJ: float, why: str) -> None:
-        cost_kJ = self._expected_kJ(request.configurations(), planned_kJ)
+        cost_kJ = self.expected_kJ(request.configurations(), planned_kJ)
         self._number += 1
         self._flying[request.probe_id] = _Flight(request, cost_kJ, planned_kJ)
         event = replace(self._event(), kind="started", message=why, request=request)
@@ -360,9 +373,9 @@ class SearchLoop:
 
     def _ask(self) -> None:
         """Tell the sampler what is to be found, as far as it is known by now."""
-        peak = peak_limit_of(self._spec, self.records)
+        peak = peak_limit_of(self.state)
         self._sampler.peak_limit = peak
-        self._sampler.question = question_of(self._spec, self.records, peak)
+        self._sampler.question = question_of(self.state, peak)
 
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
@@ -376,21 +389,24 @@ class SearchLoop:
         try:
             with one_thread():
                 return self._plan_continuation(flight, so_far)
-        except StorageError as error:  # the launch is not kept up until it answers
+        except StorageError as error:  # the launch ends, and its record is kept in the trace
             self.note(f"{request.probe_id} is not continued: {error}")
             return ()
 
     def _plan_continuation(self, flight: _Flight, so_far: ProbeRecord) -> tuple[Settings, ...]:
         request, measurements = so_far.request, so_far.measurements
         sampler, study = self._sampler, self._recorder.study
-        plan = self._recorder.at_once(lambda: sampler.plan_continuation(study, so_far))
+        with storage_trouble(self._recorder.where):
+            plan = sampler.plan_continuation(study, so_far)
         if plan is None:
             return ()
-        used_kJ = math.fsum(m.energy_J for m in measurements) / 1000
+        used_kJ = self._cost.launch_kJ(self.records)
+        used_kJ += math.fsum(m.energy_J for m in measurements) / 1000
         cost_kJ = self._cost.used_over_planned * plan.cost_J / 1000
-        if not_repaid(self._spec, self.records, plan, cost_kJ):
+        if not_repaid(self.state, plan, cost_kJ):
             return ()
-        if self._limit(max(0.0, used_kJ - flight.cost_kJ) + cost_kJ, RESERVED, count=0):
+        more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
+        if self._limit(more_kJ, searching=True, reserve=self._settings.verify, count=0):
             return ()
         for callback in self._callbacks:
             callback.extended(request, plan.live)
@@ -414,11 +430,11 @@ class SearchLoop:
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         self._sampler.cost = self._problem.cost.learned(self.records)
+        self.state = StudyState(self._spec, self.records)
         self._ask()
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
-        self._front = self._measured_front()
-        event = replace(self._event(), kind="finished", record=record, front=self._front)
+        event = replace(self._event(), kind="finished", record=record, front=self.state.front)
         for callback in self._callbacks:
             callback.finished(event)
 
@@ -427,9 +443,6 @@ class SearchLoop:
         event = Progress("note", self._executor.meter, message=sentence)
         for callback in self._callbacks:
             callback.note(event)
-
-    def _measured_front(self) -> tuple[Point, ...]:
-        return tuple(front_of(measured_points(self.records, self._problem.steps)))
 
     def _event(self) -> Progress:
         """Return an event with the state of the search; its kind is the caller's."""

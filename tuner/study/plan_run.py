@@ -31,8 +31,6 @@ from tuner.study.callbacks import Callback, Progress
 if TYPE_CHECKING:
     from tuner.search_spaces.cluster import Cluster
 
-__all__ = ["probes_of_plan", "run_plan"]
-
 #: Seconds between two sentences on progress.
 SAY_EVERY_S = 2.0
 
@@ -130,10 +128,6 @@ def run_plan(
 
 def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
     """Return the probes of a plan that a problem has, without its baseline, which comes first.
-
-    Args:
-        plan: the result of a plan.
-        problem: what is to be searched.
 
     Returns:
         The configurations, and the problem with a note on those that it does not have.

@@ -21,14 +21,13 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import declared_options
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.folder_copy import packed
-from tuner.workload.scripts.script_job import Script, ScriptJob
+from tuner.workload.scripts.script_job import ScriptJob
 
 if TYPE_CHECKING:
     from tuner.problem.problem import Problem
     from tuner.problem.user_script import Launches, RunProbe
-
-__all__ = ["Notify", "Question", "question_of"]
 
 Notify = Callable[[Progress], None]
 Baseline = Configuration | str | Path | Sequence[str | Path] | None
@@ -63,7 +62,6 @@ class Question:
 
     def prepare(
         self,
-        target_gpus: int | None,
         clocks: bool,
         notify: Notify | None,
         allow_changed_training: bool = False,
@@ -84,7 +82,6 @@ class Question:
             self.space or space_of_run(before),
             baseline=self.baseline,
             plan=self.simulated,
-            target_gpus=target_gpus,
             max_gpus=self.constraints.max_gpus,
             clocks=clocks,
             allow_changed_training=allow_changed_training,
@@ -195,11 +192,7 @@ def _launched_on_ray(
     copy: bytes | None,
     say: Callable[[str], None],
 ) -> Iterator[RunProbe]:
-    """Run probes on the nodes of a Ray cluster.
-
-    Raises:
-        InputError: Ray does not answer, or no node can prepare for training.
-    """
+    """Run probes on the nodes of a Ray cluster."""
     from tuner.executors.ray_executor import RayExecutor
 
     executor = RayExecutor(job, cluster, run_dir=run.path, address=address, copy=copy, say=say)
@@ -225,11 +218,7 @@ def _on_ray(
     run: RunFolder | None,
     notify: Notify | None,
 ) -> Cluster:
-    """Return the cluster of a study on Ray: the one named, or that of its usable nodes.
-
-    Raises:
-        InputError: the words contradict each other, no Ray answers, or no node is fit.
-    """
+    """Return the cluster of a study on Ray: the one named, or that of its usable nodes."""
     from tuner.executors.ray_cluster import survey
     from tuner.problem.from_job import cluster_of
     from tuner.problem.study_file import parse_cluster
@@ -271,9 +260,9 @@ def _device_elsewhere(cluster: Cluster | str) -> str | None:
     from tuner.workload.node.machine import detect_cluster
 
     wanted = cluster_of(cluster).device
-    here = detect_cluster().device
-    alike = wanted.name == here.name or wanted.type == here.type == "cpu"
-    return None if alike else wanted.name
+    if wanted.type == "cpu":  # every machine has cores, whatever its GPUs do
+        return None
+    return None if wanted.name == detect_cluster().device.name else wanted.name
 
 
 def _elsewhere(

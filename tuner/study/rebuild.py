@@ -2,8 +2,8 @@
 
 The trace is the truth and the study its index, so a journal that was lost or damaged, or a database
 that was, costs nothing: every trial is asked and told again from the records. A journal is built
-aside and takes the old one's place in one step; in a database, where other drivers may have trials
-of their own, what this run lacks is told and nothing is taken away.
+aside and takes the old one's place in one step; in a database what the study lacks is told and
+nothing is taken away.
 """
 
 from __future__ import annotations
@@ -25,15 +25,12 @@ from tuner.study.load import load_spec
 from tuner.study.recorder import StudyRecorder, new_driver_id
 from tuner.workload.trace import read_trace, repair_torn_tail
 
-__all__ = ["Rebuilt", "rebuild"]
-
 
 @dataclass(frozen=True)
 class Rebuilt:
     """Contents of a rebuilt study.
 
     Attributes:
-        run: the run's folder.
         where: the study's journal, or its storage's URL without a password.
         probes: records of the trace.
         measurements: windows that they hold.
@@ -63,7 +60,6 @@ def rebuild(run: RunFolder, *, storage: str | None = None) -> Rebuilt:
     """Make the study of a run again from its trace.
 
     Args:
-        run: its folder.
         storage: URL of the database that is to hold it; the journal in the run folder when not
             given.
 
@@ -96,10 +92,10 @@ def rebuild(run: RunFolder, *, storage: str | None = None) -> Rebuilt:
             sampler=make_sampler(None, problem.candidates),
             steps=problem.steps,
             constraints=spec.constraints,
-            driver=spec.driver or new_driver_id(),
+            driver=(spec.driver or new_driver_id()) if storage else None,
             identity=identity,
         )
-        notes += recorder.reconcile([in_job_steps(record, problem.job) for record in records])
+        notes += recorder.catch_up([in_job_steps(record, problem.job) for record in records])
         where = without_password(storage) if storage else str(run.journal)
         if storage is None:
             _replace_journal(draft, run.journal)

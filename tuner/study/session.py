@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from optuna.storages import BaseStorage
-from optuna.trial import Trial
 
 from tuner.executors.base import Executor
 from tuner.models.analytic.model import Prior
-from tuner.models.surrogate.surrogate_choice import OURS, check_surrogate, regressor_of, text_of
+from tuner.models.surrogate.regressors import check_surrogate
+from tuner.models.surrogate.surrogate_choice import OURS, regressor_of, text_of
 from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
@@ -33,7 +33,6 @@ from tuner.problem.study_file import parse_cluster, parse_surrogate
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
-from tuner.search.optuna_samplers import OURS as OURS_SAMPLER
 from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
 from tuner.search.user_prior import user_prior
 from tuner.search_spaces.configuration import Configuration
@@ -56,7 +55,8 @@ from tuner.workload.pending import recover_pending
 from tuner.workload.probe import ProbeRecord
 from tuner.workload.trace import TraceWriter, compact, read_trace
 
-__all__ = ["Interrupted", "Session"]
+#: Share by which the memory of the same machine may differ from one session to the next.
+MEMORY_SHARE = 0.1
 
 Notify = Callable[[Progress], None]
 MakeExecutor = Callable[[RunFolder, Callable[[str], None]], Executor]
@@ -78,20 +78,14 @@ class Session:
     """One session of a study.
 
     Args:
-        problem: what is searched.
         make_executor: returns the executor, given the run folder and a receiver of sentences.
-        run: the run folder.
-        constraints: limits on the training job, and the objective.
-        settings: limits and rules of the search.
         storage: URL of the study's database; None for the journal in the run folder.
         sampler: plans the probes; None for this project's own.
-        transfer: earlier measurements to start from.
         try_first, prefer: what the user expects (`tuner.search.user_prior.user_prior`).
-        surrogate: a name, a text or a scikit-learn regressor
+        surrogate: a text or a scikit-learn regressor
             (`tuner.models.surrogate.surrogate_choice`); None for that of an earlier session, else
             this project's Gaussian process.
         callbacks: called with everything that happens, after the trace and the study.
-        notify: called with each progress event.
 
     Raises:
         InputError: the sampler is unknown, or the run folder holds another question.
@@ -115,7 +109,6 @@ class Session:
         notify: Notify | None = None,
     ) -> None:
         check_sampler(sampler, transfer=bool(transfer), user_prior=bool(try_first or prefer))
-        _check_fewer_replicas(settings, problem, sampler)
         _check_peaks(constraints, problem)
         self._user_prior = user_prior(problem.candidates, try_first=try_first, prefer=prefer)
         check_surrogate(surrogate)
@@ -177,7 +170,7 @@ class Session:
             self._spec,
             driver=str(before.get("driver") or new_driver_id()),
             created=str(created),
-            ended=read_end(before.get("ended", {}), self._spec.constraints),
+            ended=read_end(before.get("ended", {})),
         )
         self._write_study()
 
@@ -200,7 +193,6 @@ class Session:
             seed=spec.settings.seed,
             surrogate=problem.surrogate,
             user_prior=self._user_prior,
-            fewer_replicas_first=spec.settings.fewer_replicas_first,
         )
         recorder = StudyRecorder(
             name=run.name,
@@ -208,11 +200,10 @@ class Session:
             sampler=planner,
             steps=problem.steps,
             constraints=spec.constraints,
-            driver=spec.driver,
+            driver=spec.driver if spec.storage else None,
             identity=str(problem.identity["space"]["digest"]),
-            on_finish=self._finish_trial,
         )
-        notes = (*writer.notes, *problem.notes, *adopted, *recorder.reconcile(records))
+        notes = (*writer.notes, *problem.notes, *adopted, *recorder.catch_up(records))
         with closing(self._make_executor(run, self._say)) as executor:
             _check_meter(executor, records, run)
             spent_s = spec.ended.time_s
@@ -223,10 +214,9 @@ class Session:
                 recorder=recorder,
                 callbacks=(TraceCallback(writer), StudyCallback(recorder), *self._shown),
                 records=records,
-                first_number=next_probe_number(records, recorder.study, spec.driver),
+                first_number=next_probe_number(records, recorder.study),
                 spent_s=sum(r.wall_s for r in records) if spent_s is None else spent_s,
             )
-            recorder.follow(lambda: loop.records, loop.note)
             study = OpenStudy(spec, recorder, lambda: (self._result_so_far(loop), loop.records))
             for callback in self._shown:
                 callback.opened(study)
@@ -244,7 +234,7 @@ class Session:
             if stop.kind == "stopped":
                 no_verdict = NoVerdict("stopped")
             elif self._spec.settings.verify and self._spec.unverified is None:
-                no_verdict = verify(loop, self._spec, settle_on=self._settle_on)
+                no_verdict = verify(loop)
         except KeyboardInterrupt:
             raise Interrupted(self._run) from None
         finally:
@@ -252,12 +242,6 @@ class Session:
             ended = replace(before, stop=stop, time_s=loop.elapsed_s, no_verdict=no_verdict)
             self._spec = replace(self._spec, ended=ended)
             self._write_study()
-
-    def _settle_on(self, key: str, planned_pairs: tuple[int, ...]) -> None:
-        """Keep what is being verified and how, for a session that continues this one."""
-        ended = replace(self._spec.ended, chosen=key, planned_pairs=planned_pairs)
-        self._spec = replace(self._spec, ended=ended)
-        self._write_study()
 
     def _write_study(self) -> None:
         """Write study.toml; an error of that does not replace one that is already raised."""
@@ -284,10 +268,6 @@ class Session:
     def _say(self, sentence: str) -> None:
         self._notify(Progress("note", None, sentence))
 
-    def _finish_trial(self, record: ProbeRecord, trial: Trial) -> None:
-        for callback in self._shown:
-            callback.trial_finished(record, trial)
-
 
 def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> list[str]:
     """Return what differs between two nested tables, as "job.global_batch was 8 and is 16"."""
@@ -302,27 +282,6 @@ def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str =
             same = any(len(text) > 60 for text in short)
             found.append(f"{name} differs" if same else f"{name} was {short[0]} and is {short[1]}")
     return found
-
-
-def _check_fewer_replicas(
-    settings: SearchSettings | None, problem: Problem, sampler: SamplerChoice
-) -> None:
-    """Raise InputError if launches cannot be tried on fewer replicas first, although they should.
-
-    Args:
-        settings: of the search; None for the defaults.
-        problem: what is searched.
-        sampler: as of `Session`.
-    """
-    if settings is None or not settings.fewer_replicas_first:
-        return
-    if sampler not in (None, OURS_SAMPLER):
-        raise InputError(f"--fewer-replicas-first is for the sampler {OURS_SAMPLER}")
-    if problem.prior is None:
-        raise InputError(
-            f"--fewer-replicas-first needs predictions of the models, and {problem.name} has none; "
-            "leave it out, or describe the job's model"
-        )
 
 
 def _check_peaks(constraints: Constraints | None, problem: Problem) -> None:
@@ -353,8 +312,16 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
         told, today = before["cluster"]["device"], problem.identity.get("cluster", {})
         # Where figures come from, and rates that a release did not know, make no other device.
         learnt = {n for n in ("fp8_flops", "mxfp8_flops") if n not in told} | {"sources"}
-        known = {n: v for n, v in today.get("device", {}).items() if n in learnt}
-        before = {**before, "cluster": {**filled, "device": {**filled["device"], **known}}}
+        device = today.get("device", {})
+        filled["device"] |= {n: v for n, v in device.items() if n in learnt}
+        # Nor does what the kernel and a display take of the memory this time.
+        for was, now, name in (
+            (filled, today, "host_memory_bytes"),
+            (filled["device"], device, "memory_bytes"),
+        ):
+            if abs(now.get(name, 0) - was[name]) < MEMORY_SHARE * was[name]:
+                was[name] = now[name]
+        before = {**before, "cluster": filled}
     names = ("job", "cluster", "recorded", "space")
     found = _differences(
         {name: problem.identity[name] for name in names if name in problem.identity},

@@ -18,7 +18,7 @@
   const energy = (point) => point.energy;
 
   const choose = ({ deadline, budget }) => {
-    if (deadline === null && budget === null) return [data.points[data.knee], true];
+    if (deadline === null && budget === null) return [data.points[data.unlimited], true];
     const worst = (point) =>
       Math.max(
         deadline === null ? -Infinity : point.time / deadline - 1,

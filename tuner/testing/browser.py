@@ -16,8 +16,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["chromium", "draw_figure", "dump_dom", "screenshot"]
-
 _FLAGS = (
     "--headless",
     "--no-sandbox",

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["finished"]
-
 
 def finished(words: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command; return its exit status with what it printed.

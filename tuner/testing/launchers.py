@@ -11,8 +11,6 @@ from unittest import mock
 
 from tuner.workload.scripts.launchers import vendor
 
-__all__ = ["answer_here"]
-
 
 def answer_here(
     name: str, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]

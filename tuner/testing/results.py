@@ -96,7 +96,7 @@ def result_of(
         "constraints": {"budget_kJ": chosen.energy_to_solution_kJ * 1.01},
         "leave_one_out": LeaveOneOut(len(pairs), 0.034, 0.021, 0.88, pairs),
         "progress": tuple(progress),
-        "stop": StopReason("recorded", message="no candidate was worth its joules"),
+        "stop": StopReason("exhausted"),
         "about": {
             "job": {"name": name, "steps": 10_000, "model": {"model_type": "gpt2", "n_layer": 2}},
             "cluster": {"name": "this machine", "devices_per_node": 2},
@@ -261,7 +261,7 @@ def hostile_result() -> Result:
     return replace(
         result,
         choice=Choice(HOSTILE, False, HOSTILE),
-        stop=StopReason("recorded", message=HOSTILE),
+        stop=StopReason("node_failures", {"failures": 3}, HOSTILE),
         constraints={HOSTILE: 1.0},
         failures=(failed(HOSTILE, "crash", HOSTILE, "log</script><!--" + HOSTILE, x=HOSTILE),),
         about={HOSTILE: {HOSTILE: [HOSTILE, {"deep": {HOSTILE: HOSTILE}}]}},

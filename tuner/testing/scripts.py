@@ -17,8 +17,6 @@ from tuner.workload.scripts.inspection import blank_job, inspect_script
 from tuner.workload.scripts.knob_support import Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["CPU", "inspected", "script_job"]
-
 #: A node of two cores with made-up figures.
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["make_sysfs", "settings_of"]
-
 
 def _write(file: Path, text: object) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)

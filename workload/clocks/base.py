@@ -9,18 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.clocks.guard import GuardError
-
-__all__ = [
-    "LIVE",
-    "Applied",
-    "FixedGovernor",
-    "Governor",
-    "GovernorError",
-    "KnobRefused",
-    "all_or_nothing",
-    "require_settable",
-]
+from tuner.workload.clocks.guard_client import GuardError
 
 #: The knobs that governors set.
 LIVE = ("clock_MHz", "memory_clock_MHz", "power_limit_W")
@@ -39,7 +28,6 @@ class Applied:
     """Result of a request.
 
     Attributes:
-        requested: the live settings that were asked for.
         settings: what was set: the request, snapped to what the devices support.
         notes: what a reader must know, a phrase each ("clock_MHz 1000 snapped to 1005").
     """
@@ -54,7 +42,6 @@ class Governor(Protocol):
     """Control of the live knobs of one node's devices.
 
     Attributes:
-        can_set: whether live knobs may be set here.
         why_not: where not, one sentence with what an administrator would run; else empty.
         supported_clocks_MHz: the clocks that may be asked for, ascending; empty where none may.
     """
@@ -117,10 +104,7 @@ def all_or_nothing(
     """Put the earlier settings back if the devices refuse what is set within.
 
     Args:
-        governor: of the devices.
-        live: what is set.
         devices: their name in the sentence: "the GPUs".
-        refusal: what the devices' interface raises.
 
     Raises:
         GovernorError: they refused, or no guard stands by.

@@ -1,6 +1,6 @@
 """Live knobs that commands of the user set on a node, beside the devices' clocks and limits.
 
-Commands run in the job's folder with the rights of the training. What stood before is read first,
+Commands run in the job's folder. What stood before is read first,
 or is taken to be the baseline if nothing reads it, and is restored as clocks are: after the probe,
 and by the guard process if the agent ends.
 """
@@ -14,45 +14,30 @@ from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
-from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.base import Applied, Governor, GovernorError, KnobRefused
-from tuner.workload.clocks.guard import (
+from tuner.workload.clocks.guard_client import (
     EarlierCommand,
+    Guard,
     GuardError,
-    GuardKeeper,
     put_back_commands,
 )
-from tuner.workload.node.rights import RunAs
-
-__all__ = ["CommandGovernor", "with_commands"]
 
 #: Characters of a command's output that an error shows.
 _SHOWN = 200
 
 
 class CommandGovernor:
-    """Governor of a node's devices and of the declared knobs that commands set there.
+    """Governor of a node's devices and of the declared knobs that commands set there."""
 
-    Args:
-        devices: governor of the devices.
-        knobs: the declared knobs with a command.
-        cwd: the folder that commands run in.
-        account: runs them; None for this process's own.
-    """
-
-    def __init__(
-        self, devices: Governor, knobs: Sequence[Knob], cwd: Path, account: RunAs | None = None
-    ) -> None:
+    def __init__(self, devices: Governor, knobs: Sequence[Knob], cwd: Path) -> None:
         self.devices = devices
         self.can_set, self.why_not = devices.can_set, devices.why_not
         self.supported_clocks_MHz = devices.supported_clocks_MHz
         self._knobs = {knob.name: knob for knob in knobs}
         self._cwd = str(cwd)
-        self._account = (account.uid, account.gid, *account.groups) if account else ()
         self._earlier: dict[str, str] = {}
-        self._guard = GuardKeeper("")
+        self._guard = Guard("")
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         mine = {name: value for name, value in live.items() if name in self._knobs}
@@ -68,7 +53,7 @@ class CommandGovernor:
                 self._set(knob, str(value))
                 if not knob.read:
                     notes.append(f"{name} was set by its command, and nothing reads it back")
-                elif (now := self._read(knob)) != str(value) and not _same(knob, now, value):
+                elif (now := self._read(knob)) != str(value) and not knob.reads_as(now, value):
                     raise KnobRefused(f"{name} was set to {value}, and its command reads {now!r}")
         except GovernorError:
             with contextlib.suppress(GovernorError):
@@ -92,7 +77,7 @@ class CommandGovernor:
 
     def _command(self, words: Sequence[str], value: str = "") -> EarlierCommand:
         filled = tuple(word.replace("{value}", value) for word in words)
-        return EarlierCommand(filled, self._cwd, self._account)
+        return EarlierCommand(filled, self._cwd)
 
     def _set(self, knob: Knob, value: str) -> None:
         self._run(self._command(knob.set, value), f"the command that sets {knob.name} to {value}")
@@ -102,11 +87,6 @@ class CommandGovernor:
 
     @staticmethod
     def _run(command: EarlierCommand, what: str) -> str:
-        """Run a command, and return what it printed.
-
-        Raises:
-            KnobRefused: it cannot be started, does not end, or fails.
-        """
         try:
             done = command.run()
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -139,24 +119,8 @@ class CommandGovernor:
             self.devices.close()
 
 
-def _same(knob: Knob, text: str, value: Value) -> bool:
-    """Return True if a text is a knob's value, however it is written: 1e3 and 1000."""
-    with contextlib.suppress(InputError):
-        return knob.check(text) == value
-    return False
-
-
-def with_commands(
-    governor: Governor, job: TrainingJob, cwd: Path, account: RunAs | None
-) -> Governor:
-    """Return a node's governor with the commands of a job's live knobs in place of another job's.
-
-    Args:
-        governor: of the devices, or with another job's commands.
-        job: the job.
-        cwd: the folder that commands run in.
-        account: runs them; None for this process's own.
-    """
+def with_commands(governor: Governor, job: TrainingJob, cwd: Path) -> Governor:
+    """Return a node's governor with a job's commands in place of another job's."""
     devices = governor.devices if isinstance(governor, CommandGovernor) else governor
     knobs = [knob for knob in job.knobs if knob.live and knob.set]
-    return CommandGovernor(devices, knobs, cwd, account) if knobs else devices
+    return CommandGovernor(devices, knobs, cwd) if knobs else devices

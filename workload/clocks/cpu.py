@@ -25,9 +25,7 @@ from tuner.workload.clocks.base import (
     all_or_nothing,
     require_settable,
 )
-from tuner.workload.clocks.guard import EarlierFile, GuardKeeper, put_back_files
-
-__all__ = ["FASTEST", "CpuGovernor"]
+from tuner.workload.clocks.guard_client import EarlierFile, Guard, put_back_files
 
 #: Name of the fastest used core's clock in power samples.
 FASTEST = "fastest_core_MHz"
@@ -75,15 +73,6 @@ class _Policy:
 
 @dataclass(frozen=True)
 class _Package:
-    """One processor package with its power caps.
-
-    Attributes:
-        folder: of its powercap zone.
-        cores: number of its cores.
-        limits: its constraint files that hold a long-term or short-term limit.
-        limit_W: the present long-term limit.
-    """
-
     folder: Path
     cores: int
     limits: tuple[Path, ...]
@@ -166,9 +155,7 @@ class CpuGovernor:
     """Highest clock of the cores and power cap of their packages, through the kernel's files.
 
     Args:
-        root: the folder of sysfs.
         cpus: the cores, in the order of the ranks; None: those that this process may use.
-        guarded: start a guard before the first change.
 
     Attributes:
         why_no_clock, why_no_limit: the reason if clocks, or power limits, cannot be set.
@@ -187,7 +174,7 @@ class CpuGovernor:
         chosen = os.sched_getaffinity(0) if cpus is None else cpus
         self._cpus = tuple(sorted(set(chosen)))
         self._closed = False
-        self._guard = GuardKeeper("" if guarded else None)
+        self._guard = Guard("" if guarded else None)
         self._earlier: dict[Path, str] = {}
         self._read: tuple[Path, ...] = ()
         everything = frozenset(self._cpus)
@@ -335,11 +322,7 @@ class CpuGovernor:
         return {FASTEST: max(clocks_kHz) / 1000} if any(clocks_kHz) else {}
 
     def restore(self) -> None:
-        """Restore the files' earlier contents.
-
-        Raises:
-            GovernorError: a file could not be restored; the sentence says which.
-        """
+        """Restore the files' earlier contents."""
         if problems := put_back_files(self._files()):
             raise GovernorError("; ".join(problems))
         self._earlier = {}

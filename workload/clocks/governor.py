@@ -1,10 +1,11 @@
 """Governors: set clocks and power limits, read back the delivered values, restore the earlier ones.
 
-Permission is found out before the first probe, by setting the present values again. A request is
+Permission is found out before the first probe without a write to the GPU, but for ways of which
+only a setting that is tried tells (`tuner.workload.clocks.ways`). A request is
 snapped to the nearest supported value, with a note; `delivered` is what the device then runs at,
 and models learn from it. Before the first change a guard process is given the earlier settings
-(`tuner.workload.clocks.guard`), so that a killed agent leaves no clock wrong. Without the right to
-lock clocks, other ways are tried (`tuner.workload.clocks.ways`).
+(`tuner.workload.clocks.guard_client`), so that a killed agent leaves no clock wrong. Without the
+right to lock clocks, other ways are tried (`tuner.workload.clocks.ways`).
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from tuner.workload.clocks.base import (
     require_settable,
 )
 from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.clocks.guard import Earlier, GuardKeeper, put_back
-from tuner.workload.clocks.ways import earlier_lock, ways
-from tuner.workload.clocks.zeusd import SOCKET
+from tuner.workload.clocks.guard import Earlier, put_back
+from tuner.workload.clocks.guard_client import Guard
+from tuner.workload.clocks.ways import earlier_lock, needs_root, ways
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, over_devices, visible_gpus
 from tuner.workload.meters.rapl import RaplMeter
 
-__all__ = ["NvmlGovernor", "open_governor", "why_fixed"]
+#: Reason for fixed clocks where the user wants them so.
+LEFT_ALONE = "they are left alone (--no-clocks, or clock_control = false in the cluster's file)"
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,11 @@ class NvmlGovernor:
 
     Args:
         devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
-        nvml: what stands in for the pynvml module.
-        environ: where CUDA_VISIBLE_DEVICES stands; the process's environment by default.
         earlier_clocks_MHz: the (lowest, highest) lock that an administrator has set. NVML cannot be
             asked for it; without this, or EARLIER_CLOCKS_MHZ=MIN,MAX in the environment (as for
             clocks.sh), putting back releases the lock.
-        guard_nvml: where the guard process finds NVML (`tuner.workload.clocks.guard.Guard`); ""
-            starts none. By default the real NVML is guarded and a stand-in is not.
+        guard_nvml: where the guard process finds NVML (`tuner.workload.clocks.guard_client.Guard`);
+            "" starts none. By default the real NVML is guarded and a stand-in is not.
 
     Attributes:
         means: how clocks are set: "locked clocks", "application clocks", or another way
@@ -76,6 +76,7 @@ class NvmlGovernor:
         nvml: Any = None,
         environ: Mapping[str, str] | None = None,
         earlier_clocks_MHz: tuple[int, int] | None = None,
+        leave_alone: bool = False,
         guard_nvml: str | None = None,
     ) -> None:
         self._guard_nvml = ("pynvml" if nvml is None else "") if guard_nvml is None else guard_nvml
@@ -89,16 +90,15 @@ class NvmlGovernor:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._limits_mW = {gpu.uuid: self._limit_mW(gpu) for gpu in self.gpus}
             self._limit_known = all(limit is not None for limit in self._limits_mW.values())
-            self.why_not = self._find_means()
+            self.means = "locked clocks"
+            self.why_not = LEFT_ALONE if leave_alone else self._find_means()
             self.can_set = not self.why_not
             self.supported_clocks_MHz = self._supported() if self.can_set else ()
         except BaseException:
             self._nvml.nvmlShutdown()
             raise
-        # GEOPM's service gives write access to one session.
-        alone = self.means != "geopm"
-        self._guard = GuardKeeper(self._guard_nvml or None, own_session=alone)
-        self._touched = {gpu.uuid: Earlier(gpu.uuid) for gpu in self.gpus}
+        self._guard = Guard(self._guard_nvml or None)
+        self._touched: dict[tuple[str, str], Earlier] = {}
 
     # ---- what stands, and what is possible
 
@@ -111,20 +111,21 @@ class NvmlGovernor:
         alone, why_not = self._nvml, ""
         for way in ways(alone, self._environ):
             self.means, self._nvml = way.means, way.nvml
-            if not (refused := way.why_not() or self._try_setting()):
+            refused = way.why_not(self.gpus[0])
+            if not (refused or way.permitted):  # a setting that is tried tells
+                refused = self._try_setting()
+            if not refused:
                 if self._guard_nvml == "pynvml":
                     self._guard_nvml = way.guard
-                older = way.nvml is alone and not self._lockable()
+                older = way.means in ("locked clocks", "guard") and not self._lockable()
                 if older and self._application_clocks(free=False):
                     self.means = "application clocks"
                 return ""
-            if way.means == "command":
-                refused = f"{way.where} does not set clocks: {refused}"
-            elif why_not:
+            if why_not:
                 refused = f"{way.where} does not do it either: {refused}"
             why_not = f"{why_not}; and {refused}" if why_not else refused
         self._nvml = alone
-        if self.means != "command" and self._application_clocks(free=True):
+        if self._application_clocks(free=True):
             self.means, self._limit_known = "application clocks", False
             return ""
         return why_not
@@ -175,16 +176,14 @@ class NvmlGovernor:
                     mode = nvml.nvmlDeviceGetPersistenceMode(gpu.handle)
                     nvml.nvmlDeviceSetPersistenceMode(gpu.handle, mode)
             except nvml.NVMLError_NoPermission:
-                return (
-                    f"setting clocks and power limits of GPU {gpu.index} needs root; let an "
-                    f"administrator start zeusd and name its socket in {SOCKET}, fix the clock "
-                    f"with: nvidia-smi -i {gpu.index} -lgc MIN,MAX, or permit application clocks "
-                    f"with: nvidia-smi -i {gpu.index} -acp 0; or run tuner as root (training then "
-                    "runs as the user who called sudo) or in a container with --cap-add SYS_ADMIN"
-                )
+                return needs_root(gpu)
             except nvml.NVMLError as error:
                 return f"GPU {gpu.index} ({gpu.name}) takes no settings: {error}"
         return ""
+
+    @property
+    def _no_limit(self) -> str:
+        return f"power_limit_W cannot be set: {self.gpus[0].name} takes no limit"
 
     def _supported(self) -> tuple[int, ...]:
         """Return the SM clocks, ascending, MHz, of every GPU at its highest memory clock."""
@@ -213,7 +212,6 @@ class NvmlGovernor:
         return nearest
 
     def _memory_clocks(self) -> tuple[int, ...]:
-        """Return the memory clocks that every GPU offers, ascending, MHz."""
         nvml = self._nvml
         lists = [
             set(ask(nvml, (), lambda: nvml.nvmlDeviceGetSupportedMemoryClocks(gpu.handle)))  # noqa: B023
@@ -241,7 +239,7 @@ class NvmlGovernor:
     def _limits(self, value: Value, ranks: int) -> tuple[int, ...]:
         """Convert a power limit to one per GPU, in milliwatts."""
         if not self._limit_known:
-            raise InputError(f"power_limit_W cannot be set: {self.gpus[0].name} takes no limit")
+            raise InputError(self._no_limit)
         limits = []
         values = self._per_gpu("power_limit_W", value, ranks)
         for gpu, watts in zip(self.gpus, values, strict=False):
@@ -284,9 +282,7 @@ class NvmlGovernor:
         """Return the notes to show when clocks are first changed."""
         if self.means == "application clocks":  # NVML tells the earlier ones
             return []
-        if self.means == "command" and "clock_MHz" not in self.delivered():
-            return ["NVML does not tell the clock, so nothing shows that the command has set it"]
-        first = not any(gpu.clocks_touched or gpu.memory_touched for gpu in self._touched.values())
+        first = not any("Locked" in what for _, what in self._touched)
         unknown = wanted.memory_clock_MHz is not None or (
             wanted.clock_MHz is not None and self._earlier_clocks_MHz is None
         )
@@ -305,46 +301,30 @@ class NvmlGovernor:
         nvml, by_application = self._nvml, self.means == "application clocks"
         sets_clock, sets_memory = wanted.clock_MHz is not None, wanted.memory_clock_MHz is not None
         for gpu in used:
-            earlier = self._touched[gpu.uuid]
-            if (sets_clock or sets_memory) and by_application:
-                if earlier.application_clocks_MHz is None:
-                    stood = self._application_MHz(gpu)
-                    earlier = replace(earlier, application_clocks_MHz=stood)
-            else:
-                if sets_clock:
-                    earlier = replace(
-                        earlier, clocks_touched=True, locked_clocks_MHz=self._earlier_clocks_MHz
-                    )
-                if sets_memory:
-                    earlier = replace(earlier, memory_touched=True)
+            stood: dict[str, tuple[int, ...]] = {}
+            if by_application and (sets_clock or sets_memory):
+                stood["ApplicationsClocks"] = self._application_MHz(gpu)
+            elif sets_clock:
+                stood["GpuLockedClocks"] = self._earlier_clocks_MHz or ()
+            if sets_memory and not by_application:
+                stood["MemoryLockedClocks"] = ()
             if wanted.limit_mW is not None:
-                earlier = replace(earlier, power_limit_mW=self._limits_mW[gpu.uuid])
-            self._touched[gpu.uuid] = earlier
-        if any(gpu.touched for gpu in self._touched.values()):
+                stood["PowerManagementLimit"] = (self._limits_mW[gpu.uuid] or 0,)
+            for what, values in stood.items():
+                self._touched.setdefault((gpu.uuid, what), Earlier(gpu.uuid, what, values))
+        if self._touched:
             self._guard.expect(list(self._touched.values()))
-        idle = self.gpus[len(used) :]
-        back = [self._touched[gpu.uuid] for gpu in idle]
-        back += [
-            replace(
-                earlier,
-                clocks_touched=earlier.clocks_touched and not sets_clock,
-                memory_touched=earlier.memory_touched and not sets_memory,
-                application_clocks_MHz=None
-                if sets_clock or sets_memory
-                else earlier.application_clocks_MHz,
-                power_limit_mW=None if wanted.limit_mW is not None else earlier.power_limit_mW,
-            )
-            for earlier in (self._touched[gpu.uuid] for gpu in used)
-        ]
-        if problems := put_back(nvml, [earlier for earlier in back if earlier.touched]):
+        stay = {(gpu.uuid, what) for gpu in used for what in stood}
+        back = [earlier for key, earlier in self._touched.items() if key not in stay]
+        if problems := put_back(nvml, back):
             raise GovernorError("; ".join(problems))
         for number, gpu in enumerate(used):
             if by_application and (sets_clock or sets_memory):
-                stood = self._touched[gpu.uuid].application_clocks_MHz or (0, 0)
+                memory, sm = self._touched[gpu.uuid, "ApplicationsClocks"].values
                 nvml.nvmlDeviceSetApplicationsClocks(
                     gpu.handle,
-                    wanted.memory_clock_MHz[number] if wanted.memory_clock_MHz else stood[0],
-                    wanted.clock_MHz[number] if wanted.clock_MHz else stood[1],
+                    wanted.memory_clock_MHz[number] if wanted.memory_clock_MHz else memory,
+                    wanted.clock_MHz[number] if wanted.clock_MHz else sm,
                 )
             else:
                 if wanted.memory_clock_MHz is not None:
@@ -355,7 +335,14 @@ class NvmlGovernor:
                     nvml.nvmlDeviceSetGpuLockedClocks(gpu.handle, clock, clock)
             if wanted.limit_mW is not None:
                 limit_mW = wanted.limit_mW[number]
-                nvml.nvmlDeviceSetPowerManagementLimit(gpu.handle, limit_mW)
+                try:
+                    nvml.nvmlDeviceSetPowerManagementLimit(gpu.handle, limit_mW)
+                except nvml.NVMLError_NotSupported:
+                    self._limit_known = False  # which only the attempt tells
+                    for left in used[number:]:
+                        del self._touched[left.uuid, "PowerManagementLimit"]
+                    self.restore()
+                    raise InputError(self._no_limit) from None
                 if (now_mW := self._limit_mW(gpu)) != limit_mW:
                     raise GovernorError(
                         f"the power limit of GPU {gpu.index} is {now_mW} mW after {limit_mW} mW "
@@ -368,7 +355,7 @@ class NvmlGovernor:
     def restore(self) -> None:
         if problems := put_back(self._nvml, list(self._touched.values())):
             raise GovernorError("; ".join(problems))
-        self._touched = {gpu.uuid: Earlier(gpu.uuid) for gpu in self.gpus}
+        self._touched = {}
         self._guard.done()
 
     def close(self) -> None:
@@ -385,12 +372,8 @@ class NvmlGovernor:
 def open_governor(cluster: Cluster, *, nvml: Any = None, sys: str | Path = "/sys") -> Governor:
     """Return the governor of this node, or a fixed one with its reason.
 
-    Cores are set only where their energy is metered: an estimate does not know their clock.
-
-    Args:
-        cluster: the node's devices.
-        nvml: a stand-in for the pynvml module.
-        sys: the folder of sysfs.
+    Clocks of GPUs are set only if the cluster says so (`Cluster.clock_control`), those of cores
+    only where their energy is metered: an estimate does not know their clock.
 
     Raises:
         InputError: the GPUs cannot be used as named (`tuner.workload.meters.gpus`).
@@ -398,7 +381,7 @@ def open_governor(cluster: Cluster, *, nvml: Any = None, sys: str | Path = "/sys
     if cluster.device.type == "cpu":
         return _of_cores(Path(sys))
     try:
-        return NvmlGovernor(nvml=nvml)
+        return NvmlGovernor(nvml=nvml, leave_alone=not cluster.clock_control)
     except MeterError as error:
         return FixedGovernor(f"clocks are set through NVML, and that is not to be had: {error}")
 
@@ -424,7 +407,7 @@ def why_fixed(cluster: Cluster, *, nvml: Any = None) -> str:
     Raises:
         InputError: as `open_governor`.
     """
-    governor = open_governor(cluster, nvml=nvml)
+    governor = open_governor(replace(cluster, clock_control=True), nvml=nvml)
     try:
         return governor.why_not
     finally:

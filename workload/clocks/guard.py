@@ -1,376 +1,263 @@
-"""The guard: a small process that restores the devices' earlier settings when the agent cannot.
+#!/usr/bin/python3 -IS
+"""The clock guard: a small process of root's that sets clocks for a user, and restores them.
 
-The agent's governor starts it before the first change, sends it the earlier settings over a pipe,
-and ends it with "done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the
-guard restores the earlier settings: those of GPUs through NVML, those of processors by writing the
-kernel's files, those of declared knobs by their commands. It is one file on the standard library
-and NVML, in a session of its own, so that a signal to the agent's process group does not kill it
-too.
+An administrator installs this file, which needs nothing but the standard library, and sudo or a
+unit starts it with a Unix socket to the user's agent as its stdin. It obeys four verbs, a line of
+JSON each: `state`, `set` (NAMES, within what the GPU offers, after noting what stood), `restore`
+and `end`. It asks the kernel who is at the other end, restores when that process ends, even by
+SIGKILL, and opens no path but NVML's.
+
+An agent that has a way to set clocks needs no root, only what restores: that process is in
+`tuner.workload.clocks.guard_client` and shares this file's parts.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib
+import ctypes
+import functools
 import json
 import os
+import pwd
 import select
 import signal
-import subprocess
+import socket
+import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-
-__all__ = [
-    "Earlier",
-    "EarlierCommand",
-    "EarlierFile",
-    "Guard",
-    "GuardError",
-    "GuardKeeper",
-    "put_back",
-    "put_back_commands",
-    "put_back_files",
-]
 
 #: How often, and how far apart, a setting that would not go back is tried again.
 TRIES, WAIT_S = 3, 0.2
-#: The longest that a command of a declared knob may take, seconds.
-COMMAND_S = 30.0
-
-
-class GuardError(Exception):
-    """Failure of the guard to run; nothing may be changed without it."""
+#: What is set, by the end of NVML's functions, and what sentences call it.
+NAMES = {
+    "GpuLockedClocks": "SM clock lock",
+    "MemoryLockedClocks": "memory clock lock",
+    "ApplicationsClocks": "application clocks",
+    "PowerManagementLimit": "power limit",
+}
+#: The longest message that root reads, bytes; how long it waits for its answer to be taken, s.
+LONGEST, TAKEN_S = 4096, 10.0
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """Earlier settings of one GPU, of those that have been or are about to be changed.
+    """What stood in one setting of one GPU before its first change.
 
     Attributes:
-        uuid: the GPU.
-        power_limit_mW: the limit to put back; None: it was not touched.
-        clocks_touched: whether the SM clock's lock was touched.
-        locked_clocks_MHz: the lock to put back, (lowest, highest); None: there was none, and the
-            lock is released.
-        memory_touched: whether the memory clock's lock was touched; it is then released, since
-            NVML cannot be asked for an earlier one.
-        application_clocks_MHz: the application clocks to put back, (memory, SM); None: they were
-            not touched.
+        what: one of NAMES.
+        values: as NVML takes them, MHz or milliwatts; empty: nothing was set, so it is reset.
     """
 
     uuid: str
-    power_limit_mW: int | None = None
-    clocks_touched: bool = False
-    locked_clocks_MHz: tuple[int, int] | None = None
-    memory_touched: bool = False
-    application_clocks_MHz: tuple[int, int] | None = None
-
-    @property
-    def touched(self) -> bool:
-        """True if there is anything to restore."""
-        return (
-            self.clocks_touched
-            or self.memory_touched
-            or self.power_limit_mW is not None
-            or self.application_clocks_MHz is not None
-        )
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Earlier:
-        """Read the output of `asdict`, with pairs that JSON has turned into lists."""
-        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return cls(**plain)
-
-
-@dataclass(frozen=True)
-class EarlierFile:
-    """Earlier content of one of the kernel's files that holds a setting.
-
-    Attributes:
-        path: the file.
-        text: what it said.
-    """
-
-    path: str
-    text: str
-
-
-@dataclass(frozen=True)
-class EarlierCommand:
-    """Command that sets a declared knob to its earlier value.
-
-    Attributes:
-        words: the command, which no shell reads.
-        cwd: the folder it runs in.
-        account: uid, gid and supplementary groups that it runs as; empty for the guard's own.
-    """
-
-    words: tuple[str, ...]
-    cwd: str
-    account: tuple[int, ...] = ()
-
-    def run(self) -> subprocess.CompletedProcess[str]:
-        """Run the command to its end.
-
-        Raises:
-            OSError: it cannot be started.
-            subprocess.TimeoutExpired: it does not end.
-        """
-        uid, gid, *groups = self.account or (None, None)
-        return subprocess.run(
-            self.words,
-            cwd=self.cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_S,
-            user=uid,
-            group=gid,
-            extra_groups=groups if self.account else None,
-        )
-
-
-def put_back_commands(earlier: Sequence[EarlierCommand]) -> list[str]:
-    """Run commands that set earlier values; return a sentence for each failure."""
-    problems = []
-    for command in earlier:
-        try:
-            done = command.run()
-            why = done.stderr.strip() or f"exit code {done.returncode}"
-            failed = done.returncode != 0
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why, failed = str(error), True
-        if failed:
-            problems.append(f"{' '.join(command.words)!r} did not put a knob back: {why}")
-    return problems
-
-
-def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
-    """Write the earlier contents, in this order; return a sentence for each failure.
-
-    A file that reads as it did is not written.
-    """
-    problems = []
-    for file in earlier:
-        for attempt in range(TRIES):
-            try:
-                if Path(file.path).read_text().strip() != file.text:
-                    Path(file.path).write_text(file.text)
-                break
-            except OSError as error:
-                if attempt == TRIES - 1:
-                    problems.append(f"{file.path} was not put back to {file.text}: {error}")
-                else:
-                    time.sleep(WAIT_S)
-    return problems
+    what: str
+    values: tuple[int, ...] = ()
 
 
 def put_back(nvml: Any, earlier: Sequence[Earlier]) -> list[str]:
     """Restore as many earlier settings as possible; return a sentence for each failure."""
     problems = []
-    for gpu in earlier:
-
-        def clocks(gpu: Earlier = gpu) -> None:
-            handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-            if gpu.locked_clocks_MHz is None:
-                nvml.nvmlDeviceResetGpuLockedClocks(handle)
-            else:
-                nvml.nvmlDeviceSetGpuLockedClocks(handle, *gpu.locked_clocks_MHz)
-
-        def limit(gpu: Earlier = gpu) -> None:
-            handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-            nvml.nvmlDeviceSetPowerManagementLimit(handle, gpu.power_limit_mW)
-
-        def memory(gpu: Earlier = gpu) -> None:
-            nvml.nvmlDeviceResetMemoryLockedClocks(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
-
-        def application(gpu: Earlier = gpu) -> None:
-            handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-            assert gpu.application_clocks_MHz is not None
-            nvml.nvmlDeviceSetApplicationsClocks(handle, *gpu.application_clocks_MHz)
-
-        for what, touched, action in (
-            ("SM clock lock", gpu.clocks_touched, clocks),
-            ("memory clock lock", gpu.memory_touched, memory),
-            ("application clocks", gpu.application_clocks_MHz is not None, application),
-            ("power limit", gpu.power_limit_mW is not None, limit),
-        ):
-            for attempt in range(TRIES if touched else 0):
-                try:
-                    action()
-                    break
-                except nvml.NVMLError as error:
-                    if attempt == TRIES - 1:
-                        problems.append(f"the {what} of {gpu.uuid} was not put back: {error}")
-                    else:
-                        time.sleep(WAIT_S)
+    for old in earlier:
+        name = f"nvmlDevice{'Set' if old.values else 'Reset'}{old.what}"
+        for attempt in range(TRIES):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByUUID(old.uuid)
+                getattr(nvml, name)(handle, *old.values)
+                break
+            except nvml.NVMLError as error:
+                if attempt == TRIES - 1:
+                    what = f"the {NAMES[old.what]} of {old.uuid}"
+                    problems.append(f"{what} was not put back: {error}")
+                else:
+                    time.sleep(WAIT_S)
     return problems
 
 
-class Guard:
-    """The agent's end of the pipe.
+class NvmlError(Exception):
+    """Error of NVML, or a refusal with NVML's number for it (2: invalid argument)."""
 
-    Args:
-        nvml: where the guard process finds NVML: a module, or "module:object", where an object that
-            can be called is called for it; empty if only files are to be restored.
-        start_s: how long it may take to say that it is ready, or that it knows what it was told.
-        own_session: put it into a session of its own, else into a process group of its own.
+    def __init__(self, why: str, value: int = 2) -> None:
+        super().__init__(why)
+        self.value = value
+
+
+class Nvml:
+    """What the guard needs of NVML, without a package of Python's.
 
     Raises:
-        GuardError: it does not start.
+        OSError: there is no NVML.
+        NvmlError: it does not start.
     """
 
-    def __init__(
-        self, *, nvml: str = "pynvml", start_s: float = 20.0, own_session: bool = True
-    ) -> None:
-        # -P: this file's folder must not shadow the standard library's modules.
-        command = [sys.executable, "-P", str(Path(__file__).resolve()), "--nvml", nvml]
-        self._process = subprocess.Popen(
-            [*command, "--agent", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,  # stderr is the agent's: what cannot be put back is seen there
-            text=True,
-            start_new_session=own_session,
-            process_group=None if own_session else 0,
-        )
-        self._start_s = start_s
-        if (answer := self._hear(start_s)) != "ready":
-            self._process.kill()
-            self._close(start_s)
-            raise GuardError(f"the guard process does not start: {answer or 'it ended'}")
+    NVMLError = NvmlError
 
-    @property
-    def pid(self) -> int:
-        """The guard's process id."""
-        return self._process.pid
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._library.nvmlErrorString.restype = ctypes.c_char_p
+        self._call("nvmlInit_v2")
 
-    def _hear(self, wait_s: float) -> str:
-        """Return the guard's next line; empty if it has ended."""
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], wait_s)
-        return self._process.stdout.readline().strip() if ready else "no answer in time"
+    def _call(self, name: str, *arguments: Any) -> None:
+        if code := getattr(self._library, name)(*arguments):
+            raise NvmlError(self._library.nvmlErrorString(code).decode(), code)
 
-    def _say(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
-        except (OSError, ValueError) as error:
-            raise GuardError(f"the guard process is gone: {error}") from error
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(self._call, name)
 
-    def expect(
-        self,
-        earlier: Sequence[Earlier],
-        files: Sequence[EarlierFile] = (),
-        commands: Sequence[EarlierCommand] = (),
-    ) -> None:
-        """Send the guard the settings to restore, *before* changing any. Replaces earlier messages.
+    def numbers(self, name: str, handle: Any, *arguments: int, count: int = 1) -> list[int]:
+        """Return the numbers that a function writes to its last arguments."""
+        out = [ctypes.c_uint() for _ in range(count)]
+        self._call(f"nvmlDeviceGet{name}", handle, *arguments, *map(ctypes.byref, out))
+        return [number.value for number in out]
 
-        Returns when the guard has said that it knows: a pipe takes a message for a dead reader too.
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        """Return the handle of a GPU."""
+        handle = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+        return handle
+
+    def clocks_MHz(self, handle: Any, *memory_MHz: int) -> list[int]:
+        """Return the SM clocks that are offered at a memory clock; without one the memory's."""
+        count, out = ctypes.c_uint(1024), (ctypes.c_uint * 1024)()
+        name = f"nvmlDeviceGetSupported{'Graphics' if memory_MHz else 'Memory'}Clocks"
+        self._call(name, handle, *memory_MHz, ctypes.byref(count), out)
+        return list(out[: count.value])
+
+    def stands(self, handle: Any, what: str) -> list[int]:
+        """Return what stands; empty for locks, for which NVML cannot be asked."""
+        if what == "PowerManagementLimit":
+            return self.numbers(what, handle)
+        if what == "ApplicationsClocks":  # of memory and SM
+            return [self.numbers("ApplicationsClock", handle, kind)[0] for kind in (2, 1)]
+        return []
+
+
+class Devices:
+    """The GPUs that one process has root set, and what stood before."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self.earlier: dict[tuple[str, str], Earlier] = {}
+
+    def _require_offered(self, handle: Any, what: str, values: Sequence[int]) -> None:
+        """Check that a GPU offers these values.
 
         Raises:
-            GuardError: the guard is gone; nothing may be touched.
+            NvmlError: it does not.
         """
-        words = {
-            "earlier": [asdict(gpu) for gpu in earlier],
-            "files": [asdict(file) for file in files],
-            "commands": [asdict(command) for command in commands],
-        }
-        self._say(words)
-        if (answer := self._hear(self._start_s)) != "knows":
-            raise GuardError(f"the guard process is gone: {answer or 'it ended'}")
+        nvml, good = self._nvml, len(values) == 2 - (what == "PowerManagementLimit")
+        if not good or not all(type(value) is int and value >= 0 for value in values):
+            raise NvmlError(f"{what} takes no {list(values)!r}")
+        low, high = values[0], values[-1]
+        if what == "PowerManagementLimit":
+            offered = nvml.numbers(f"{what}Constraints", handle, count=2)
+        else:
+            offered = nvml.clocks_MHz(handle)
+            if what == "ApplicationsClocks":
+                good, low = low in offered, high
+            if what != "MemoryLockedClocks":
+                offered = nvml.clocks_MHz(handle, max(offered))
+        if not (good and low <= high and min(offered) <= high <= max(offered)):
+            limits = f"{min(offered)} to {max(offered)}"
+            raise NvmlError(f"{what} {list(values)} is not within {limits}")
 
-    def done(self, *, wait_s: float = 5.0) -> None:
-        """End the guard without changes: all settings are as they were."""
-        with contextlib.suppress(GuardError):
-            self._say({"done": True})
-        self._close(wait_s)
+    def set(self, uuid: str, what: str, values: Sequence[int], stood: Sequence[int]) -> Earlier:
+        """Set one thing of one GPU, after noting what stood, which is returned.
 
-    def take_over(self, *, wait_s: float = 5.0) -> None:
-        """Close the pipe without "done": the guard restores the settings and ends."""
-        self._close(wait_s)
+        Args:
+            values: as NVML takes them: MHz, or milliwatts.
+            stood: what the asker knows to have stood, as after a guard that was killed; else empty.
 
-    def _close(self, wait_s: float) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(wait_s)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        Raises:
+            NvmlError: it may not be set so, or the GPU does not take it.
+        """
+        if what not in NAMES:
+            raise NvmlError(f"{what!r} is nothing that is set here")
+        handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        for asked in filter(None, (values or (-1,), stood)):
+            self._require_offered(handle, what, asked)
+        if (uuid, what) not in self.earlier:
+            before = tuple(stood or self._nvml.stands(handle, what))
+            self.earlier[uuid, what] = Earlier(uuid, what, before)
+        getattr(self._nvml, f"nvmlDeviceSet{what}")(handle, *values)
+        return self.earlier[uuid, what]
+
+    def restore(self, uuid: str = "", what: str = "") -> list[str]:
+        """Restore one thing of one GPU, or all; return a sentence for each failure."""
+        problems = []
+        for key, old in list(self.earlier.items()):
+            if uuid in ("", old.uuid) and what in ("", old.what):
+                said = put_back(self._nvml, [old])
+                problems += said
+                if not said:
+                    del self.earlier[key]
+        return problems
+
+    def answer(self, line: bytes) -> dict[str, Any]:
+        """Carry out one message and return the answer; one with "error" if it was refused."""
+        try:
+            message = json.loads(line)
+            verb, gpu, what = message["verb"], message.get("gpu", ""), message.get("what", "")
+            if verb == "state":
+                return {"pid": os.getpid(), "earlier": [asdict(e) for e in self.earlier.values()]}
+            if verb == "set":
+                old = self.set(gpu, what, message["values"], message.get("stood", ()))
+                return {"stood": old.values}
+            if verb not in ("restore", "end"):
+                raise NvmlError("the verbs are state, set, restore and end")
+            problems = self.restore(gpu, what)
+            return {"error": "; ".join(problems)} if problems else {}
+        except NvmlError as error:
+            return {"error": str(error), "nvml": error.value}
+        except Exception as error:  # whatever is sent, the guard stays to restore
+            return {"error": f"the message cannot be read: {type(error).__name__}"}
 
 
-class GuardKeeper:
-    """The guard of one governor: started before the first change, replaced if it was killed.
+def serve(users: Sequence[str]) -> int:
+    """Set clocks for the process at the other end of stdin. Return 0 if all was restored, else 1.
 
     Args:
-        nvml: as `Guard`; None keeps no guard.
-        own_session: as `Guard`.
+        users: names of those who may ask a unit's guard; one that sudo started serves its caller.
     """
+    os.chdir("/")
+    try:
+        asker = socket.socket(fileno=0)
+        who = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        asker.settimeout(TAKEN_S)
+    except OSError as error:
+        print(f"stdin must be a Unix socket to tuner: {error}", file=sys.stderr)
+        return 2
 
-    def __init__(self, nvml: str | None, *, own_session: bool = True) -> None:
-        self._nvml, self._own_session = nvml, own_session
-        self._guard: Guard | None = None
+    def say(answer: dict[str, Any]) -> None:
+        asker.sendall(json.dumps(answer).encode() + b"\n")
 
-    @property
-    def pid(self) -> int:
-        """The guard's process id; 0 if there is none."""
-        return self._guard.pid if self._guard is not None else 0
-
-    def expect(
-        self,
-        earlier: Sequence[Earlier],
-        files: Sequence[EarlierFile] = (),
-        commands: Sequence[EarlierCommand] = (),
-    ) -> None:
-        """Tell the guard what to restore, before anything is changed.
-
-        Raises:
-            GuardError: it does not start; nothing may be touched.
-        """
-        if self._nvml is None:
-            return
-        if self._guard is None:
-            self._guard = self._start(self._nvml)
-        try:
-            self._guard.expect(earlier, files, commands)
-        except GuardError:  # it was killed: a new one gets the same
-            self._guard.take_over()
-            self._guard = self._start(self._nvml)
-            self._guard.expect(earlier, files, commands)
-
-    def _start(self, nvml: str) -> Guard:
-        return Guard(nvml=nvml, own_session=self._own_session)
-
-    def done(self) -> None:
-        """End the guard: all settings are as they were."""
-        if self._guard is not None:
-            self._guard.done()
-            self._guard = None
-
-    def take_over(self) -> None:
-        """Let the guard restore the settings, and end."""
-        if self._guard is not None:
-            self._guard.take_over()
+    pid, uid, _ = struct.unpack("3i", who)
+    try:
+        may = {os.geteuid(), *(pwd.getpwnam(name).pw_uid for name in users)}
+        if uid not in ({int(os.environ["SUDO_UID"])} if "SUDO_UID" in os.environ else may):
+            raise NvmlError(f"UID {uid} may not have clocks set here")
+        devices = Devices(Nvml())
+    except (KeyError, NvmlError, OSError) as error:
+        with contextlib.suppress(OSError):
+            say({"error": f"joulefront's guard does not start: {error}"})
+        return 1
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a unit is stopped by it
+        for line in lines_of(0, gone(pid), LONGEST):
+            say(devices.answer(line))
+            if b'"end"' in line:
+                break
+    except OSError:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for problem in (problems := devices.restore()):
+            print(problem, file=sys.stderr)
+    return 1 if problems else 0
 
 
-def _load(spec: str) -> Any:
-    module, _, name = spec.partition(":")
-    found = importlib.import_module(module)
-    if not name:
-        return found
-    thing = getattr(found, name)
-    return thing() if callable(thing) else thing
-
-
-def _gone(agent: int) -> int | None:
+def gone(agent: int) -> int | None:
     """Return a descriptor that is readable when the agent ends; None if unsupported.
 
     The pipe alone would do, but for a child of the agent that inherited its end of the pipe.
@@ -381,55 +268,29 @@ def _gone(agent: int) -> int | None:
         return None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the guard process. Return 0 if every setting was restored, else 1."""
-    parser = argparse.ArgumentParser(description="restores the devices of a dead agent")
-    parser.add_argument("--nvml", default="pynvml")
-    parser.add_argument("--agent", type=int, required=True)
-    chosen = parser.parse_args(argv)
-    # Only the end of the agent ends the guard: a terminal's or a scheduler's signal to everybody
-    # must not leave the clocks wrong.
+def lines_of(pipe: int, agent: int | None, longest: int = sys.maxsize) -> Iterator[bytes]:
+    """Return what the agent sends, line by line, until it or its end of the pipe is gone."""
+    buffer = b""
+    watched = [pipe] if agent is None else [pipe, agent]
+    while len(buffer) <= longest:
+        ready, _, _ = select.select(watched, [], [])
+        # If the pipe is not ready the agent is gone, and the pipe is empty.
+        piece = os.read(pipe, 65536) if pipe in ready else b""
+        if not piece:
+            return
+        *lines, buffer = (buffer + piece).split(b"\n")
+        yield from lines
+
+
+def ignore_signals() -> None:
+    """Let only the end of the agent end the guard.
+
+    A terminal's or a scheduler's signal to everybody must not leave the clocks wrong.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    nvml = None
-    try:
-        if chosen.nvml:
-            nvml = _load(chosen.nvml)
-            nvml.nvmlInit()
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-        return 1
-    agent = _gone(chosen.agent)
-    print("ready", flush=True)
-
-    earlier: list[Earlier] = []
-    files: list[EarlierFile] = []
-    commands: list[EarlierCommand] = []
-    buffer, pipe = b"", sys.stdin.fileno()
-    watched = [pipe] if agent is None else [pipe, agent]
-    while True:
-        ready, _, _ = select.select(watched, [], [])
-        if pipe not in ready:
-            break  # the agent is gone, and the pipe is empty
-        piece = os.read(pipe, 65536)
-        if not piece:
-            break
-        *lines, buffer = (buffer + piece).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if message.get("done"):
-                return 0
-            earlier = [Earlier.from_json(gpu) for gpu in message["earlier"]]
-            files = [EarlierFile(**file) for file in message["files"]]
-            commands = [EarlierCommand(**command) for command in message["commands"]]
-            with contextlib.suppress(OSError):  # an agent that is gone need not hear it
-                print("knows", flush=True)
-    problems = [*put_back(nvml, earlier), *put_back_files(files), *put_back_commands(commands)]
-    with contextlib.suppress(OSError):  # there may be no reader left
-        for problem in problems:
-            print(problem, file=sys.stderr, flush=True)
-    return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ignore_signals()
+    sys.exit(serve(sys.argv[1:]))

@@ -18,18 +18,18 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 from functools import partial
 from typing import Any
 
-from tuner.workload.clocks.elsewhere import Elsewhere
+from tuner.workload.clocks.elsewhere import Elsewhere, connected
 from tuner.workload.meters.gpus import ask
-
-__all__ = ["SOCKET", "ZeusdNvml", "from_environment"]
 
 #: Where Zeus's users name the daemon's socket.
 SOCKET = "ZEUSD_SOCK_PATH"
 TIMEOUT_S = 10.0
+#: What a daemon answers beside 400 or 500 where NVML says NotSupported (zeusd/src/error.rs; NVML's
+#: own words are "The requested operation is not available on target device").
+_NOT_SUPPORTED = (b"not supported", b"notsupported", b"not available")
 
 
 class _Connection(http.client.HTTPConnection):
@@ -40,21 +40,11 @@ class _Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_S)
-        self.sock.connect(self._path)
+        self.sock = connected(self._path, TIMEOUT_S)
 
 
 class ZeusdNvml(Elsewhere):
-    """Substitute for the pynvml module whose setters go through the daemon.
-
-    Args:
-        nvml: the NVML that is asked.
-        path: the daemon's socket.
-        token: a token for a daemon that asks for one.
-    """
-
-    name = "zeusd"
+    """Substitute for the pynvml module whose setters go through the daemon."""
 
     def __init__(self, nvml: Any, path: str, *, token: str = "") -> None:
         super().__init__(nvml)
@@ -128,7 +118,12 @@ class ZeusdNvml(Elsewhere):
             NVMLError: the daemon does not answer, or asks for a token.
         """
         if self._why_not is None:
-            self._why_not = self._discover()
+            try:
+                self._why_not = self._discover()
+            except self._nvml.NVMLError as error:
+                if not isinstance(error.__cause__, PermissionError):
+                    raise
+                self._why_not = str(error.__cause__)
         return self._why_not
 
     def _post(self, handle: Any, command: str, **arguments: Any) -> None:
@@ -144,13 +139,13 @@ class ZeusdNvml(Elsewhere):
         if self._by_query:
             words = {"gpu_ids": index, **arguments, "block": True}
             query = "&".join(f"{name}={str(value).lower()}" for name, value in words.items())
-            status, _ = self._request("POST", f"/gpu/{command}?{query}")
+            status, told = self._request("POST", f"/gpu/{command}?{query}")
         else:
             body = json.dumps({**arguments, "block": True})
-            status, _ = self._request("POST", f"/gpu/{index}/{command}", body)
+            status, told = self._request("POST", f"/gpu/{index}/{command}", body)
         if status in (401, 403):
             raise nvml.NVMLError(nvml.NVML_ERROR_NO_PERMISSION)
-        if status in (404, 405):
+        if status in (404, 405) or any(words in told.lower() for words in _NOT_SUPPORTED):
             raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
         if status >= 400:
             raise nvml.NVMLError(nvml.NVML_ERROR_INVALID_ARGUMENT)

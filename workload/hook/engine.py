@@ -66,7 +66,6 @@ def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any
 
 
 def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the configuration that the program passes to `deepspeed.initialize`."""
     given = told.get("config")
     given = told.get("config_params") if given is None else given
     if given is None:
@@ -82,7 +81,6 @@ def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wrap_initialize(plain: Any) -> Any:
-    """Wrap `deepspeed.initialize` so that it merges in the settings of this launch."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -139,6 +137,9 @@ def patch_deepspeed(deepspeed: Any) -> None:
         # Building DeepSpeed's shared-memory collective for a CPU needs a compiler and half a
         # minute at the first start; gloo, which it falls back to, serves as well.
         importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    else:
+        module = importlib.import_module("deepspeed.accelerator.cuda_accelerator")
+        ask_cuda_for_memory(module.CUDA_Accelerator)
     deepspeed.initialize = _wrap_initialize(deepspeed.initialize)
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
@@ -191,6 +192,21 @@ def patch_deepspeed(deepspeed: Any) -> None:
         deepspeed.zero.Init.__init__ = without_partition
     else:
         deepspeed.zero.Init.__init__ = _after_group(deepspeed, deepspeed.zero.Init.__init__)
+
+
+def ask_cuda_for_memory(accelerator: Any) -> None:
+    """Have ZeRO 1 and 2 ask CUDA for the free memory.
+
+    They ask NVML by the entry of CUDA_VISIBLE_DEVICES, which may be a UUID, and counts other GPUs
+    than NVML does where a control group hides some or one is lost.
+    """
+
+    def available_memory(self: Any, device_index: int | None = None) -> int:
+        import torch
+
+        return int(torch.cuda.mem_get_info(device_index)[0])
+
+    accelerator.available_memory = available_memory
 
 
 def _after_group(deepspeed: Any, plain_init: Any) -> Any:

@@ -155,7 +155,6 @@ TURNED: dict[str, Callable[[Any], None]] = {
 
 
 def _nothing(*args: Any, **kwargs: Any) -> bool:
-    """Do nothing, in place of a method that a probe skips."""
     return True
 
 

@@ -32,6 +32,18 @@ _OOM_WORDS = (
 # reasons, too: it is memory only if this share of the device or less is free.
 _SETUP_WORDS = ("cublas_status_not_initialized", "cudnn_status_not_initialized")
 _FULL_SHARE = 0.05
+# Errors of CUDA that no configuration causes: the device is damaged, taken or not ready.
+_HARDWARE_WORDS = (
+    "ecc error",
+    "hardware error",
+    "hardware stack error",
+    "busy or unavailable",
+    "no cuda gpus",
+    "no cuda-capable device",
+    "system not yet initialized",
+    "gpu is lost",
+    "fallen off the bus",
+)
 
 
 class DeviceTimes:
@@ -170,13 +182,17 @@ class Link:
         text = str(error)
         if _lacks_memory(error):
             kind = "out_of_memory"
+        elif _is_of_hardware(text):
+            kind = "node"
         elif isinstance(error, state.NotAsAsked) or (self.starting and _raised_by_framework(error)):
             kind = "refused"
         lines = text.strip().splitlines() or [""]
         told = " ".join(lines[:3]) if lines[0].endswith(":") else lines[0]  # a list follows
         message = f"{type(error).__name__}: {told}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
-        effect = kind != "out_of_memory" and any(word in text.lower() for word in _PEER_WORDS)
+        effect = kind not in ("out_of_memory", "node") and any(
+            word in text.lower() for word in _PEER_WORDS
+        )
         self.send("fail " + json.dumps({"kind": kind, "message": message[:2000], "effect": effect}))
 
 
@@ -196,6 +212,13 @@ def _lacks_memory(error: BaseException) -> bool:
     return free <= _FULL_SHARE * total
 
 
+def _is_of_hardware(text: str) -> bool:
+    """Return True if an error of CUDA or NCCL says that the device is at fault."""
+    text = text.lower()
+    of_device = any(word in text for word in ("cuda", "nccl", "gpu"))
+    return of_device and any(words in text for words in _HARDWARE_WORDS)
+
+
 def _raised_by_framework(error: BaseException) -> bool:
     """Return True if DeepSpeed itself refused, rather than the program having failed."""
     if type(error).__name__ not in (
@@ -211,7 +234,6 @@ def _raised_by_framework(error: BaseException) -> bool:
 
 
 def _cuda_in_use() -> Any:
-    """Return torch.cuda if this process has initialised it, else None."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None

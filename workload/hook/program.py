@@ -21,7 +21,6 @@ from .link import Link, end_process
 
 
 def _prepare_program(options: Mapping[str, Any]) -> None:
-    """Patch torch, the frameworks and DeepSpeed for the program about to start."""
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
@@ -80,7 +79,6 @@ def _listen_on_loopback() -> None:
 
 
 def _run_program(argv: list[str]) -> None:
-    """Run the program as `__main__`, like `python SCRIPT ...` or `python -m MODULE ...`."""
     if argv[0] == "-m":
         sys.argv = argv[1:]
         sys.path.insert(0, os.getcwd())

@@ -12,13 +12,11 @@ from tuner.workload.measure.accumulation_fit import (
     StepEstimate,
     fit_accumulation,
 )
-from tuner.workload.measure.statistics import Z90
-from tuner.workload.measure.window import Conductor, Window
+from tuner.workload.measure.statistics import Z90, Window
+from tuner.workload.measure.window import Conductor
 from tuner.workload.measure.window_end import FAR, Reached
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.probe import WindowPolicy
-
-__all__ = ["AccumulatedWindow", "measure_accumulated"]
 
 #: Share of the shortest window that each accumulation gets, in ascending order: the largest one
 #: tells most about the slope, the middle one only if it is one.
@@ -33,10 +31,6 @@ class AccumulatedWindow(Window):
 
     Steps, length, energy and samples are those of the parts; step time and power are those of the
     estimated step.
-
-    Attributes:
-        parts: the windows.
-        estimate: the step of the job's own accumulation.
     """
 
     parts: tuple[Window, ...] = ()
@@ -112,13 +106,9 @@ def measure_accumulated(
     The conductor's ranks are left at the smallest accumulation.
 
     Args:
-        conductor: leads the ranks, whose accumulation can be set.
-        meter, samples, beside: as for `Conductor.measure`.
         known: what other configurations reach; a step that they beat is measured once.
         policy: its lengths hold for all windows together, its target for the extrapolated step.
         accumulations: micro-batches of a step, ascending.
-        own: micro-batches of the job's own step.
-        micro_batch_s: expected time of a micro-batch.
     """
     parts: list[Window] = []
     points: list[AccumulationPoint] = []

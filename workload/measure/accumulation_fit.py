@@ -20,8 +20,6 @@ from scipy import stats
 from tuner.workload.accumulation import AccumulationFit
 from tuner.workload.measure.statistics import Z90
 
-__all__ = ["AccumulationPoint", "StepEstimate", "fit_accumulation"]
-
 #: Degrees of freedom of the pooled spread of steps in the spread of a single window.
 SHRINKAGE = 4.0
 #: Relative spread of a step if no window has two of them.
@@ -35,12 +33,8 @@ class AccumulationPoint:
     """One window of steps of equal accumulation.
 
     Attributes:
-        micro_batches: micro-batches of a step.
-        steps: number of steps.
-        step_time_s: mean time of a step.
-        step_time_rse: its relative standard error within the window; NaN with a single step.
-        power_W: mean power.
-        power_rse: its relative standard error; NaN if unknown.
+        step_time_rse: relative standard error within the window; NaN with a single step.
+        power_rse: relative standard error; NaN if unknown.
     """
 
     micro_batches: float
@@ -56,9 +50,6 @@ class StepEstimate:
     """Step of the job's own accumulation.
 
     Attributes:
-        fit: the lines and what they were fitted to.
-        step_time_s, step_time_se_s: time of a step, and its standard error.
-        power_W, power_se_W: mean power of a step, and its standard error.
         weights: what the estimate takes of each window; those of a line sum to 1, and some may be
             negative.
     """
@@ -73,10 +64,6 @@ class StepEstimate:
 
 def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstimate:
     """Fit time and energy of a step, and return the step of `own` micro-batches.
-
-    Args:
-        points: windows of at least two different accumulations.
-        own: micro-batches of the job's step.
 
     Raises:
         ValueError: all windows have the same accumulation.

@@ -15,13 +15,10 @@ from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.accumulated import AccumulatedWindow
 from tuner.workload.measure.phases import COMPILATION
-from tuner.workload.measure.statistics import Z90
+from tuner.workload.measure.statistics import Z90, Window
 from tuner.workload.measure.used_devices import device_number, of_used_devices
-from tuner.workload.measure.window import Window
 from tuner.workload.meters.base import PowerSample
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
-
-__all__ = ["delivered_of", "drift_of", "kept_steps", "measurement", "not_applied", "reached"]
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
 #: nvmlDeviceGetPowerUsage), and so is what is integrated from it.
@@ -190,13 +187,8 @@ def measurement(
     """Return the measurement of one live setting from its window.
 
     Args:
-        live: the requested setting.
-        window: the measurement's window.
-        policy: the window's targets.
         settings: the applied settings (the request, snapped to supported values); default `live`.
         began_s: the probe's start on the window's clock, seconds.
-        notes: the governor's, which become flags.
-        resolution_s: the energy counter's update period.
         independent: sampled power is another source than the energy (`MeterInfo.independent`).
         devices: numbers of the devices that the ranks use, whose clocks, heat and throttling count;
             None: all.
@@ -255,5 +247,22 @@ def drift_of(measurements: Sequence[Measurement]) -> Drift | None:
     for first in measurements:
         visits = [m for m in measurements if m.live == first.live]
         if len(visits) > 1:
-            return Drift.between(visits[0], visits[-1])
+            return _drift(visits[0], visits[-1])
     return None
+
+
+def _drift(first: Measurement, second: Measurement) -> Drift:
+    def relative(name: str, error: str) -> tuple[float, float]:
+        ratio = getattr(second, name) / getattr(first, name)
+        return ratio - 1, ratio * math.hypot(getattr(first, error), getattr(second, error))
+
+    warmer = None
+    if first.temperature_C is not None and second.temperature_C is not None:
+        warmer = second.temperature_C - first.temperature_C
+    return Drift(
+        first.live,
+        second.started_s - first.started_s,
+        *relative("step_time_s", "step_time_rse"),
+        *relative("power_W", "power_rse"),
+        temperature_C=warmer,
+    )

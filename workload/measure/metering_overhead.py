@@ -18,8 +18,6 @@ from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 
-__all__ = ["MeteringOverhead", "measure_overhead"]
-
 
 @dataclass(frozen=True)
 class MeteringOverhead:
@@ -30,7 +28,6 @@ class MeteringOverhead:
         busy_share: processor time of the sampling thread over the time it ran: the share of one
             core that metering takes.
         samples, lost: power samples taken in the metered blocks, and missing from their grid.
-        resolution_s: the energy counter's update period, as found.
     """
 
     metered_s: tuple[float, ...]
@@ -83,10 +80,7 @@ def measure_overhead(
     """Run one probe and, in the same launch, steps with and without metering.
 
     Args:
-        runner: this node's.
-        request: one launch; its live settings are measured first, as in any probe.
         pairs: of blocks, one metered and one not.
-        block_s: how long a block lasts, about.
 
     Returns:
         The record, possibly with a failure, and the times until then.

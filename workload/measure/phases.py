@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["BOUNDARY", "COMPILATION", "compilation_s", "seconds_a_step", "within"]
-
 #: What the hook calls the wait for the agent at a window's boundary.
 BOUNDARY = "boundary"
 #: What it calls the time in which torch.compile traces and compiles (`tuner.workload.hook`).
@@ -26,7 +24,6 @@ def within(marks: Sequence[Mark], opened_s: float, closed_s: float) -> tuple[Mar
 
     Args:
         marks: (time, phase that begins), in any order.
-        opened_s, closed_s: the window, on the marks' clock.
     """
     ordered = sorted(marks)
     before = [name for at_s, name in ordered if at_s <= opened_s]

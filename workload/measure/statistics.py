@@ -8,21 +8,12 @@ each step's phases, up and down; its blocks are therefore whole steps, over whic
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from tuner.workload.meters.base import PowerSample
-
-__all__ = [
-    "Z90",
-    "block_edges",
-    "block_powers",
-    "integrate",
-    "log_error",
-    "log_interval",
-    "standard_error",
-]
+from tuner.workload.meters.base import PowerSample, Reading
 
 #: Half the width of a 90 % interval in standard errors (normal distribution).
 Z90 = 1.6448536269514722
@@ -63,10 +54,6 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
 
 def block_edges(opened_s: float, ends_s: Sequence[float]) -> tuple[float, ...]:
     """Return times that cut a window into blocks of whole steps, each of at least `BLOCK_S`.
-
-    Args:
-        opened_s: when the window opened.
-        ends_s: when each step ended.
 
     Returns:
         The opening and the end of each block; what is left over belongs to the last block.
@@ -110,3 +97,75 @@ def block_powers(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np
     if len(edges_s) < 2 or math.isnan(integrate(samples, edges_s[0], edges_s[-1])):
         return np.empty(0)
     return _energies(samples, edges_s) / np.diff(edges_s)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Measurements between two boundaries.
+
+    Attributes:
+        step_times_s: wall time of each step, as the last rank finished it.
+        ends_s: when each step ended (CLOCK_MONOTONIC).
+        beside_J: the same span by the meters of other scopes, joules.
+        beaten_by: the known configuration that was shown to beat this one, which ended the window;
+            None if there is none.
+    """
+
+    opened: Reading
+    closed: Reading
+    step_times_s: tuple[float, ...]
+    ends_s: tuple[float, ...] = ()
+    samples: tuple[PowerSample, ...] = ()
+    beside_J: Mapping[str, float] = field(default_factory=dict)
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    beaten_by: tuple[float, float] | None = None
+
+    @property
+    def length_s(self) -> float:
+        """Length of the window, seconds."""
+        return self.closed.time_s - self.opened.time_s
+
+    @property
+    def energy_J(self) -> float:
+        """Energy of the window by the meter, joules."""
+        return self.closed.energy_J - self.opened.energy_J
+
+    @property
+    def power_W(self) -> float:
+        """Mean power of the window, watts."""
+        return self.energy_J / self.length_s
+
+    @property
+    def step_time_s(self) -> float:
+        """Mean time of a step, seconds."""
+        return self.length_s / len(self.step_times_s)
+
+    @property
+    def step_time_se_s(self) -> float:
+        """Standard error of the mean step time, seconds; NaN with a single step."""
+        return standard_error(self.step_times_s)
+
+    @property
+    def power_blocks_W(self) -> tuple[float, ...]:
+        """Mean power of blocks of whole steps, watts; their mean is `power_W`.
+
+        The samples tell how power was spread over the window, the counter how much it was: where
+        the two sources differ, the blocks are scaled to the counter.
+        """
+        edges = block_edges(self.opened.time_s, self.ends_s)
+        blocks = block_powers(self.samples, edges)
+        if not blocks.size:
+            return ()
+        sampled_W = float(blocks @ np.diff(edges)) / (edges[-1] - edges[0])
+        scale = self.power_W / sampled_W if sampled_W > 0 else 1.0
+        return tuple(float(block) * scale for block in blocks)
+
+    @property
+    def power_se_W(self) -> float:
+        """Standard error of the mean power, watts; NaN with fewer than two blocks."""
+        return standard_error(self.power_blocks_W)
+
+    @property
+    def sampled_energy_J(self) -> float:
+        """Energy of the window by integrated samples, joules; NaN with too few samples."""
+        return integrate(self.samples, self.opened.time_s, self.closed.time_s)

@@ -13,8 +13,6 @@ from dataclasses import replace
 from tuner.workload.meters.base import PowerSample
 from tuner.workload.meters.gpus import over_devices
 
-__all__ = ["device_number", "of_used_devices"]
-
 
 def device_number(name: str) -> int | None:
     """Return the number in a name like "gpu3_clock_MHz"; None if it names no single device."""
@@ -30,7 +28,6 @@ def of_used_devices(
     Power stays the lease's. Samples of a meter that does not tell devices apart stay as they are.
 
     Args:
-        samples: of the power timeline.
         devices: numbers of the devices in the timeline; None: all are used.
     """
     if devices is None:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["WARM_BLOCKS_MAX", "WARM_BLOCK_S", "WARM_MAX_S", "WarmUp", "settled"]
-
 #: Warm-up is judged by blocks of whole steps this long (a step where steps are longer), ...
 WARM_BLOCK_S = 0.2
 #: ... of which neighbours must agree so far. Recorded runs lie within 2 % of their mean after two
@@ -22,7 +20,6 @@ class WarmUp:
     """Steps before the first window.
 
     Attributes:
-        step_times_s: wall time of each step.
         step_time_s: mean of the last block: what to expect of the next step.
         stable: False where it ended by its limit.
     """

@@ -12,16 +12,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from tuner.workload.hook.live_knobs import ACCUMULATION
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.phases import compilation_s, seconds_a_step
-from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
+from tuner.workload.measure.statistics import Window
 from tuner.workload.measure.warm_up import (
     WARM_BLOCK_S,
     WARM_BLOCKS_MAX,
@@ -33,8 +30,6 @@ from tuner.workload.measure.window_end import Reached, beaten_by, missing_s
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.node.rank_group import Event, Ranks
 from tuner.workload.probe import Failure, WindowPolicy
-
-__all__ = ["Conductor", "ProbeFailed", "Window"]
 
 #: Windows of one setting that are discarded because of a compilation; the next one counts, flagged.
 COMPILED_WINDOWS = 2
@@ -48,91 +43,12 @@ class ProbeFailed(Exception):
         self.failure = failure
 
 
-@dataclass(frozen=True)
-class Window:
-    """Measurements between two boundaries.
-
-    Attributes:
-        opened, closed: the meter's readings at the two boundaries.
-        step_times_s: wall time of each step, as the last rank finished it.
-        ends_s: when each step ended (CLOCK_MONOTONIC).
-        samples: the power samples between the boundaries.
-        beside_J: the same span by the meters of other scopes, joules.
-        phases_s: mean seconds that a step spent in each phase.
-        beaten_by: the known configuration that was shown to beat this one, which ended the window;
-            None if there is none.
-    """
-
-    opened: Reading
-    closed: Reading
-    step_times_s: tuple[float, ...]
-    ends_s: tuple[float, ...] = ()
-    samples: tuple[PowerSample, ...] = ()
-    beside_J: Mapping[str, float] = field(default_factory=dict)
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    beaten_by: Reached | None = None
-
-    @property
-    def length_s(self) -> float:
-        """Length of the window, seconds."""
-        return self.closed.time_s - self.opened.time_s
-
-    @property
-    def energy_J(self) -> float:
-        """Energy of the window by the meter, joules."""
-        return self.closed.energy_J - self.opened.energy_J
-
-    @property
-    def power_W(self) -> float:
-        """Mean power of the window, watts."""
-        return self.energy_J / self.length_s
-
-    @property
-    def step_time_s(self) -> float:
-        """Mean time of a step, seconds."""
-        return self.length_s / len(self.step_times_s)
-
-    @property
-    def step_time_se_s(self) -> float:
-        """Standard error of the mean step time, seconds; NaN with a single step."""
-        return standard_error(self.step_times_s)
-
-    @property
-    def power_blocks_W(self) -> tuple[float, ...]:
-        """Mean power of blocks of whole steps, watts; their mean is `power_W`.
-
-        The samples tell how power was spread over the window, the counter how much it was: where
-        the two sources differ, the blocks are scaled to the counter.
-        """
-        edges = block_edges(self.opened.time_s, self.ends_s)
-        blocks = block_powers(self.samples, edges)
-        if not blocks.size:
-            return ()
-        sampled_W = float(blocks @ np.diff(edges)) / (edges[-1] - edges[0])
-        scale = self.power_W / sampled_W if sampled_W > 0 else 1.0
-        return tuple(float(block) * scale for block in blocks)
-
-    @property
-    def power_se_W(self) -> float:
-        """Standard error of the mean power, watts; NaN with fewer than two blocks."""
-        return standard_error(self.power_blocks_W)
-
-    @property
-    def sampled_energy_J(self) -> float:
-        """Energy of the window by integrated samples, joules; NaN with too few samples."""
-        return integrate(self.samples, self.opened.time_s, self.closed.time_s)
-
-
 class Conductor:
     """Lead of the ranks of one probe from boundary to boundary.
 
     Args:
-        group: the ranks.
         deadline_s: CLOCK_MONOTONIC at which the probe is out of time.
         limits: a first step, or any other, that takes longer than this is a hang.
-        explain_exit: turns a rank's exit code into a Failure.
-        cancelled: asked often; True ends the probe.
-        clock: CLOCK_MONOTONIC, seconds.
     """
 
     def __init__(
@@ -246,11 +162,6 @@ class Conductor:
         A window in which torch.compile compiled is discarded: that time belongs to the launch.
 
         Args:
-            meter: read at both boundaries, while all ranks wait.
-            policy: least and greatest length, and the errors that end it.
-            step_time_s: expected, from the warm-up.
-            samples: the power timeline as far as it has come.
-            beside: meters of other scopes, read at the same boundaries.
             known: what other configurations reach; a window that they beat ends early.
             again: number of windows that may be discarded.
         """

@@ -11,18 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import stdtrit
 
-from tuner.workload.measure.statistics import block_edges, block_powers, standard_error
-
-if TYPE_CHECKING:
-    from tuner.workload.measure.window import Window
-    from tuner.workload.probe import WindowPolicy
-
-__all__ = ["FAR", "FIRST_LOOK_S", "Reached", "beaten_by", "missing_s"]
+from tuner.workload.measure.statistics import Window, block_edges, block_powers, standard_error
+from tuner.workload.probe import WindowPolicy
 
 #: A window may end from here on. NVML counters update about every 100 ms, and windows under 2 s
 #: read low (docs/measuring.md).
@@ -44,14 +38,6 @@ Reached = tuple[float, float]
 
 @dataclass(frozen=True)
 class _Mean:
-    """Mean of a correlated series.
-
-    Attributes:
-        value: the mean.
-        rse: its relative standard error; NaN if unknown.
-        freedom: degrees of freedom of the error.
-    """
-
     value: float
     rse: float
     freedom: float
@@ -103,8 +89,6 @@ def missing_s(policy: WindowPolicy, window: Window, known: Sequence[Reached] = (
     """Return the seconds that a window still lacks; 0 if it is complete.
 
     Args:
-        policy: least and greatest length, and the errors that end it.
-        window: as far as it has come.
         known: what other configurations reach; empty measures to the target error.
     """
     length_s = window.length_s

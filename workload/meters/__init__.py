@@ -47,10 +47,7 @@ def open_meter(
 
     Args:
         cluster: what does the work; None takes the first meter of `METERS` that opens.
-        nvml: what stands in for the pynvml module.
         prefer: insist on one of `METERS`; None picks.
-        powercap: where RAPL's files stand.
-        hwmon: where the kernel's hardware monitors stand.
         envelope: the core whose idle_W and max_W the estimate assumes; by default the cluster's
             own, and the shipped "cpu-core" where the cluster is of GPUs.
 
@@ -111,10 +108,6 @@ def open_beside(meter: Meter, *, hwmon: str | Path = "/sys/class/hwmon") -> tupl
     """Open the meters of other scopes that this node can read beside `meter`.
 
     Their figures are shown beside its own and never added to them: a GPU is part of its module.
-
-    Args:
-        meter: the one that the study is about.
-        hwmon: where the kernel's hardware monitors stand.
     """
     if meter.info.name != "nvml" or meter.info.scope == "module":
         return ()

@@ -13,8 +13,6 @@ from typing import Protocol, runtime_checkable
 
 from tuner.workload.probe import MeterInfo
 
-__all__ = ["Meter", "PowerSample", "Reading"]
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -34,7 +32,6 @@ class PowerSample:
     """Point of the power timeline.
 
     Attributes:
-        time_s: monotonic clock, seconds.
         power_W: all devices of the meter together.
         extra: what else the devices told: "clock_MHz", "temperature_C", "utilisation", ...
             (the mean over devices; temperature is the hottest).
@@ -53,7 +50,6 @@ class Meter(Protocol):
     (`tuner.workload.meters.errors`), never returns zero for "no reading".
 
     Attributes:
-        info: what is charged and how it is known.
         resolution_s: how long the energy counter may stand still between two updates, seconds.
     """
 

@@ -21,8 +21,6 @@ from tuner.workload.meters.slope import Slope
 from tuner.workload.node.host import busy_ticks
 from tuner.workload.probe import MeterInfo
 
-__all__ = ["EstimatedMeter", "assumption"]
-
 #: Five ticks: closer samples would show the ticks and not the load. Well under the timeline's
 #: period, or a sample that comes a little early would have to wait and lose the next.
 MIN_SLOPE_S = 0.05
@@ -43,10 +41,7 @@ class EstimatedMeter:
         max_W: what one core is charged when busy.
         cpus: the kernel's numbers of the cores; None takes those this process may use.
         host_W: what the rest of the node is charged all the time.
-        stat: the file to read.
         tick_s: one unit of that file, seconds; None asks the system (0.01 on Linux).
-        clock: monotonic seconds.
-        sleep: how to wait, seconds.
 
     Raises:
         InvalidValue: the envelope is negative, or less when busy than when idle.
@@ -104,11 +99,7 @@ class EstimatedMeter:
         return ticks
 
     def read(self) -> Reading:
-        """Return the estimated joules since the meter was opened.
-
-        Raises:
-            MeterError: the processor times cannot be read any more.
-        """
+        """Return the estimated joules since the meter was opened."""
         with self._lock:
             if self._closed:
                 raise MeterError("the estimated meter is closed")
@@ -125,11 +116,7 @@ class EstimatedMeter:
         return self.read()
 
     def sample(self) -> PowerSample:
-        """Return the mean power since the previous sample, watts.
-
-        Raises:
-            MeterError: the processor times cannot be read any more.
-        """
+        """Return the mean power since the previous sample, watts."""
         return self._slope.sample()
 
     def close(self) -> None:

@@ -4,6 +4,11 @@ NVML numbers every GPU of the machine; the training processes see those of CUDA_
 only, which may hold indices, UUIDs or prefixes of UUIDs. Meter, governor and machine detection all
 resolve them here, to UUIDs, so that none of them ever reads or sets a neighbour's GPU. A MIG slice
 is refused: NVML counts energy and sets clocks for the whole GPU, which others share.
+
+NVML also counts GPUs that cannot be opened: those that a control group hides (NO_PERMISSION), and
+damaged ones (GPU_IS_LOST). They are left out. CUDA does not see the hidden ones and numbers the
+rest from 0, as Slurm does in CUDA_VISIBLE_DEVICES. Its numbers of the GPUs behind a damaged one are
+not documented, so those are named by UUID.
 """
 
 from __future__ import annotations
@@ -11,23 +16,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.errors import MeterError, NoDriver
 
-__all__ = [
-    "Gpu",
-    "ask",
-    "clock_state",
-    "cuda_numbering",
-    "each_device",
-    "field_W",
-    "on_twin",
-    "open_nvml",
-    "over_devices",
-    "visible_gpus",
-]
+#: CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU.
+_NONE = ("-1", "NoDevFiles")
+#: What to do about an NVML that does not start, by its error.
+_REMEDIES = {18: "reboot, or reload the driver"}  # the driver was updated under a loaded older one
 
 
 def on_twin(environ: Mapping[str, str] | None = None) -> bool:
@@ -45,8 +43,6 @@ class Gpu:
     Attributes:
         index: NVML's number of it (PCI bus order).
         uuid: "GPU-...", the same in every process and after every restart.
-        name: the product as NVML tells it, e.g. "NVIDIA A100-SXM4-80GB".
-        handle: NVML's handle.
     """
 
     index: int
@@ -55,24 +51,33 @@ class Gpu:
     handle: Any = field(compare=False, repr=False)
 
 
-def open_nvml(nvml: Any = None) -> Any:
+def open_nvml(nvml: Any = None, *, dev: str | Path = "/dev") -> Any:
     """Initialise NVML: `nvml` itself, or the pynvml module. Each call needs one `nvmlShutdown`.
 
+    Args:
+        dev: folder of the device files, which show that there is a GPU where NVML does not start.
+
     Raises:
-        MeterError: the Python package or the driver's library is missing, or will not start.
+        NoDriver: this machine has no driver, or the Python package is missing, and no GPU's file.
+        MeterError: NVML does not start, although there are GPUs.
     """
+    absent = NoDriver if not any(Path(dev).glob("nvidia[0-9]*")) else MeterError
     if nvml is None:
         try:
             import pynvml
         except ImportError as error:
-            raise MeterError(
+            raise absent(
                 "NVML cannot be asked: the Python package nvidia-ml-py is not installed"
             ) from error
         nvml = pynvml
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        raise MeterError(f"NVML does not start: {error}") from error
+        missing = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        kind = absent if error.value in missing else MeterError
+        remedy = _REMEDIES.get(error.value, "")
+        why = str(error).rstrip(".") + (remedy and f"; {remedy}")
+        raise kind(f"NVML does not start: {why}") from error
     return nvml
 
 
@@ -88,26 +93,85 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value  # bindings before 11.5 give bytes
 
 
+@dataclass(frozen=True)
+class _Listed:
+    """GPUs that NVML counts."""
+
+    #: In PCI order, which is CUDA's with CUDA_DEVICE_ORDER.
+    gpus: tuple[Gpu, ...]
+    #: The reason against each GPU that cannot be used, by NVML's index.
+    unusable: Mapping[int, str]
+    #: The lowest index of those that CUDA may count; the number of all GPUs if there are none.
+    damaged: int
+
+    @property
+    def names(self) -> str:
+        """All GPUs, by the numbers that CUDA gives them."""
+        found = {gpu.index: f"{number} = {gpu.uuid}" for number, gpu in enumerate(self.gpus)}
+        found |= {index: f"GPU {index} of NVML: {why}" for index, why in self.unusable.items()}
+        return ", ".join(found[index] for index in sorted(found))
+
+
+def _list(nvml: Any) -> _Listed:
+    """List all GPUs."""
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        raise MeterError(f"NVML does not list the GPUs: {error}") from error
+    gpus, unusable, damaged = [], {}, count
+    for index in range(count):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+            gpus.append(Gpu(index, _text(uuid), _text(name), handle))
+        except nvml.NVMLError as error:
+            unusable[index] = str(error)
+            if error.value != nvml.NVML_ERROR_NO_PERMISSION:
+                damaged = min(damaged, index)
+    return _Listed(tuple(gpus), unusable, damaged)
+
+
+def unusable_gpus(nvml: Any) -> dict[int, str]:
+    """Return the reason against each GPU that NVML counts and that cannot be used, by its index.
+
+    Raises:
+        MeterError: NVML does not answer.
+    """
+    return dict(_list(nvml).unusable)
+
+
+def no_gpu_wanted(environ: Mapping[str, str]) -> bool:
+    """Return True if CUDA_VISIBLE_DEVICES leaves this process no GPU."""
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    return named is not None and named.partition(",")[0].strip() in ("", *_NONE)
+
+
 def _choose(
-    entries: Sequence[str], gpus: Sequence[Gpu], where: str, environ: Mapping[str, str]
+    entries: Sequence[str], listed: _Listed, where: str, environ: Mapping[str, str]
 ) -> tuple[Gpu, ...]:
-    known = ", ".join(f"{gpu.index} = {gpu.uuid}" for gpu in gpus)
+    gpus, names = listed.gpus, listed.names
     chosen: list[Gpu] = []
     for entry in entries:
-        if entry in ("-1", "NoDevFiles"):
-            break  # CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU
+        if entry in _NONE:
+            break
         if entry.upper().startswith("MIG-"):
             raise InputError(
                 f"{where} names the MIG slice {entry!r}; NVML counts energy and sets clocks for "
                 "whole GPUs only, so name a whole GPU with MIG switched off"
             )
         if entry.isdigit():
-            matches = [gpu for gpu in gpus if gpu.index == int(entry)]
+            matches = list(gpus[int(entry) : int(entry) + 1])
+            if matches and matches[0].index > listed.damaged:
+                raise InputError(
+                    f"{where} has the entry {entry!r}, but GPU {listed.damaged} cannot be used "
+                    f"({listed.unusable[listed.damaged]}), and the numbers from there on are not "
+                    f"certain; name GPUs by UUID: {names}"
+                )
         else:
             matches = [gpu for gpu in gpus if gpu.uuid.lower().startswith(entry.lower())]
         if len(matches) != 1:
             problem = "several GPUs" if matches else "no GPU of this machine"
-            raise InputError(f"{where} has the entry {entry!r}, which names {problem}: {known}")
+            raise InputError(f"{where} has the entry {entry!r}, which names {problem}: {names}")
         if matches[0] in chosen:
             raise InputError(f"{where} names {matches[0].uuid} twice; name each GPU once")
         chosen.append(matches[0])
@@ -117,7 +181,7 @@ def _choose(
         # CUDA numbers the fastest GPU first, NVML by bus; only among like GPUs do the two agree.
         raise InputError(
             f"{where} names GPUs by number on a machine with different GPUs, where CUDA and NVML "
-            "number differently; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name them by UUID: " + known
+            "number differently; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name them by UUID: " + names
         )
     return tuple(chosen)
 
@@ -133,32 +197,25 @@ def visible_gpus(
     """Return the GPUs this process may use, in CUDA's order.
 
     Args:
-        nvml: an initialised NVML.
         devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES, and every
             GPU where that is not set.
-        environ: the environment; the process's own by default.
 
     Raises:
-        InputError: an entry names a MIG slice, no GPU, several GPUs, or one that has MIG on.
-        MeterError: NVML does not answer.
+        InputError: an entry names a MIG slice, no GPU, several, or one that has MIG on.
+        MeterError: NVML does not answer, or none of the GPUs that it counts can be used.
     """
     environ = os.environ if environ is None else environ
-    try:
-        gpus = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-            gpus.append(Gpu(index, _text(uuid), _text(name), handle))
-    except nvml.NVMLError as error:
-        raise MeterError(f"NVML does not list the GPUs: {error}") from error
+    listed = _list(nvml)
     where, entries = "devices", devices
     if entries is None:
-        where, listed = "CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")
-        if listed is not None:
-            entries = [part.strip() for part in listed.split(",") if part.strip()]
-    chosen = tuple(gpus)
-    if entries is not None and gpus:
-        chosen = _choose([str(entry) for entry in entries], gpus, where, environ)
+        where, named = "CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")
+        if named is not None:
+            entries = [part.strip() for part in named.split(",") if part.strip()]
+    chosen = listed.gpus
+    if entries is not None and (listed.gpus or listed.unusable):
+        chosen = _choose([str(entry) for entry in entries], listed, where, environ)
+    elif listed.unusable and not listed.gpus:
+        raise MeterError(f"NVML opens no GPU: {listed.names}")
     for gpu in chosen:
         if _mig(nvml, gpu):
             raise InputError(
@@ -170,11 +227,11 @@ def visible_gpus(
 
 
 def cuda_numbering(environ: Mapping[str, str], *, nvml: Any = None) -> dict[str, str]:
-    """Return variables with which CUDA numbers the visible GPUs as NVML does, by index.
+    """Return variables with which CUDA sees the visible GPUs in their order, by number.
 
-    CUDA_VISIBLE_DEVICES may hold UUIDs or prefixes of them, but DeepSpeed reads integers there
-    (`accelerator/cuda_accelerator.py`, called at every start of ZeRO 1 and 2), and CUDA numbers the
-    fastest GPU first unless told to follow the PCI bus.
+    CUDA_VISIBLE_DEVICES may hold UUIDs or prefixes of them, but programs read integers there, and
+    CUDA numbers the fastest GPU first unless told to follow the PCI bus. A number counts the GPUs
+    that this process may open; behind a damaged GPU there is none to rely on, and UUIDs stay.
 
     Args:
         environ: the environment of a rank.
@@ -191,18 +248,19 @@ def cuda_numbering(environ: Mapping[str, str], *, nvml: Any = None) -> dict[str,
     except MeterError:
         return order
     try:
-        gpus = visible_gpus(opened, environ=environ)
+        chosen, listed = visible_gpus(opened, environ=environ), _list(opened)
     finally:
         ask(opened, None, opened.nvmlShutdown)
-    return {**order, "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in gpus)}
+    numbers = {gpu.uuid: str(number) for number, gpu in enumerate(listed.gpus)}
+    certain = all(gpu.index < listed.damaged for gpu in chosen)
+    names = [numbers[gpu.uuid] if certain else gpu.uuid for gpu in chosen]
+    return {**order, "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
 def field_W(nvml: Any, gpu: Gpu, name: str, of: str = "GPU") -> float:
     """Return a power that NVML provides as a field value, watts.
 
     Args:
-        nvml: an initialised NVML.
-        gpu: whose.
         name: "NVML_FI_DEV_POWER_INSTANT" or "NVML_FI_DEV_POWER_AVERAGE".
         of: NVML's power scope: "GPU", "MODULE" or "MEMORY".
 
@@ -218,6 +276,20 @@ def field_W(nvml: Any, gpu: Gpu, name: str, of: str = "GPU") -> float:
     if value.nvmlReturn != nvml.NVML_SUCCESS:
         raise nvml.NVMLError(value.nvmlReturn)
     return float(value.value.uiVal) / 1000
+
+
+def temperature_C(nvml: Any, handle: Any) -> float:
+    """Return a GPU's temperature, degrees Celsius.
+
+    Drivers of CUDA 14 no longer have the older of the two calls (nvidia-ml-py 13.615), and older
+    drivers or bindings lack the newer one.
+
+    Raises:
+        NVMLError, AttributeError: it cannot be read.
+    """
+    sensor = nvml.NVML_TEMPERATURE_GPU
+    told = ask(nvml, None, lambda: nvml.nvmlDeviceGetTemperatureV(handle, sensor))
+    return float(nvml.nvmlDeviceGetTemperature(handle, sensor) if told is None else told)
 
 
 def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
@@ -244,8 +316,7 @@ def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
     handle = gpu.handle
     put("clock_MHz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
     put("memory_clock_MHz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
-    sensor = nvml.NVML_TEMPERATURE_GPU
-    put("temperature_C", lambda: nvml.nvmlDeviceGetTemperature(handle, sensor))
+    put("temperature_C", lambda: temperature_C(nvml, handle))
     put("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
     # The same call under its newer and its older name; a driver may know one only.
     reasons = ask(nvml, None, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))

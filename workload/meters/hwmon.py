@@ -24,8 +24,6 @@ from tuner.workload.meters.integral import Integral, LostJoules
 from tuner.workload.meters.ticker import Ticker
 from tuner.workload.probe import MeterInfo
 
-__all__ = ["HwmonMeter"]
-
 _LABEL = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")
 #: What each part's power is called on the timeline.
 _PARTS = {"Grace": "grace_W", "CPU": "cpu_W", "SysIO": "sysio_W"}
@@ -81,11 +79,6 @@ def _channels(root: Path) -> list[_Channel]:
 
 class HwmonMeter:
     """Meter of all superchip modules of this node; scope "module".
-
-    Args:
-        root: the hwmon class folder.
-        clock: monotonic seconds.
-        sample_period_s: how often power is integrated.
 
     Raises:
         MeterError: there are no such channels, or they may not be read.
@@ -152,11 +145,7 @@ class HwmonMeter:
         return self.read()
 
     def sample(self) -> PowerSample:
-        """Return the power of all modules; parts as "grace_W", "cpu_W", "sysio_W" if offered.
-
-        Raises:
-            MeterError: a channel cannot be read any more.
-        """
+        """Return the power of all modules; parts as "grace_W", "cpu_W", "sysio_W" if offered."""
         if self._broken:
             raise MeterError(self._broken)
         extra: dict[str, float] = {}

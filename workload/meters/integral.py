@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from tuner.workload.meters.errors import MeterError
 
-__all__ = ["SILENT_S", "Integral", "LostJoules"]
-
 #: A counter that has not moved for so long is broken: it updates every 20 to 100 ms
 #: (ML.ENERGY blog; arXiv 2312.02741), and no GPU draws nothing. Power that was not sampled for so
 #: long leaves joules unknown just the same.
@@ -26,8 +24,6 @@ class Integral:
     """Joules since construction, by integrating sampled power.
 
     Args:
-        power_W: tells the power now, watts.
-        now_s: the clock's time now, seconds.
         whose: for the error's sentence, e.g. "the GPU's power".
     """
 

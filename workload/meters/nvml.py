@@ -34,8 +34,6 @@ from tuner.workload.meters.settling import Settling
 from tuner.workload.meters.ticker import Ticker
 from tuner.workload.probe import MeterInfo
 
-__all__ = ["NvmlMeter"]
-
 #: Counters of older drivers hold 32 bits of millijoules, 3.6 h at 330 W; a step back that this
 #: explains at no more than a power that no GPU draws is a wrap.
 WRAP_MJ, MOST_W = 2**32, 3000.0
@@ -118,10 +116,6 @@ class NvmlMeter:
 
     Args:
         devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
-        nvml: what stands in for the pynvml module.
-        environ: where CUDA_VISIBLE_DEVICES stands; the process's environment by default.
-        clock: monotonic seconds.
-        sleep: how to wait, seconds.
         sample_period_s: how often power is integrated for GPUs without a counter.
 
     Raises:
@@ -297,9 +291,6 @@ class NvmlMeter:
         waits, while the GPUs are idle, until it counts the idle power alone
         (`tuner.workload.meters.settling`), and charges the wait on neither side: an opening reading
         tells the energy when the call returns, a closing one when it was called.
-
-        Raises:
-            MeterError: as `read`.
         """
         with self._reading():
             called_s = self._clock()
@@ -351,9 +342,6 @@ class NvmlMeter:
         `extra` holds the means over the GPUs of `clock_state` and, where offered, "averaged_W",
         "memory_W" and "module_W" (sums, asked once a second); of several GPUs also each one's
         "gpu0_power_W", "gpu0_clock_MHz", ... in the order in which CUDA numbers them.
-
-        Raises:
-            MeterError: a GPU does not answer.
         """
         self._check()
         now_s, powers = self._clock(), list[float]()

@@ -18,9 +18,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.meters.gpus import open_nvml
-
-__all__ = ["COLUMNS", "FORMAT", "NvmlRecording", "record_nvml"]
+from tuner.workload.meters.gpus import open_nvml, temperature_C
 
 FORMAT = "joulefront-nvml-1"
 #: Readings of a row after its time: counter (mJ); power instant, averaged and of the module (mW);
@@ -76,8 +74,6 @@ class NvmlRecording:
             `COLUMNS`; None for a reading that failed.
         errors: calls that failed during the readings, counted by GPU, function and code
             ({"0 nvmlDeviceGetPowerUsage 3": 6000}).
-        root: the recorder ran as root, which may set clocks.
-        version: format of the file.
     """
 
     system: dict[str, Any]
@@ -209,10 +205,7 @@ class _Recorder:
                     "nvmlDeviceGetClockInfo",
                     lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
                 ),
-                (
-                    "nvmlDeviceGetTemperature",
-                    lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-                ),
+                ("nvmlDeviceGetTemperature", lambda: temperature_C(nvml, handle)),
                 (
                     "nvmlDeviceGetUtilizationRates",
                     lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
@@ -256,10 +249,7 @@ def record_nvml(
     """Record what NVML answers on this node.
 
     Args:
-        seconds: length of the readings.
         names: keep the GPUs' UUIDs.
-        nvml: what stands in for the pynvml module.
-        clock, sleep: time, seconds.
 
     Raises:
         MeterError: NVML does not start.

@@ -21,8 +21,6 @@ from tuner.workload.meters.slope import Slope
 from tuner.workload.meters.ticker import Ticker
 from tuner.workload.probe import MeterInfo
 
-__all__ = ["RaplMeter"]
-
 #: The smallest range in use, 65.5 kJ, lasts 20 s up to 3.2 kW a package.
 KEEP_S = 20.0
 #: RAPL updates about every 1 ms; 10 ms keep the error of one update within a tenth.
@@ -92,11 +90,6 @@ def _zones(root: Path) -> list[_Zone]:
 class RaplMeter:
     """Meter of all packages and their DRAM; scope "node" (without fans, disks, GPUs).
 
-    Args:
-        root: the powercap folder.
-        clock: monotonic seconds.
-        sleep: how to wait, seconds.
-
     Raises:
         MeterError: there are no such zones, or they may not be read; the sentence says what to run.
     """
@@ -131,11 +124,7 @@ class RaplMeter:
             self.read()
 
     def read(self) -> Reading:
-        """Return the joules of all zones since the meter was opened.
-
-        Raises:
-            MeterError: a zone cannot be read any more.
-        """
+        """Return the joules of all zones since the meter was opened."""
         with self._lock:
             if self._closed:
                 raise MeterError("the RAPL meter is closed")
@@ -148,11 +137,7 @@ class RaplMeter:
         return self.read()
 
     def sample(self) -> PowerSample:
-        """Return the mean power since the previous sample, watts.
-
-        Raises:
-            MeterError: a zone cannot be read any more.
-        """
+        """Return the mean power since the previous sample, watts."""
         return self._slope.sample()
 
     def close(self) -> None:

@@ -10,8 +10,6 @@ the source still holds back is the same at both edges of a window and cancels.
 
 from __future__ import annotations
 
-__all__ = ["Settling"]
-
 #: Least length of a span whose slope is taken: an update period of the slowest counters.
 SPAN_S = 0.1
 #: Slopes that differ by less are the same: at 70 W idle, an error of 2 W over half a second.

@@ -8,17 +8,13 @@ from collections.abc import Callable
 
 from tuner.workload.meters.base import PowerSample, Reading
 
-__all__ = ["Slope"]
-
 
 class Slope:
     """Converter of successive readings of one counter to power samples.
 
     Args:
-        read: takes a reading.
         min_s: two readings closer than this say little (the counter's resolution); the second is
             then taken after a short wait.
-        sleep: how to wait, seconds.
     """
 
     def __init__(

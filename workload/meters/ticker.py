@@ -10,14 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Ticker"]
-
 
 class Ticker:
     """Thread that calls `action` every `period_s` seconds until `stop`.
 
     Attributes:
-        ticks: how often `action` was called.
         lost: periods that passed without a call because the machine was too busy.
     """
 

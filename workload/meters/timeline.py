@@ -15,15 +15,11 @@ from tuner.workload.meters.base import Meter, PowerSample
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.ticker import Ticker
 
-__all__ = ["Timeline"]
-
 
 class Timeline:
     """Sampler of a meter's power from construction until `stop`.
 
     Args:
-        meter: whose power is drawn.
-        period_s: between two samples.
         beside: meters of other scopes, whose power goes with each sample as "<name>_W".
         state: returns further figures of the devices for each sample; None: there are none.
 

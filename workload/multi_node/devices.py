@@ -23,8 +23,6 @@ from tuner.workload.meters.timeline import Timeline
 from tuner.workload.multi_node.peer import Peer, PeerLost
 from tuner.workload.multi_node.stage_settings import joined_settings, settings_of_part
 
-__all__ = ["MultiNodeGovernor", "MultiNodeMeter", "MultiNodeTimeline", "Nodes", "merged"]
-
 #: Round trips from which a peer's clock is set: the shortest one bounds the error by its half.
 _CLOCK_CALLS = 15
 #: A reading this much older than the others' is brought up to them.
@@ -38,7 +36,6 @@ class Nodes:
 
     Attributes:
         ahead_s: by how much each peer's clock is ahead of this node's.
-        relay_s: the shortest round trip to each.
     """
 
     def __init__(self, peers: Sequence[Peer]) -> None:
@@ -74,13 +71,7 @@ class Nodes:
 
 
 class MultiNodeMeter:
-    """Meters of all nodes of a probe as one, on the lead's clock.
-
-    Args:
-        own: the lead's.
-        nodes: the others.
-        devices_per_node: of every node, by which devices are numbered through.
-    """
+    """Meters of all nodes of a probe as one, on the lead's clock."""
 
     def __init__(self, own: Meter, nodes: Nodes, devices_per_node: int) -> None:
         self.info = own.info
@@ -203,7 +194,6 @@ class MultiNodeTimeline(Timeline):
 
 
 def _nearest(times: Sequence[float], at_s: float) -> int:
-    """Return the index of the nearest of ascending times."""
     i = bisect_left(times, at_s)
     if i == len(times) or (i > 0 and at_s - times[i - 1] < times[i] - at_s):
         return i - 1

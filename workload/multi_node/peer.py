@@ -23,15 +23,14 @@ from tuner.workload.clocks.base import Applied
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.meters import MeterError, PowerSample, Reading
 from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.host import oom_kills
 from tuner.workload.node.logs import bounded_logs
-from tuner.workload.node.probe_run import explain_exit, oom_kills
+from tuner.workload.node.probe_run import explain_exit
 from tuner.workload.node.rank_group import Event, RankGroup
 from tuner.workload.node.rank_launch import Place, RankLaunch
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import Failure, MeterInfo, ProbeRequest
-
-__all__ = ["Joined", "NodeShare", "Peer", "PeerLost", "interface_of"]
 
 
 class PeerLost(MeterError):
@@ -40,13 +39,7 @@ class PeerLost(MeterError):
 
 @dataclass(frozen=True)
 class Joined:
-    """Answer of a node that joins a probe.
-
-    Attributes:
-        host: its name.
-        meter: where its energy figures come from.
-        resolution_s: its counter's update period.
-    """
+    """Answer of a node that joins a probe."""
 
     host: str
     meter: MeterInfo
@@ -106,9 +99,6 @@ class NodeShare:
     """Share of a node in a probe that another node leads: a `Peer` over this node's runner.
 
     Calls may come from several threads; `events` from one at a time.
-
-    Args:
-        runner: this node's.
     """
 
     def __init__(self, runner: LocalRunner) -> None:
@@ -140,7 +130,7 @@ class NodeShare:
         node.server.load_ops(ops_needed(self._request.launch, node.job))
         # In a folder of their own: all nodes may write to one file system.
         self._launch = RankLaunch(node, self._request, part=f"from-rank{place.first}")
-        listener, address, remove = control_socket(node.server.account)
+        listener, address, remove = control_socket()
         self._around.callback(remove)
         self._oom_before = oom_kills()
         place = replace(place, interface=interface_of(towards=place.master[0]))

@@ -31,8 +31,6 @@ from tuner.workload.node.rank_group import Event, RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, reserved_port
 from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
 
-__all__ = ["MultiNodeProbe"]
-
 #: How long one call for a peer's events may wait for one.
 _LISTEN_S = 1.0
 
@@ -60,7 +58,6 @@ class _MultiNodeRanks:
             thread.start()
 
     def _relay(self, number: int, peer: Peer) -> None:
-        """Relay one peer's ranks until the end."""
         ahead_s = self._nodes.ahead_s[number]
         while not self._ended.is_set():
             try:
@@ -83,11 +80,7 @@ class _MultiNodeRanks:
         return heard
 
     def next_event(self, timeout_s: float) -> Event | None:
-        """Return the next event, as `RankGroup.next_event` does.
-
-        Raises:
-            ProbeFailed: a node of the probe was lost.
-        """
+        """Return the next event, as `RankGroup.next_event` does."""
         until = time.monotonic() + timeout_s
         while True:
             event = self._own.next_event(max(0.0, min(0.2, until - time.monotonic())))
@@ -120,8 +113,6 @@ class MultiNodeProbe(Probe):
     """Probe with ranks on several nodes, led by this one.
 
     Args:
-        node: the lead.
-        request: the request.
         peers: the other nodes, in the order of their ranks.
         address: where the others reach this node.
     """

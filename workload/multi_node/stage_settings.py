@@ -13,8 +13,6 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 
-__all__ = ["joined_settings", "settings_of_part"]
-
 
 def settings_of_part(live: Settings, part: int, parts: int) -> Settings:
     """Return the settings for node `part` of `parts`.
@@ -39,7 +37,6 @@ def joined_settings(live: Settings, done: Sequence[Settings]) -> Settings:
     """Return the settings applied on all nodes together, in the form of the request.
 
     Args:
-        live: what was asked of all.
         done: what each node set, in order; where nodes set one value differently, the first's.
     """
     joined: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -12,8 +13,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.meters import Meter
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
-
-__all__ = ["IdlePower", "memory_of", "wait_for_release"]
+from tuner.workload.node.preflight import busy_gpus
 
 #: A device that has just worked is hot and at its highest clock: its power is that of an idle one
 #: only after some seconds. An H100 then draws 20 to 60 % more than later.
@@ -23,11 +23,7 @@ RELEASE_LIMIT_S = 60.0
 
 
 class IdlePower:
-    """Idle power of a node, measured while its devices are cool.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Idle power of a node, measured while its devices are cool."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,9 +40,7 @@ class IdlePower:
         """Return the idle power, watts: measured if the devices are cool, else the earlier one.
 
         Args:
-            meter: what is read.
             idle_s: how long it is measured, seconds; 0 measures nothing.
-            wait: how to wait, seconds.
 
         Raises:
             MeterError: the meter cannot be read.
@@ -82,8 +76,6 @@ def memory_of(
 
     Args:
         pids: the processes. In a container NVML may know them by other numbers.
-        nvml: a stand-in for the pynvml module.
-        environ: the environment with CUDA_VISIBLE_DEVICES.
 
     Returns:
         None if NVML knows none of them.
@@ -102,7 +94,6 @@ def memory_of(
 
 
 def wait_for_release(
-    pids: Collection[int],
     *,
     nvml: Any = None,
     environ: Mapping[str, str] | None = None,
@@ -110,30 +101,16 @@ def wait_for_release(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until no GPU lists these ended processes any more, so that the next ranks have room.
+    """Wait until nothing is left on the GPUs, so that the next ranks have room.
 
-    Args:
-        pids: the processes.
-        nvml: a stand-in for the pynvml module.
-        environ: the environment with CUDA_VISIBLE_DEVICES.
-        limit_s: give up after this time.
-        clock, sleep: monotonic seconds, and how to wait.
+    Not only until the ranks are off NVML's lists: in a container those may have other numbers or be
+    empty, and what the ranks still hold would pass for the memory of another process.
 
     Returns:
         The seconds that it took.
     """
-    try:
-        opened = open_nvml(nvml)
-    except MeterError:
-        return 0.0
     began_s = clock()
-    try:
-        while any(pid in gpu for gpu in _held(opened, environ) for pid in pids):
-            if clock() - began_s > limit_s:
-                break
+    with contextlib.suppress(InputError, MeterError):
+        while busy_gpus(nvml, environ=environ) and clock() - began_s <= limit_s:
             sleep(0.1)
-    except (InputError, MeterError):
-        pass
-    finally:
-        ask(opened, None, opened.nvmlShutdown)
     return clock() - began_s

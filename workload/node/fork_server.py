@@ -22,11 +22,14 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 HOOK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hook")
 #: Processes that outlive SIGKILL for longer, in a driver's call, are left to the kernel, seconds.
 KILL_LIMIT_S = 4.0
+#: A forked child that has not answered by then waits for a lock that a thread held at the fork.
+CHILD_LIMIT_S = 10.0
 #: The agent waits as long for a build.
 STALE_LOCK_S = 900.0
 hook: Any = runpy.run_path(os.path.join(HOOK, "__main__.py"))["load"]()
@@ -61,6 +64,8 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
     os.chdir(spec["cwd"])
     if spec.get("cpus"):
         os.sched_setaffinity(0, spec["cpus"])
+    if spec.get("memory"):
+        _set_memory_policy(spec["policy"], spec["memory"])
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if memory runs out, the kernel ends a rank rather than the agent
@@ -75,6 +80,18 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
     _open_nvml_again()
     hook.run_rank(spec)
     raise AssertionError("a rank does not return")
+
+
+def _set_memory_policy(policy: int, nodes: list[int]) -> None:
+    """Allocate this process's memory on these nodes, by set_mempolicy(2), as numactl does."""
+    call = {"x86_64": 238, "aarch64": 237}.get(os.uname().machine)
+    if call is None:
+        return
+    mask = (ctypes.c_ulong * 16)()
+    for node in nodes:
+        mask[node // 64] |= 1 << node % 64
+    if ctypes.CDLL(None, use_errno=True).syscall(call, policy, mask, 1025):
+        raise OSError(ctypes.get_errno(), f"set_mempolicy on memory nodes {nodes}")
 
 
 def _visible(spec: dict[str, Any]) -> str:
@@ -105,10 +122,12 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
     # with this process; ZeRO-3 asks for one at each start.
     gc.collect()
     gc.freeze()
+    # In this order: what asking torch does to later forks is seen by the guard.
+    build = _torch_build()
     return {
         "prepared_s": time.monotonic() - began,
         "fork_unsafe": _why_fork_is_unsafe(),
-        "torch": _torch_build(),
+        "torch": build,
     }
 
 
@@ -117,12 +136,32 @@ def _torch_build() -> dict[str, str] | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)() or ""
+    # Asked in a child: after this call torch refuses CUDA in every child forked later.
+    ask = getattr(torch._C, "_cuda_getArchFlags", None)
+    flags = _in_child(ask) if ask is not None else None
     return {
         "version": str(torch.__version__),
         "cuda": str(torch.version.cuda or ""),
-        "architectures": flags,
+        "architectures": flags or "",
     }
+
+
+def _in_child(function: Callable[[], Any]) -> Any:
+    """Return what a function returns in a forked child, as JSON holds it; None if it failed."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write, json.dumps(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        if not select.select([pipe], [], [], CHILD_LIMIT_S)[0]:
+            os.kill(pid, signal.SIGKILL)
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(text) if text else None
 
 
 def _why_fork_is_unsafe() -> str:
@@ -130,11 +169,15 @@ def _why_fork_is_unsafe() -> str:
 
     A child forked after the CUDA driver was started cannot use CUDA. torch reports only what it
     started itself, so the driver is asked: before cuInit, cuDeviceGetCount returns
-    CUDA_ERROR_NOT_INITIALIZED, 3 (CUDA driver API), and starts nothing.
+    CUDA_ERROR_NOT_INITIALIZED, 3 (CUDA driver API), and starts nothing. Some functions of torch
+    start nothing either, and yet have it refuse CUDA in later children: one of those is asked.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "importing the frameworks initialised CUDA in torch"
+    refused = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
+    if refused is not None and _in_child(refused) is not False:
+        return "torch refuses CUDA in processes that are forked after the imports, or they hang"
     with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
         if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != 3:
@@ -170,9 +213,6 @@ def _load_op(name: str, *, own_folder: bool) -> None:
     A process killed while it builds leaves a lock behind that every later build waits for without
     end. In joulefront's own folder and under its own lock no other build is alive, so a lock that
     is found there is removed. In a folder of the user's it may be of another program's build.
-
-    Raises:
-        RuntimeError: a lock in the user's folder is older than a build takes.
     """
     from deepspeed.ops import op_builder
 
@@ -279,6 +319,10 @@ class ForkServer:
         try:
             if request["op"] == "prepare":
                 self._send(_prepare(request))
+            elif request["op"] == "bind":
+                path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vendor_binding.py")
+                rule, ranks, nodes = request["rule"], request["ranks"], request["gpu_nodes"]
+                self._send({"bound": runpy.run_path(path)["bind"](rule, ranks, nodes)})
             elif request["op"] == "spawn":
                 self._send({"spawned": self._spawn(request["ranks"])})
             elif request["op"] == "kill":

@@ -16,14 +16,6 @@ from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = [
-    "CpuContention",
-    "busy_ticks",
-    "host_memory",
-    "shared_memory_bytes",
-    "usable_cores",
-]
-
 #: Share of the cores that others may use before a window says so. The agent, Ray and the driver are
 #: among them and take 1 or 2 %.
 CONTENTION_SHARE = 0.10
@@ -60,8 +52,6 @@ class CpuContention:
 
     Args:
         pids: the processes that are not others (all their threads count).
-        cpus: the cores.
-        proc: where the kernel's files stand.
     """
 
     def __init__(
@@ -121,19 +111,51 @@ def _number(file: Path) -> float | None:
         return None
 
 
-def usable_cores(
+def oom_kills() -> int:
+    """Return the number of processes that the kernel has killed for want of memory, as it says."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def ends_as_one(*, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgroup") -> bool:
+    """Return True if the kernel ends this process, too, when one that it starts fills the memory.
+
+    Kubernetes sets it for each container from release 1.28 on (memory.oom.group, cgroup v2).
+    """
+    folders = _cgroup_folders(Path(proc), Path(cgroup), "memory")
+    return any(_number(folder / "memory.oom.group") == 1 for folder in folders)
+
+
+def family(pid: int, proc: str | Path = "/proc") -> set[int]:
+    """Return all processes below `pid`, which is left out.
+
+    Args:
+        pid: the process; one that is gone has none.
+    """
+    found: set[int] = set()
+    left = [pid]
+    while left:
+        for tasks in Path(proc, str(left.pop()), "task").glob("*/children"):
+            with contextlib.suppress(OSError):  # it has ended
+                children = {int(word) for word in tasks.read_text().split()} - found
+                found |= children
+                left += children
+    return found
+
+
+def granted_cores(
     *,
     proc: str | Path = "/proc",
     cgroup: str | Path = "/sys/fs/cgroup",
     affinity: Iterable[int] | None = None,
-) -> int:
-    """Return the cores this process may use, by affinity and control group quota; at least 1.
-
-    Args:
-        proc, cgroup: where the kernel's files stand.
-        affinity: the cores the kernel lets it run on; None asks.
-    """
-    cores = len(set(os.sched_getaffinity(0) if affinity is None else affinity))
+) -> float:
+    """Return the cores this process may use, by affinity and control group quota."""
+    cores = float(len(set(os.sched_getaffinity(0) if affinity is None else affinity)))
     for folder in _cgroup_folders(Path(proc), Path(cgroup), "cpu"):
         quota = _number(folder / "cpu.max")  # version 2: "QUOTA PERIOD" or "max PERIOD"
         if quota is not None:
@@ -142,8 +164,29 @@ def usable_cores(
             quota = _number(folder / "cpu.cfs_quota_us")  # version 1: -1 where there is no limit
             period = _number(folder / "cpu.cfs_period_us") or 100_000.0
         if quota is not None and quota > 0:
-            cores = min(cores, math.floor(quota / period))
-    return max(1, cores)
+            cores = min(cores, quota / period)
+    return cores
+
+
+def usable_cores(
+    *,
+    proc: str | Path = "/proc",
+    cgroup: str | Path = "/sys/fs/cgroup",
+    affinity: Iterable[int] | None = None,
+) -> int:
+    """Return the number of whole cores among the granted ones, at least 1."""
+    return max(1, math.floor(granted_cores(proc=proc, cgroup=cgroup, affinity=affinity)))
+
+
+def core_ranges(cores: Iterable[int]) -> str:
+    """Return core numbers in the kernel's list format, e.g. "0-3,8"."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(f"{low}-{high}" if high > low else str(low) for low, high in runs)
 
 
 def _device_memory(nodes: Path) -> tuple[int, int]:
@@ -177,7 +220,6 @@ def host_memory(
     """Return the memory this process may use, and the part of it that is free, bytes.
 
     Args:
-        proc, cgroup: folders of the kernel's files.
         nodes: folder of the NUMA nodes; those without processors hold a device's memory.
 
     Raises:

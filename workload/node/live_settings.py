@@ -12,13 +12,9 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
-from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.base import Applied, Governor, KnobRefused
 from tuner.workload.measure.window import Conductor
 from tuner.workload.probe import NotApplied
-
-__all__ = ["apply_live"]
 
 
 def apply_live(
@@ -30,13 +26,6 @@ def apply_live(
     ranks: int,
 ) -> Applied | NotApplied:
     """Put a live setting in force while the ranks wait at a boundary, and confirm it.
-
-    Args:
-        governor: of the job's nodes.
-        conductor: leads the ranks.
-        knobs: the job's declared knobs.
-        live: the setting.
-        ranks: their number.
 
     Raises:
         GovernorError, InputError: as `Governor.apply`.
@@ -59,22 +48,13 @@ def apply_live(
         if all(value is None for value in read):
             notes.append(f"{name} was set by the script, and nothing reads it back")
         for value in read:
-            if value is not None and not _same(knob, value, live[name]):
+            if value is not None and not knob.reads_as(value, live[name]):
                 return NotApplied(live, f"{name} was set to {live[name]}, and reads {value!r}")
-    return Applied(live, Settings({**applied.settings, **dict(_of(live, own))}), tuple(notes))
-
-
-def _of(live: Settings, names: Mapping[str, Knob]) -> list[tuple[str, Value]]:
-    return [(name, live[name]) for name in names]
+    return Applied(
+        live, Settings({**applied.settings, **{name: live[name] for name in own}}), tuple(notes)
+    )
 
 
 def _read_back(answer: Mapping[str, Any], name: str) -> Any:
     read = answer.get("read")
     return read.get(name) if isinstance(read, Mapping) else None
-
-
-def _same(knob: Knob, read: Any, value: Value) -> bool:
-    try:
-        return knob.check(read) == value
-    except InputError:
-        return False

@@ -16,8 +16,6 @@ from typing import Any
 from tuner.search_spaces.safe_files import open_plain
 from tuner.workload.meters.ticker import Ticker
 
-__all__ = ["LOG_LIMIT_BYTES", "bounded_logs"]
-
 #: A rank's log that grows beyond this is cut, ...
 LOG_LIMIT_BYTES = 64 << 20
 #: ... of which so much is kept.
@@ -30,7 +28,6 @@ def bounded_logs(folder: Path, environment: MutableMapping[str, Any]) -> Iterato
     """Keep the logs in a folder from growing without bound while inside.
 
     Args:
-        folder: where "rank0.log" and its like are, or will be.
         environment: of the probe's record; a log that was cut is told there.
     """
 

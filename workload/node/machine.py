@@ -7,6 +7,7 @@ imports torch, deepspeed or ray.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -21,11 +22,9 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.clocks.governor import NvmlGovernor, open_governor
-from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.gpus import Gpu, ask, open_nvml, visible_gpus
+from tuner.workload.meters.errors import MeterError, NoDriver
+from tuner.workload.meters.gpus import Gpu, ask, no_gpu_wanted, open_nvml, visible_gpus
 from tuner.workload.node.host import host_memory, usable_cores
-
-__all__ = ["detect_cluster", "gpu_memory_bytes"]
 
 #: Dense 16-bit tensor FLOP a CUDA core and clock: times cores and top clock, about the peaks of the
 #: data sheets (V100 125, T4 65, A100 312, A40 150, L40S 362, H100 989, B200 2250, RTX PRO 6000 504
@@ -58,6 +57,30 @@ C2C_BPS = 450e9
 BOOSTS_FROM = (7, 0)
 #: Between two ranks on one host through shared memory: a guess, as in the shipped cluster "cpu-2".
 LOOPBACK_BPS = 5e9
+#: A machine with GPUs is never taken for one of cores unless the user says so.
+_UNASKED = (
+    "the GPUs of this machine cannot be asked: {} (to use its cores instead: --cluster cpu-2, or "
+    "CUDA_VISIBLE_DEVICES=)"
+)
+
+
+def _power_profile(nvml: Any, gpu: Gpu) -> str:
+    """Return the power profiles in force on a GPU (Blackwell), e.g. " (MAX_Q)"; "" without any.
+
+    They lower clocks and powers under the same settings, and no reason is reported for it.
+    """
+
+    def asked() -> list[int]:
+        told = nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+        nvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(gpu.handle, ctypes.byref(told))
+        words = told.enforcedProfilesMask.mask
+        return [bit for bit in range(32 * len(words)) if words[bit // 32] >> bit % 32 & 1]
+
+    prefix = "NVML_POWER_PROFILE_"
+    listed = [name for name in dir(nvml) if name.startswith(prefix) and "OPERATION" not in name]
+    names = {getattr(nvml, name): name for name in listed}
+    found = [names.get(bit, str(bit)).removeprefix(prefix) for bit in ask(nvml, [], asked)]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _matching(gpu: Gpu, memory_bytes: int) -> Device | None:
@@ -127,6 +150,7 @@ def _device(nvml: Any, gpu: Gpu) -> Device:
     told = ("NVML: memory, power limits and clocks of this machine's " + gpu.name,)
     return replace(
         base,
+        name=base.name + _power_profile(nvml, gpu),  # a kind of its own: no study mixes them
         memory_bytes=memory_bytes - _display_bytes(nvml, handle),
         max_W=default_mW / 1000 or base.max_W,
         min_limit_W=limits_mW[0] / 1000 or base.min_limit_W,
@@ -169,7 +193,7 @@ def _nvlink_Bps(nvml: Any, gpu: Gpu) -> float:
 
 
 def _gpu_cluster(nvml: Any, gpus: tuple[Gpu, ...], memory_bytes: int) -> Cluster:
-    kinds = {gpu.name for gpu in gpus}
+    kinds = {gpu.name + _power_profile(nvml, gpu) for gpu in gpus}
     if len(kinds) > 1:
         raise InputError(
             f"this machine has different GPUs ({', '.join(sorted(kinds))}); choose those of one "
@@ -243,48 +267,44 @@ def detect_cluster(
     environ: Mapping[str, str] | None = None,
     core: str = "cpu-core",
     sys: str | Path = "/sys",
+    dev: str | Path = "/dev",
 ) -> Cluster:
     """Describe this machine as a cluster of its visible GPUs, or of its usable cores without GPUs.
 
     Args:
-        nvml: what stands in for the pynvml module.
-        proc, cgroup: where the kernel's files stand.
-        affinity: the cores this process may use; None asks the kernel.
         environ: where CUDA_VISIBLE_DEVICES stands, and JOULEFRONT_NVME_PATH, a folder on this
             machine's own drive for offload; the process's environment by default.
         core: the device file whose envelope and speeds a core is given (name or path).
-        sys: the folder of sysfs, where clocks and power caps of processors are set.
 
     Raises:
-        InputError: the visible GPUs are of different kinds, or cannot be used as named.
+        InputError: the visible GPUs are of different kinds, or cannot be used as named; or NVML
+            does not start, although there are GPUs.
     """
-    found = _detect(nvml, proc, cgroup, affinity, environ, core, sys)
+    total_bytes, _ = host_memory(proc=proc, cgroup=cgroup)
+    found = _of_gpus(nvml, environ, total_bytes, dev)
+    if found is None:
+        cores = usable_cores(proc=proc, cgroup=cgroup, affinity=affinity)
+        found = _cpu_cluster(cores, total_bytes, core, sys)
     told = (os.environ if environ is None else environ).get("JOULEFRONT_NVME_PATH", "")
     return replace(found, nvme_path=told) if told else found
 
 
-def _detect(
-    nvml: Any,
-    proc: str | Path,
-    cgroup: str | Path,
-    affinity: Iterable[int] | None,
-    environ: Mapping[str, str] | None,
-    core: str,
-    sys: str | Path,
-) -> Cluster:
-    total_bytes, _ = host_memory(proc=proc, cgroup=cgroup)
+def _of_gpus(
+    nvml: Any, environ: Mapping[str, str] | None, memory_bytes: int, dev: str | Path
+) -> Cluster | None:
+    """Return the cluster of the visible GPUs; None if there are none, or none is to be used."""
+    if no_gpu_wanted(os.environ if environ is None else environ):
+        return None
     try:
-        nvml = open_nvml(nvml)
-    except MeterError:
-        gpus: tuple[Gpu, ...] = ()
-    else:
-        try:
-            gpus = visible_gpus(nvml, environ=environ)
-            if gpus:
-                return _gpu_cluster(nvml, gpus, total_bytes)
-        except (nvml.NVMLError, MeterError) as error:
-            raise InputError(f"the GPUs of this machine cannot be asked: {error}") from error
-        finally:
-            ask(nvml, None, nvml.nvmlShutdown)
-    cores = usable_cores(proc=proc, cgroup=cgroup, affinity=affinity)
-    return _cpu_cluster(cores, total_bytes, core, sys)
+        nvml = open_nvml(nvml, dev=dev)
+    except NoDriver:
+        return None
+    except MeterError as error:
+        raise InputError(_UNASKED.format(error)) from error
+    try:
+        gpus = visible_gpus(nvml, environ=environ)
+        return _gpu_cluster(nvml, gpus, memory_bytes) if gpus else None
+    except (nvml.NVMLError, MeterError) as error:
+        raise InputError(_UNASKED.format(error)) from error
+    finally:
+        ask(nvml, None, nvml.nvmlShutdown)

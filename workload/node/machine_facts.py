@@ -7,7 +7,6 @@ neither torch nor deepspeed nor ray is imported.
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -25,17 +24,24 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.meters import METERS, open_meter
-from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
-from tuner.workload.node.host import host_memory, shared_memory_bytes, usable_cores
+from tuner.workload.meters.errors import MeterError, NoDriver
+from tuner.workload.meters.gpus import ask, no_gpu_wanted, open_nvml, unusable_gpus, visible_gpus
+from tuner.workload.node.host import granted_cores, host_memory, shared_memory_bytes
 from tuner.workload.node.machine import gpu_memory_bytes
-from tuner.workload.node.ops import extensions_dir
-from tuner.workload.node.readiness import Missing, missing_clocks, missing_of_cores, missing_parts
-
-__all__ = ["GpuFacts", "MachineFacts", "MeterFacts", "machine_facts"]
+from tuner.workload.node.ops import extensions_dir, installed_version
+from tuner.workload.node.readiness import (
+    ENOUGH_CORES,
+    LEAST_CORES,
+    Missing,
+    missing_clocks,
+    missing_of_cores,
+    missing_parts,
+    why_few_cores,
+)
 
 PACKAGES = ("torch", "deepspeed", "transformers", "ray", "optuna", "nvidia-ml-py")
 COMPILERS = ("g++", "ninja", "nvcc")
+FORGETS = ", persistence mode off (it forgets its clocks when no process uses it)"
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class GpuFacts:
     uuid: str
     name: str
     memory_bytes: int
+    persistence_mode: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,20 +69,12 @@ class MachineFacts:
     """Equipment of this machine.
 
     Attributes:
-        host: its name.
-        python: the running version.
-        cores: usable ones.
         memory_bytes: what this process may use; `free_bytes` of it is free now.
         shm_bytes: size of /dev/shm, through which ranks on one host exchange; 0: there is none.
-        driver: the NVIDIA driver's version, or empty.
-        gpus: those visible; `gpu_note` says why there are none.
         meters: in the order of preference.
         clock_control: whether clocks may be set; `clock_note` says why not and what to run.
-        compilers: path of each on PATH, or None.
-        packages: version of each installed, or None.
         deepspeed_ops: op to where it stands ready: "installed" or a folder of compiled ones; an op
             that is missing is compiled when first used.
-        notes: what may cost time or fail ("a killed build left a lock").
         missing: what is not permitted or not there, with what an administrator runs.
     """
 
@@ -116,6 +115,7 @@ class MachineFacts:
         ]
         lines += [
             f"GPU {gpu.index:<8}{gpu.name}, {gpu.memory_bytes / gib:.1f} GiB, {gpu.uuid}"
+            + FORGETS * (not gpu.persistence_mode)
             for gpu in self.gpus
         ]
         lines.append(f"driver      {self.driver}" if self.gpus else f"GPUs        {self.gpu_note}")
@@ -136,20 +136,33 @@ class MachineFacts:
         return [*lines, *(line for thing in self.missing for line in thing.text())]
 
 
-def _gpu_facts(nvml: Any) -> tuple[tuple[GpuFacts, ...], str, str]:
-    """Return the visible GPUs, the driver's version, and the reason if there are none."""
+def _gpu_facts(
+    nvml: Any, notes: list[str], missing: list[Missing]
+) -> tuple[tuple[GpuFacts, ...], str, str]:
+    """Return the visible GPUs, the driver's version, and the reason if there are none.
+
+    GPUs that cannot be used are noted; where GPUs cannot be asked at all, that is missing.
+    """
+    if no_gpu_wanted(os.environ):
+        return (), "", "none is visible to this process"
     try:
         nvml = open_nvml(nvml)
-    except MeterError as error:
+    except NoDriver as error:
         return (), "", f"none: {error}"
+    except MeterError as error:
+        missing.append(Missing(f"usable GPUs: {error}"))
+        return (), "", f"none usable: {error}"
     try:
         driver = str(ask(nvml, "", nvml.nvmlSystemGetDriverVersion))
+        notes += [f"GPU {i} cannot be used: {why}" for i, why in unusable_gpus(nvml).items()]
         facts = []
         for gpu in visible_gpus(nvml):
             total = ask(nvml, 0, partial(gpu_memory_bytes, nvml, gpu.handle))
-            facts.append(GpuFacts(gpu.index, gpu.uuid, gpu.name, total))
+            keeps = ask(nvml, 1, partial(nvml.nvmlDeviceGetPersistenceMode, gpu.handle))
+            facts.append(GpuFacts(gpu.index, gpu.uuid, gpu.name, total, bool(keeps)))
         return tuple(facts), driver, "" if facts else "none is visible to this process"
     except (InputError, MeterError) as error:
+        missing.append(Missing(f"usable GPUs: {error}"))
         return (), "", f"none usable: {error}"
     finally:
         ask(nvml, None, nvml.nvmlShutdown)
@@ -191,13 +204,6 @@ def _clock_facts(
     if "needs root" not in governor.why_not:
         return False, governor.why_not, []
     return False, "not permitted", [missing_clocks(environ, slurm=slurm)]
-
-
-def _package(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _deepspeed_ops(extensions: Path) -> tuple[dict[str, str], list[str]]:
@@ -244,24 +250,24 @@ def machine_facts(
     """Collect the facts without changing anything or importing a framework.
 
     Args:
-        nvml: what stands in for the pynvml module.
-        proc, cgroup, powercap, hwmon: where the kernel's files stand.
         extensions: where compiled DeepSpeed ops are kept; None takes
             `tuner.workload.node.rank_server`'s folder.
-        core: the device file of the estimate's envelope.
-        which: finds a command on PATH.
-        sys: folder of sysfs, where clocks and power caps of processors are set.
-        environ: the environment; the process's own by default.
     """
     environ = os.environ if environ is None else environ
     total_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
-    gpus, driver, gpu_note = _gpu_facts(nvml)
+    broken: list[Missing] = []
+    notes: list[str] = []
+    gpus, driver, gpu_note = _gpu_facts(nvml, notes, broken)
     meters = tuple(_meter_facts(nvml, powercap, hwmon, core))
     rapl = next(meter for meter in meters if meter.name == "rapl")
     clock_control, clock_note, missing = _clock_facts(
         nvml, environ, Path(sys), rapl, gpus=len(gpus), slurm=which("sbatch") is not None
     )
-    ops, notes = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
+    ops, of_ops = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
+    notes += of_ops
+    cores = granted_cores(proc=proc, cgroup=cgroup)
+    if not why_few_cores(cores, len(gpus), LEAST_CORES):  # which is missing, below
+        notes += filter(None, [why_few_cores(cores, len(gpus), ENOUGH_CORES)])
     compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
     if gpus and any(meter.name == "hwmon" and meter.available for meter in meters):
         notes.append(
@@ -271,11 +277,11 @@ def machine_facts(
     if compilers["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
         compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
     shm_bytes = shared_memory_bytes()
-    packages = {name: _package(name) for name in PACKAGES}
+    packages = {name: installed_version(name) for name in PACKAGES}
     return MachineFacts(
         host=platform.node(),
         python=platform.python_version(),
-        cores=usable_cores(proc=proc, cgroup=cgroup),
+        cores=max(1, int(cores)),
         memory_bytes=total_bytes,
         free_bytes=free_bytes,
         shm_bytes=shm_bytes,
@@ -290,7 +296,15 @@ def machine_facts(
         deepspeed_ops=ops,
         notes=tuple(notes),
         missing=(
-            *missing_parts(packages, compilers, gpus=len(gpus), shm_bytes=shm_bytes, nvml=nvml),
+            *broken,
+            *missing_parts(
+                packages,
+                compilers,
+                gpus=len(gpus),
+                cores=cores,
+                shm_bytes=shm_bytes,
+                nvml=nvml,
+            ),
             *missing,
         ),
     )

@@ -19,19 +19,9 @@ from pathlib import Path
 
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
-from tuner.workload.node.rights import run_as
 
-__all__ = [
-    "architectures",
-    "build_kind",
-    "cannot_build",
-    "cannot_compile",
-    "extensions_dir",
-    "remove_stale_locks",
-]
-
-#: A lock that is older was left by a killed build, seconds: no build takes as long.
-STALE_LOCK_S = 900.0
+#: No build takes longer, seconds; a lock that is older was left by a killed build.
+BUILD_LIMIT_S = STALE_LOCK_S = 900.0
 
 #: From this release of DeepSpeed on `CPUAdamBuilder` is no builder for CUDA, which asks for CUDA's
 #: compiler on a machine with GPUs. (`AsyncIOBuilder` still is one.)
@@ -47,10 +37,7 @@ def extensions_dir() -> str:
     chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
     if chosen:
         return chosen
-    if account := run_as():
-        cache = str(Path(account.home) / ".cache")
-    else:
-        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return str(Path(cache) / "joulefront" / "torch_extensions" / build_kind())
 
 
@@ -70,13 +57,17 @@ def remove_stale_locks() -> None:
                 lock.unlink()
 
 
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _release(package: str) -> tuple[int, ...]:
     """Return the release of an installed package; empty if it is not installed."""
-    try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ()
-    found = re.match(r"[0-9.]*[0-9]", version)
+    found = re.match(r"[0-9.]*[0-9]", installed_version(package) or "")
     return tuple(int(part) for part in found.group(0).split(".")) if found else ()
 
 
@@ -94,11 +85,7 @@ def build_kind(cpuinfo: str = "/proc/cpuinfo") -> str:
             found = re.search(rf"^{name}\s*: (.*)$", text, flags=re.MULTILINE)
             said.append(found.group(1) if found else "")
     digest = hashlib.sha256("|".join(said).encode()).hexdigest()[:8]
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = "unknown"
-    return f"{platform.machine()}-{digest}-torch-{torch}"
+    return f"{platform.machine()}-{digest}-torch-{installed_version('torch') or 'unknown'}"
 
 
 def cannot_build(op: str, *, gpus: bool = False) -> str:
@@ -106,10 +93,6 @@ def cannot_build(op: str, *, gpus: bool = False) -> str:
 
     It can if it was compiled before, or if there is a C++ compiler; reading and writing a drive
     beside the computation ("async_io") needs libaio, too, and on GPUs CUDA's compiler.
-
-    Args:
-        op: its name.
-        gpus: ranks run on GPUs.
     """
     if any(Path(extensions_dir(), op).glob(f"{op}*.so")):
         return ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,10 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
-from tuner.workload.node.host import host_memory
+from tuner.workload.node.host import granted_cores, host_memory
 from tuner.workload.node.machine import detect_cluster
-
-__all__ = ["NodeFacts", "busy_gpus", "look"]
+from tuner.workload.node.ops import installed_version
+from tuner.workload.node.readiness import ENOUGH_CORES, NEEDED, why_few_cores
 
 #: Memory of an unused GPU: the driver's own share is under 1 % of the shipped kinds'. A
 #: process in another container is seen by its memory only.
@@ -38,13 +38,11 @@ class NodeFacts:
     """Facts about one node.
 
     Attributes:
-        host: its name.
         cluster: the node as a cluster of one; None where that cannot be found out.
         trouble: why not.
-        driver: the NVIDIA driver's version; empty without one.
         clock_note: why clocks cannot be set; empty where they can.
         compiler: the C++ compiler's path; empty without one: DeepSpeed's ops cannot be compiled.
-        memory_bytes, free_bytes: of the host.
+        cores: those that were granted; 0 if unknown.
         busy: what else is on its GPUs, a phrase each.
         packages: version of torch, deepspeed and transformers; None where one is not installed.
         gpus: UUIDs of the visible GPUs, in the order in which CUDA numbers them.
@@ -56,6 +54,7 @@ class NodeFacts:
     driver: str = ""
     clock_note: str = ""
     compiler: str = ""
+    cores: float = 0.0
     memory_bytes: int = 0
     free_bytes: int = 0
     busy: tuple[str, ...] = ()
@@ -83,10 +82,10 @@ class NodeFacts:
         on_gpus = self.cluster.device.type == "cuda"
         if on_gpus and asked is not None and asked.clock_control and self.clock_note:
             found.append(f"{here} is not used: its clocks may not be set ({self.clock_note})")
-        need_bytes = FREE_EACH_BYTES * self.cluster.devices_per_node
-        if asked is not None and self.cluster.devices_per_node > asked.devices_per_node:
-            need_bytes = FREE_EACH_BYTES * asked.devices_per_node
-        need_bytes = min(need_bytes, self.memory_bytes // 2)
+        devices = self._devices(asked)
+        if why := self._few_cores(devices):
+            found.append(f"{here} is not used: {why}")
+        need_bytes = min(FREE_EACH_BYTES * devices, self.memory_bytes // 2)
         if self.free_bytes < need_bytes:
             found.append(
                 f"{here} is not used: {self.free_bytes / 2**30:.1f} GiB of its memory are free, "
@@ -95,6 +94,22 @@ class NodeFacts:
         if self.busy:
             found.append(f"{here} is not used: {'; '.join(self.busy)}")
         return tuple(found)
+
+    def warning(self, asked: Cluster | None = None) -> str:
+        """Return one sentence if a rank of the study would have few cores, else ""."""
+        few = self.cluster and self._few_cores(self._devices(asked), ENOUGH_CORES)
+        return f"node {self.host}: {few}" if few else ""
+
+    def _devices(self, asked: Cluster | None) -> int:
+        """Return the number of devices on which ranks of the study may run."""
+        assert self.cluster is not None
+        here = self.cluster.devices_per_node
+        return here if asked is None else min(here, asked.devices_per_node)
+
+    def _few_cores(self, gpus: int, *each: float) -> str:
+        # A device that is a core has one.
+        on_gpus = self.cluster is not None and self.cluster.device.type == "cuda"
+        return why_few_cores(self.cores, gpus, *each) if on_gpus and self.cores else ""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
@@ -107,6 +122,7 @@ class NodeFacts:
             "clocks_may_be_set": bool(cluster and cluster.clock_control),
             "clock_note": self.clock_note,
             "compiler": self.compiler,
+            "cores": self.cores,
             "memory_bytes": self.memory_bytes,
             "free_bytes": self.free_bytes,
             "busy": list(self.busy),
@@ -122,9 +138,8 @@ def busy_gpus(
     Those that draw a display are no reason against a GPU, and an idle MPS server is none either.
 
     Args:
-        nvml: what stands in for the pynvml module.
-        environ: where CUDA_VISIBLE_DEVICES stands; the process's environment by default.
-        own: process ids that are not others.
+        own: process ids that are not others. Where NVML lists none of them on any GPU, it numbers
+            processes as another container does, and no other can be told from them.
 
     Raises:
         InputError: the GPUs cannot be used as named.
@@ -136,18 +151,23 @@ def busy_gpus(
         return ()
     try:
         found = []
+        listed: set[int] = set()
         for gpu in visible_gpus(nvml, environ=environ):
             compute = ask(nvml, [], partial(_processes, nvml, gpu.handle, "Compute"))
             graphics = ask(nvml, [], partial(_processes, nvml, gpu.handle, "Graphics"))
             displays = {process.pid for process in graphics}
             pids = {process.pid for process in compute}
-            others = sorted(pid for pid in pids - displays - set(own) if not _serves(nvml, pid))
+            listed |= pids
+            memory = ask(nvml, None, partial(_memory, nvml, gpu.handle))
+            # A notebook's kernel that looked at the GPU and now runs tuner does nothing else.
+            idle = {os.getpid()} if memory and memory.used <= HELD_SHARE * memory.total else set()
+            theirs = pids - displays - set(own) - idle
+            others = sorted(pid for pid in theirs if not _serves(nvml, pid))
             if others:
                 named = ", ".join(str(pid) for pid in others)
                 what = "processes" if len(others) > 1 else "process"
                 found.append(f"GPU {gpu.index} is used by {what} {named}")
                 continue
-            memory = ask(nvml, None, partial(_memory, nvml, gpu.handle))
             if pids or memory is None or not memory.total:
                 continue
             # A display's memory is explained by its processes (Xorg, gnome-shell, a browser).
@@ -157,7 +177,7 @@ def busy_gpus(
                     f"{held / 2**30:.1f} GiB of GPU {gpu.index}'s memory are held by a process "
                     "that cannot be seen from here"
                 )
-        return tuple(found)
+        return tuple(found) if not own or listed & set(own) else ()
     finally:
         ask(nvml, None, nvml.nvmlShutdown)
 
@@ -185,27 +205,14 @@ def look(
     nvml: Any = None,
     proc: str | Path = "/proc",
     cgroup: str | Path = "/sys/fs/cgroup",
+    affinity: Iterable[int] | None = None,
     environ: Mapping[str, str] | None = None,
     which: Callable[[str], str | None] = shutil.which,
 ) -> NodeFacts:
-    """Collect this node's facts. Never raises: an error becomes their `trouble`.
-
-    Args:
-        nvml: what stands in for the pynvml module.
-        proc, cgroup: where the kernel's files stand.
-        environ: where CUDA_VISIBLE_DEVICES and CXX stand; the process's environment by default.
-        which: finds a command on PATH.
-    """
-    from importlib.metadata import PackageNotFoundError, version
-
+    """Collect this node's facts. Never raises: an error becomes their `trouble`."""
     environ = os.environ if environ is None else environ
     host = platform.node()
-    packages: dict[str, str | None] = {}
-    for name in ("torch", "deepspeed", "transformers"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = None
+    packages = {name: installed_version(name) for name in NEEDED}
     compiler = which(environ.get("CXX", "c++")) or which("g++") or ""
     try:
         memory_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
@@ -224,6 +231,7 @@ def look(
         driver=driver,
         clock_note=clock_note,
         compiler=compiler,
+        cores=granted_cores(proc=proc, cgroup=cgroup, affinity=affinity),
         memory_bytes=memory_bytes,
         free_bytes=free_bytes,
         busy=busy,

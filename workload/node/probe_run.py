@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
@@ -27,11 +26,13 @@ from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.phases import compilation_s
-from tuner.workload.measure.window import Conductor, ProbeFailed, Window
+from tuner.workload.measure.statistics import Window
+from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.between_launches import memory_of, wait_for_release
-from tuner.workload.node.host import CpuContention
+from tuner.workload.node.gpu_watch import GpuWatch
+from tuner.workload.node.host import CpuContention, family, oom_kills
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.logs import bounded_logs
 from tuner.workload.node.rank_group import Ranks, ServerError
@@ -43,23 +44,14 @@ from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, 
 from tuner.workload.probe_phase import write_phase
 from tuner.workload.runners import Continuation
 
-__all__ = ["Probe", "explain_exit", "oom_kills"]
-
 
 class Probe:
     """One launch, from the request to the record.
-
-    Args:
-        node: where it runs.
-        request: the request.
-        launch: the start of its ranks; the usual one by default.
 
     Attributes:
         nodes: the number of nodes that its ranks use.
         next_settings: extends an extendable request; None ends it with its own list.
         meter, governor: of all those nodes.
-        measurements: what was measured so far.
-        environment: what the record says of versions, files and circumstances.
         ports: reservations that last until rank 0 has met the others.
     """
 
@@ -78,6 +70,7 @@ class Probe:
         self._missed: list[NotApplied] = []
         self._accumulations: tuple[int, ...] = ()  # what is measured in place of whole steps
         self._idle_W: float | None = None
+        self._gpus = GpuWatch(node.cluster.device.type == "cuda")
         self._phases: list[tuple[float, str]] = []
         self._group: Ranks | None = None
         self._launch_s = 0.0
@@ -93,6 +86,11 @@ class Probe:
         failure: Failure | None = None
         timeline: Timeline | None = None
         try:
+            if self.request.purpose != "training":  # which nobody measures
+                self._gpus.require_free()
+            # What is compiled once a machine is no time or energy of the probe that needs it first.
+            self.node.prepare(ops_needed(self.request.launch, self.node.job))
+            self._began_s = time.monotonic()
             opened = closed = self.meter.read()
             timeline = self.open_timeline()
             idle_s, wait = self.request.window.idle_s, self.node.cancelled.wait
@@ -100,7 +98,7 @@ class Probe:
             with bounded_logs(self.launch.folder, self.environment):
                 self._launch_and_measure(timeline)
         except ProbeFailed as failed:
-            failure = replace(failed.failure, log_tail=self.log_tail())
+            failure = replace(self._gpus.cause(failed.failure), log_tail=self.log_tail())
         except ServerError as error:
             detail = error.detail or self.log_tail()
             failure = Failure("crash", f"ranks could not be started: {error}", detail)
@@ -167,11 +165,8 @@ class Probe:
         self.environment["power_samples_lost"] = timeline.lost
 
     def _launch_and_measure(self, timeline: Timeline) -> None:
-        request, server = self.request, self.node.server
-        if not server.alive:
-            self.node.prepare()
-        server.load_ops(ops_needed(request.launch, self.node.job))
-        listener, address, remove = control_socket(server.account)
+        request = self.request
+        listener, address, remove = control_socket()
         group = None
         on_gpus = self.node.cluster.device.type == "cuda"
         try:
@@ -191,7 +186,7 @@ class Probe:
             self._enter("warming up")
             self.lead(conductor, timeline)
             self._enter("ending")
-            held = memory_of(group.pids) if on_gpus else None
+            held = memory_of(self._own_pids()) if on_gpus else None
             conductor.finish()
             self._peak_bytes = _peak(conductor.peaks, held)
         finally:
@@ -199,7 +194,7 @@ class Probe:
             if group is not None:
                 group.kill()
                 if on_gpus:
-                    wait_for_release(group.pids)
+                    wait_for_release()
                 self.node.idle.was_busy()
             remove()
 
@@ -344,14 +339,15 @@ class Probe:
             self._launch_s = time.monotonic() - self._began_s
         contention = self._contention()
         window = self._window(conductor, timeline, step_time_s)
-        disturbed = contention.note() if contention is not None else ""
+        disturbed = [contention.note()] if contention is not None else []
+        disturbed.append(self._gpus.others(self._own_pids()))
         outcome = measurement(
             live,
             window,
             policy,
             settings=applied.settings,
             began_s=self._began_s,
-            notes=(*notes, *applied.notes, *([disturbed] if disturbed else [])),
+            notes=(*notes, *applied.notes, *filter(None, disturbed)),
             resolution_s=self.meter.resolution_s,
             independent=self.meter.info.independent,
             devices=self._devices_in_use(),
@@ -402,6 +398,10 @@ class Probe:
         )
         return [start + rank for start in first for rank in range(each)]
 
+    def _own_pids(self) -> set[int]:
+        """Return the ranks on this node and all that they started (SuperOffload's workers)."""
+        return family(self.node.server.pid)
+
     def _contention(self) -> CpuContention | None:
         """Watch other processes on the cores, if cores are the devices."""
         if self.node.cluster.device.type != "cpu" or self._group is None:
@@ -422,17 +422,6 @@ def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> 
     if held_bytes and any("device_bytes" in peak for peak in peaks):
         values.append(held_bytes)
     return max(values) if values else None
-
-
-def oom_kills() -> int:
-    """Return the number of processes that the kernel has killed for want of memory, as it says."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
 
 
 def explain_exit(rank: int, code: int, oom_kills_before: int) -> Failure:

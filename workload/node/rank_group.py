@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Event", "RankGroup", "RankProcesses", "Ranks", "ServerError"]
+#: Kinds of failure that a rank reports.
+FAIL_KINDS = ("out_of_memory", "refused", "crash", "node")
 
 
 class ServerError(RuntimeError):
@@ -34,7 +35,6 @@ class Event:
     Attributes:
         kind: "hello", "step", "at", "phase", "set", "facts", "peak", "fail", "end" from the rank
             itself, or "exit" when its process ended.
-        rank: its number.
         step: steps done (for "step" and "at").
         time_s: CLOCK_MONOTONIC at the rank.
         detail: parsed JSON of "set", "facts", "peak" and "fail", {"code": n} of "exit",
@@ -52,7 +52,6 @@ class Ranks(Protocol):
     """The ranks of one probe, on one node or several.
 
     Attributes:
-        size: their number.
         pids: of those on this node.
         patience_s: the time, seconds, that a cause may take to arrive after its effect.
     """
@@ -88,10 +87,7 @@ class RankGroup:
     """The ranks of one probe on this node.
 
     Args:
-        server: their parent.
         pids: of the ranks, in their order.
-        listener: the socket to which they connect.
-        first_rank: the number of the first.
     """
 
     patience_s = 1.0
@@ -197,7 +193,7 @@ class RankGroup:
             return Event(kind, rank, int(step), float(at), taken)
         if kind in ("set", "facts", "peak", "fail"):
             detail = json.loads(rest)
-            if kind == "fail" and detail["kind"] not in ("out_of_memory", "refused", "crash"):
+            if kind == "fail" and detail["kind"] not in FAIL_KINDS:
                 return None
             return Event(kind, rank, detail=detail)
         if kind == "phase":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,18 +26,24 @@ from tuner.workload.deepspeed_config import render_deepspeed_config, training_ar
 from tuner.workload.meters import Meter
 from tuner.workload.meters.gpus import cuda_numbering, on_twin
 from tuner.workload.node.between_launches import IdlePower
-from tuner.workload.node.host import usable_cores
+from tuner.workload.node.binding import bound_ranks, rule_of
+from tuner.workload.node.host import core_ranges, granted_cores, usable_cores
 from tuner.workload.node.ops import cannot_compile, extensions_dir
 from tuner.workload.node.rank_server import RankServer, RankSpec
+from tuner.workload.node.readiness import why_few_cores
 from tuner.workload.node.rights import private_folder
 from tuner.workload.probe import INSPECTIONS, ProbeRequest
 from tuner.workload.scripts.inspection_start import inspection_start
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
-__all__ = ["Place", "ProbeNode", "RankLaunch", "reserved_port"]
-
 LOG_TAIL_LINES = 20
 LOOPBACK = "lo"
+#: Variables that describe a task of another launcher, such as the one that started this process: a
+#: rank would take them for its own (srun(1); PMI, PMIx, Open MPI, MVAPICH, Intel MPI, Cray, jsrun).
+_TASK = re.compile(r"(PMI_|PMIX_(?!MCA)|OMPI_COMM_|MV2_COMM_|MPI_LOCAL|PALS_|JSM_NAMESPACE_)\w+")
+_SLURM_TASK = re.compile(
+    r"SLURM_(STEP\w+|NTASKS\w*|NPROCS|TASKS_PER_NODE|PROCID|LOCALID|NODEID|GTIDS|TASK_PID)"
+)
 
 
 @dataclass(frozen=True)
@@ -44,20 +51,11 @@ class ProbeNode:
     """A node's devices and settings, which its runner lends to a probe.
 
     Attributes:
-        job: the job that probes train.
-        cluster: the machine.
-        run_dir: the study's folder.
-        server: starts the ranks.
         meter: its energies are charged; those of `beside` are shown beside them.
-        governor: sets the devices.
-        program: the built-in training program.
-        fresh: start a new interpreter for each rank.
         keep: save what was measured after every window (`tuner.workload.pending`).
         step_limit_s: a longer step is a hang; None leaves the limits to the request.
-        cancelled: set when the probe is to end.
-        prepare: opens the run folder and starts the server.
+        prepare: opens the run folder, starts the server and loads these DeepSpeed ops.
         check: raises InvalidConfiguration if a request cannot run on some number of nodes.
-        idle: its idle power.
     """
 
     job: TrainingJob
@@ -72,7 +70,7 @@ class ProbeNode:
     keep: bool
     step_limit_s: float | None
     cancelled: threading.Event
-    prepare: Callable[[], object]
+    prepare: Callable[[Sequence[str]], object]
     check: Callable[[ProbeRequest, int], None]
     idle: IdlePower = field(default_factory=IdlePower)
 
@@ -82,8 +80,6 @@ class Place:
     """Position of one node's ranks among all ranks of a probe.
 
     Attributes:
-        first: the first one's number.
-        ranks: their number.
         master: address and port at which rank 0 gathers them.
         interface: their network interface; empty leaves it to the framework.
     """
@@ -98,13 +94,7 @@ class RankLaunch:
     """The start of the ranks of one probe on one node.
 
     Args:
-        node: where they start.
-        request: the probe's.
         part: the folder below the probe's for the files of one node's share.
-
-    Attributes:
-        folder: where files and logs are.
-        environment: what a record keeps of the start.
     """
 
     def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
@@ -155,11 +145,7 @@ class RankLaunch:
         return Start(argv, str(self.folder), {}, config, {"HF_HUB_OFFLINE": "1", **env})
 
     def _compiling_env(self) -> dict[str, str]:
-        """Return the environment of ranks that compile: a cache that probes share.
-
-        Raises:
-            InputError: torch.compile cannot run here.
-        """
+        """Return the environment of ranks that compile: a cache that probes share."""
         if self.configuration.get("compilation") == "none":
             return {}
         if why := cannot_compile():
@@ -178,10 +164,6 @@ class RankLaunch:
                 f"{socket.gethostname()} has no folder {start.cwd}; a script's folder must stand "
                 "at the same path on every node, on a shared file system or as a copy"
             )
-        account = self.node.server.account
-        if account is not None:
-            for path in (*self._folders(), *self.folder.iterdir()):
-                account.admit(path)
         world = self.configuration.world_size
         fork_unsafe = self.node.server.fork_unsafe or read_at_start(self.node.job.knobs)
         fresh = self.node.fresh or bool(fork_unsafe)
@@ -197,24 +179,30 @@ class RankLaunch:
         if self.accumulations.measured:
             options["accumulation"] = self.accumulations.measured[0]
         cores = sorted(os.sched_getaffinity(0))
+        granted = granted_cores()
+        self.environment |= {"cores": granted, "affinity": core_ranges(cores)}
         on_cpu = self.node.cluster.device.type == "cpu"
+        if not on_cpu and (why := why_few_cores(granted, place.ranks)):
+            raise InputError(why)
+        bound = self._bound(place.ranks)
         specs, node_rank = [], place.first // max(place.ranks, 1)
         for rank in range(place.first, place.first + place.ranks):
             log = self.folder / f"rank{rank}.log"
             log.unlink(missing_ok=True)
-            if account is not None:
-                account.give_log(log)
+            own = bound[rank - place.first] if bound else {}
+            if not own and on_cpu:  # a device of a CPU cluster is one core: a rank keeps to it
+                own = {"cpus": (cores[rank % len(cores)],)}
             specs.append(
                 RankSpec(
                     argv=start.argv(rank, world, rank - place.first, node_rank),
                     env={
-                        **self._rank_env(rank, world, place),
+                        **self._rank_env(rank, world, place, len(own.get("cpus", ()))),
                         **start.environment(rank, world, rank - place.first, node_rank),
+                        **own.pop("env", {}),
                     },
                     log=str(log),
                     cwd=start.cwd,
-                    # A device of a CPU cluster is one core: a rank keeps to it.
-                    cpus=(cores[rank % len(cores)],) if on_cpu else (),
+                    **own,
                     address=address,
                     fresh=fresh,
                     options=options,
@@ -222,14 +210,43 @@ class RankLaunch:
             )
         return specs
 
-    def _folders(self) -> list[Path]:
-        """Return the folders from the run's to the probe's."""
-        run_dir = self.node.run_dir
-        below = [run_dir / path for path in self.folder.relative_to(run_dir).parents]
-        return [*reversed(below), self.folder]
+    def _bound(self, ranks: int) -> list[dict[str, Any]]:
+        """Return the binding of each rank on this node; empty if they are not bound."""
+        job, cluster = self.node.job, self.node.cluster
+        rule = rule_of(self.configuration, job, cluster)
+        if not rule:
+            return []
+        on_gpus, asked = cluster.device.type == "cuda", isinstance(job, ScriptJob)
+        bound, why = bound_ranks(rule, self.node.server, ranks, on_gpus=on_gpus, asked=asked)
+        said = [core_ranges(own["cpus"]) for own in bound]
+        self.environment["binding"] = {
+            "rule": rule,
+            "cpus": said,
+            **({"why_not": why} if why else {}),
+        }
+        if rule.startswith("cores:"):  # DeepSpeed's launcher sets it, too
+            return [own | {"env": {"OMP_NUM_THREADS": str(len(own["cpus"]))}} for own in bound]
+        return bound
 
-    def _rank_env(self, rank: int, world: int, place: Place) -> Mapping[str, str]:
-        env = self.node.server.env | {
+    def _inherited_env(self, node_rank: int) -> dict[str, str]:
+        """Return this process's environment without what describes tasks of another launcher."""
+        launcher = getattr(self.node.job, "launcher", None)
+        kind = launcher.kind if launcher is not None else ""
+        env = {
+            name: text
+            for name, text in self.node.server.env.items()
+            # Tasks on a node are srun's own figure, which sets each rank's numbers anew.
+            if not _TASK.fullmatch(name) and (kind == "srun" or not _SLURM_TASK.fullmatch(name))
+        }
+        if "NODE_RANK" in env:
+            env["NODE_RANK"] = str(node_rank)
+        # By this variable of torchrun's, Lightning and others recognise ranks that were started.
+        return env if kind else {**env, "TORCHELASTIC_RUN_ID": "joulefront"}
+
+    def _rank_env(self, rank: int, world: int, place: Place, own: int = 0) -> Mapping[str, str]:
+        """Return a rank's environment; it is bound to `own` cores, or to none if that is 0."""
+        each = max(place.ranks, 1)
+        env = self._inherited_env(place.first // each) | {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank - place.first),
             "WORLD_SIZE": str(world),
@@ -237,6 +254,8 @@ class RankLaunch:
             "LOCAL_SIZE": str(place.ranks),
             "MASTER_ADDR": place.master[0],
             "MASTER_PORT": str(place.master[1]),
+            "GROUP_RANK": str(place.first // each),
+            "GROUP_WORLD_SIZE": str(world // each),
             "GLOO_SOCKET_IFNAME": place.interface,
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
@@ -244,11 +263,14 @@ class RankLaunch:
         if not place.interface:
             del env["GLOO_SOCKET_IFNAME"]
         env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
-        if self.node.cluster.device.type != "cpu":
+        if self.node.cluster.device.type == "cpu":
+            env["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs beside the cores in use
+        else:
             env |= cuda_numbering(env)
             if not on_twin(env):  # whose ranks compute on one core each
                 # What this process may use: a batch system often grants less than the machine has.
-                env["OMP_NUM_THREADS"] = str(max(1, usable_cores() // max(place.ranks, 1)))
+                share = max(1, usable_cores() // each)
+                env["OMP_NUM_THREADS"] = str(min(share, own or share))
             if place.interface and place.interface != LOOPBACK:
                 # Left alone, NCCL takes the first interface that is neither lo nor docker's.
                 env.setdefault("NCCL_SOCKET_IFNAME", place.interface)

@@ -25,17 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.ops import architectures, extensions_dir, remove_stale_locks
+from tuner.workload.node.ops import BUILD_LIMIT_S, architectures, extensions_dir, remove_stale_locks
 from tuner.workload.node.rank_group import RankGroup, ServerError
-from tuner.workload.node.rights import RunAs, run_as
+from tuner.workload.node.rights import refuse_sudo, without_secrets
 from tuner.workload.node.torch_build import TorchBuild
-
-__all__ = [
-    "PRELOAD",
-    "RankServer",
-    "RankSpec",
-    "control_socket",
-]
 
 #: The imports of every DeepSpeed program, made once, in the fork server.
 PRELOAD = ("torch", "deepspeed")
@@ -70,11 +63,8 @@ class RankSpec:
     """One rank to start.
 
     Attributes:
-        argv: the program and its arguments.
-        env: the whole environment.
-        log: file that takes stdout and stderr.
-        cwd: working folder.
         cpus: cores it may use; empty leaves them as they are.
+        memory, policy: memory nodes, and how they are used (set_mempolicy(2)); empty likewise.
         address: the agent's Unix socket.
         fresh: start a new interpreter instead of forking one that has imported.
         options: of the hook (`tuner.workload.scripts.script_job.Start.options`).
@@ -86,6 +76,8 @@ class RankSpec:
     cwd: str
     address: str
     cpus: tuple[int, ...] = ()
+    memory: tuple[int, ...] = ()
+    policy: int = 0
     fresh: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -94,18 +86,16 @@ class RankServer:
     """The agent's end of the fork server.
 
     Args:
-        python: the interpreter that runs training.
         needs: modules without which nothing can be trained, imported before the first fork.
         optional: further modules to import before the first fork if they exist.
         env: environment in which they are imported (DS_ACCELERATOR is read at import).
 
     Attributes:
-        account: the account that it and the ranks run as; None if it is the agent's own.
         torch: the torch that it has imported; None before that, or without one.
         fork_unsafe: the reason why ranks must start in new interpreters; empty if they are forked.
 
     Raises:
-        InputError: that account does not exist, or the agent may not become it.
+        InputError: sudo started this process for another user.
     """
 
     def __init__(
@@ -118,11 +108,8 @@ class RankServer:
     ) -> None:
         self._python, self._needs = python, tuple(needs)
         self._optional = (*PRELOAD, *PRELOAD_OPTIONAL, *optional)
-        self.account = run_as()
-        self._env = {
-            **(self.account.environment(os.environ) if self.account else os.environ),
-            **(env or {}),
-        }
+        refuse_sudo()
+        self._env = {**without_secrets(os.environ), **(env or {})}
         # Compiling an op needs ninja, which pip puts beside the interpreter.
         self._env["PATH"] = os.pathsep.join(
             [str(Path(python).parent), self._env.get("PATH", os.defpath)]
@@ -143,6 +130,11 @@ class RankServer:
         self.torch: TorchBuild | None = None
 
     @property
+    def pid(self) -> int:
+        """The fork server's process, of which all ranks and what they start descend; 0: none."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
     def alive(self) -> bool:
         """True while the fork server runs."""
         if self._process is None or self._process.returncode is not None:
@@ -160,7 +152,7 @@ class RankServer:
         """Start the fork server and import, unless it already runs.
 
         Raises:
-            InputError: the interpreter lacks torch or DeepSpeed, or the account cannot run it.
+            InputError: the interpreter lacks torch or DeepSpeed.
             ServerError: it could not for another reason.
         """
         if self.alive:
@@ -168,8 +160,6 @@ class RankServer:
         self.close()
         remove_stale_locks()
         program = Path(__file__).with_name("fork_server.py")
-        if self.account:
-            self.account.require_access(program, python=self._python)
         began = time.monotonic()
         ours, theirs = socket.socketpair()
         self._error_log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
@@ -183,7 +173,6 @@ class RankServer:
                 stdout=self._error_log,
                 stderr=self._error_log,
                 start_new_session=True,
-                **(self.account.options if self.account else {}),
             )
         except OSError as error:
             raise ServerError(f"cannot start {self._python}: {error}") from error
@@ -206,6 +195,10 @@ class RankServer:
             raise
         self.ready_s = time.monotonic() - began
 
+    def missing_ops(self, ops: Sequence[str]) -> list[str]:
+        """Return those of these DeepSpeed ops that are not loaded."""
+        return [name for name in ops if name not in self._ops]
+
     def load_ops(self, ops: Sequence[str]) -> float:
         """Build (once a machine) and load DeepSpeed ops by builder name; return its seconds.
 
@@ -213,15 +206,26 @@ class RankServer:
             ServerError: the build failed, e.g. for want of a compiler.
         """
         self.start()
-        missing = [name for name in ops if name not in self._ops]
+        missing = self.missing_ops(ops)
         if not missing:
             return 0.0
         own = not os.environ.get("TORCH_EXTENSIONS_DIR")
         request = {"ops": missing, "own_folder": own, "architectures": architectures(self._env)}
-        answer = self._ask({"op": "prepare", **request}, timeout_s=900)
+        answer = self._ask({"op": "prepare", **request}, timeout_s=BUILD_LIMIT_S)
         self._ops.update(missing)
         self.fork_unsafe = answer["fork_unsafe"]
         return float(answer["prepared_s"])
+
+    def bind(self, rule: str, ranks: int, gpu_nodes: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the cores and memory of each rank (`tuner.workload.node.vendor_binding`).
+
+        Raises:
+            ServerError: torch or DeepSpeed refuses.
+        """
+        self.start()
+        request = {"op": "bind", "rule": rule, "ranks": ranks, "gpu_nodes": list(gpu_nodes)}
+        found: list[dict[str, Any]] = self._ask(request, timeout_s=60)["bound"]
+        return found
 
     def spawn(self, specs: Sequence[RankSpec], listener: socket.socket) -> RankGroup:
         """Start the ranks of one probe in a process group of their own."""
@@ -349,11 +353,8 @@ def _kill_session(leader: int) -> None:
                 os.close(handle)
 
 
-def control_socket(account: RunAs | None = None) -> tuple[socket.socket, str, Callable[[], None]]:
+def control_socket() -> tuple[socket.socket, str, Callable[[], None]]:
     """Make a listening Unix socket in a private folder.
-
-    Args:
-        account: the account of the ranks, if it is another one: it alone may connect.
 
     Returns:
         The socket, its path, and a function that removes it.
@@ -362,10 +363,6 @@ def control_socket(account: RunAs | None = None) -> tuple[socket.socket, str, Ca
     address = str(Path(folder) / "agent")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
-    if account is not None:
-        os.chmod(address, 0o600)
-        os.chown(address, account.uid, account.gid)
-        os.chmod(folder, 0o711)
     listener.listen(128)
 
     def remove() -> None:

@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.clocks import guard
 from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.clocks.elsewhere import GEOPM_CONTROLS
+from tuner.workload.clocks.guard_client import DEFAULT_SOCKET, PROGRAM
 from tuner.workload.clocks.zeusd import SOCKET
 from tuner.workload.node.torch_build import TorchBuild, why_torch_cannot_use_gpus
-
-__all__ = ["Missing", "installed_torch", "missing_clocks", "missing_parts", "why_shm_is_small"]
 
 #: Shared memory that NCCL takes for each pair of ranks that do not reach each other by a link, and
 #: gloo and data loaders for their queues: 64 MiB, Docker's default, is too small for two ranks
 #: (NVIDIA, NCCL documentation, "Troubleshooting, Shared Memory").
 SHM_EACH_BYTES = 256 * 2**20
+#: Cores for each rank on a GPU. With less than one, ranks wait for each other to launch kernels, so
+#: the scheduler is measured; a rank that has one shares it with the threads of autograd, NCCL and
+#: the data loader.
+LEAST_CORES, ENOUGH_CORES = 1, 4
 #: The packages without which nothing trains.
 NEEDED = ("torch", "deepspeed", "transformers")
 
@@ -36,7 +39,6 @@ class Missing:
     """One thing that is not permitted or not there.
 
     Attributes:
-        what: one phrase.
         lines: what an administrator runs; each line serves by itself unless it says "then".
     """
 
@@ -57,26 +59,11 @@ def user_name() -> str:
 
 
 def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> Missing:
-    """Return the lines that permit clocks of GPUs to a user without root.
-
-    Args:
-        environ: the environment.
-        slurm: the machine is a node of a Slurm cluster.
-    """
-    user, smi = user_name(), "/usr/bin/nvidia-smi"
-    rule = (
-        f"{user} ALL=(root) NOPASSWD: {smi} ^-i GPU-[0-9a-f-]+ "
-        "(-lgc [0-9]+,[0-9]+|-rgc|-lmc [0-9]+,[0-9]+|-rmc|-pl [0-9.]+|-pm [01])$"
-    )
-    grant = " ".join(GEOPM_CONTROLS)
-    lists = f"(geopmaccess -c; printf '%s\\n' {grant}) | sort -u | geopmaccess -c -w"
+    """Return the lines that permit clocks of GPUs to a user without root."""
     lines = [
         f"zeusd:  systemctl enable --now zeusd; then: export {SOCKET}=/run/zeusd/zeusd.sock",
-        f"sudo:   echo '{rule}' > /etc/sudoers.d/joulefront; then: "
-        "--clock-command 'sudo -n nvidia-smi' (sudo 1.9.10 or later)",
+        *_guard_lines(user_name()),
     ]
-    if importlib.util.find_spec("geopmdpy") is not None:
-        lines.append(f"geopm:  {lists}")
     if slurm or environ.get("SLURM_JOB_ID"):
         lines.append("slurm:  in Prolog: nvidia-smi -acp 0; in Epilog: nvidia-smi -rac, -acp 1")
         lines.append("        or one clock for a whole job: srun --gpu-freq=MHZ")
@@ -85,6 +72,21 @@ def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> Missin
             "nvidia: nvidia-smi -acp 0 (application clocks for every user, no power limits)"
         )
     return Missing("permission to set the clocks and power limits of the GPUs", tuple(lines))
+
+
+def _guard_lines(user: str) -> Iterator[str]:
+    """Return the lines that install joulefront's guard, and its rule of sudo or its unit."""
+    units = "/etc/systemd/system/joulefront-guard"
+    source = shlex.quote(str(Path(guard.__file__).resolve()))
+    listens = f"ListenStream={DEFAULT_SOCKET} SocketUser={user} SocketMode=0600 Accept=yes"
+    unit = f"'[Socket]' {listens} '[Install]' WantedBy=sockets.target"
+    service = f"'[Service]' 'ExecStart={PROGRAM} {user}' StandardInput=socket"
+    yield f"guard:  install -o root -m 755 {source} {PROGRAM}; then sudo or unit:"
+    yield f"sudo:   echo '{user} ALL=(root) NOPASSWD: {PROGRAM} \"\"' > /etc/sudoers.d/joulefront"
+    yield (
+        f"unit:   printf '%s\\n' {unit} > {units}.socket; printf '%s\\n' {service} > "
+        f"{units}@.service; systemctl enable --now joulefront-guard.socket"
+    )
 
 
 def _granted(sentence: str, what: str) -> Missing | None:
@@ -125,7 +127,6 @@ def why_shm_is_small(shm_bytes: int, ranks: int) -> str:
 
     Args:
         shm_bytes: size of /dev/shm; 0: there is none.
-        ranks: number of ranks that may run on the node.
     """
     need_bytes = SHM_EACH_BYTES * ranks
     if ranks < 2 or shm_bytes >= need_bytes:
@@ -138,23 +139,29 @@ def why_shm_is_small(shm_bytes: int, ranks: int) -> str:
     )
 
 
+def why_few_cores(cores: float, gpus: int, each: float = LEAST_CORES) -> str:
+    """Return one sentence if there are fewer than `each` cores for a GPU's rank, else ""."""
+    if not gpus or cores >= each * gpus:
+        return ""
+    return (
+        f"{cores:g} {'core is' if cores == 1 else 'cores are'} granted for {gpus} "
+        f"{'GPU' if gpus == 1 else 'GPUs'}, and each rank needs at least {each:g}, or its GPU "
+        "waits for it; start on all cores of the node (Slurm: srun --cpu-bind=none "
+        '--cpus-per-task="$SLURM_CPUS_ON_NODE"; containers: a larger --cpus or CPU limit), or '
+        "choose fewer GPUs by CUDA_VISIBLE_DEVICES"
+    )
+
+
 def missing_parts(
     packages: Mapping[str, str | None],
     compilers: Mapping[str, str | None],
     *,
     gpus: int,
+    cores: float,
     shm_bytes: int,
     nvml: Any = None,
 ) -> Iterator[Missing]:
-    """Return what keeps ranks from training here, with what to run.
-
-    Args:
-        packages: version of each package, or None.
-        compilers: path of each compiler, or None.
-        gpus: number of visible GPUs.
-        shm_bytes: size of /dev/shm.
-        nvml: a stand-in for the pynvml module.
-    """
+    """Return what keeps ranks from training here, with what to run."""
     if lacking := [name for name in NEEDED if not packages.get(name)]:
         yield Missing(", ".join(lacking), ("pip install 'joulefront[train]'",))
     torch = installed_torch() if gpus else None
@@ -164,6 +171,8 @@ def missing_parts(
                 yield Missing(f"a torch that can use the GPUs: {why}")
         except InputError as error:
             yield Missing(f"usable GPUs: {error}")
+    if why := why_few_cores(cores, gpus):
+        yield Missing(f"cores: {why}")
     if gpus and (why := why_shm_is_small(shm_bytes, gpus)):
         yield Missing(f"shared memory: {why}")
     if lacking := [name for name in ("g++", "ninja") if not compilers.get(name)]:

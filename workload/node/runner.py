@@ -6,7 +6,6 @@ nothing, needs privileges in one place and outlives a rank that dies.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +17,19 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.program_rules import unrunnable
+from tuner.search_spaces.rules import broken_rules
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.clocks.commands import with_commands
 from tuner.workload.clocks.governor import open_governor
 from tuner.workload.meters import Meter, MeterError, open_beside, open_meter
 from tuner.workload.meters.gpus import on_twin
-from tuner.workload.node.host import shared_memory_bytes
+from tuner.workload.node.host import granted_cores, shared_memory_bytes
 from tuner.workload.node.probe_run import Probe
+from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import PRELOAD, RankServer
-from tuner.workload.node.readiness import why_shm_is_small
+from tuner.workload.node.readiness import ENOUGH_CORES, why_few_cores, why_shm_is_small
 from tuner.workload.node.rights import private_folder
 from tuner.workload.node.torch_build import why_torch_cannot_use_gpus
 from tuner.workload.probe import (
@@ -38,9 +39,8 @@ from tuner.workload.probe import (
     ProbeRequest,
 )
 from tuner.workload.runners import Continuation
-from tuner.workload.scripts.script_job import ScriptJob, imported_frameworks
-
-__all__ = ["LocalRunner", "refused", "training_program"]
+from tuner.workload.scripts.command import imported_frameworks
+from tuner.workload.scripts.script_job import ScriptJob
 
 
 def training_program() -> Path:
@@ -52,23 +52,14 @@ class LocalRunner:
     """Runner of probes on this node, one at a time.
 
     Args:
-        job: the job that probes train.
-        cluster: this machine, as `tuner.workload.node.machine.detect_cluster` describes it.
         run_dir: logs go to `run_dir/probes/<id>`, power samples to `run_dir/trace/power`.
         meter, governor: opened for this cluster if not given; closed with the runner.
         beside: meters of other scopes, read at the same boundaries; those that this node offers by
             default, and none beside a meter that was given.
-        say: called with a sentence for each thing that takes long ("importing torch").
-        fresh: start a new interpreter for each rank instead of forking one that has imported.
         step_limit_s: a step longer than this is a hang, the first one too, whatever a request
             allows.
-        program: the training script; the built-in one by default.
         keep: save what was measured after every window in the run folder, until the driver has the
             whole record (`tuner.workload.pending`).
-
-    Attributes:
-        meter: the source of the energy figures.
-        node: the devices and settings that probes use.
     """
 
     def __init__(
@@ -122,7 +113,7 @@ class LocalRunner:
             keep=keep,
             step_limit_s=step_limit_s,
             cancelled=threading.Event(),
-            prepare=self.prepare,
+            prepare=self._prepare,
             check=self.check,
         )
         self.turn_to(job)
@@ -134,19 +125,28 @@ class LocalRunner:
             Seconds it took: near 0 when it was done before.
 
         Raises:
-            InputError: the interpreter lacks torch or DeepSpeed, its torch cannot use the GPUs, or
-                the account that trains cannot reach it or the run folder.
-            ServerError: an op cannot be built, or the fork server fails.
+            InputError: this node cannot prepare for training: the interpreter lacks torch or
+                DeepSpeed, its torch cannot use the GPUs, or an op cannot be built.
         """
-        began = time.monotonic()
+        try:
+            return self._prepare(ops)
+        except ServerError as error:
+            raise InputError(f"this node cannot prepare for training: {error}") from error
+
+    def _prepare(self, ops: Sequence[str] = ()) -> float:
+        began, cluster = time.monotonic(), self.node.cluster
         if not self.node.server.alive:
-            self.open_folder()
+            private_folder(self.node.run_dir)
             self._say("importing torch, deepspeed and transformers once for all probes")
+            # No refusal: a probe may have fewer ranks than the machine has GPUs.
+            gpus = cluster.devices_per_node if cluster.device.type == "cuda" else 0
+            if why := why_few_cores(granted_cores(), gpus, ENOUGH_CORES):
+                self._say(why)
             self.node.server.start()
             self._require_gpus()
-        if ops:
-            self._say(f"loading {', '.join(ops)} (compiled once a machine, up to a minute)")
-            self.node.server.load_ops(ops)
+        if missing := self.node.server.missing_ops(ops):
+            self._say(f"loading {', '.join(missing)} (compiled once a machine, some minutes)")
+            self.node.server.load_ops(missing)
         if (why := self.node.server.fork_unsafe) and why != self._said:
             self._said = why
             self._say(f"{why}, so every rank starts in a new interpreter, some seconds slower")
@@ -168,18 +168,6 @@ class LocalRunner:
         if why := why_shm_is_small(shared_memory_bytes(), self.node.cluster.devices_per_node):
             self._say(why)
 
-    def open_folder(self) -> None:
-        """Make the run folder, closed to other users, and let the account that trains read it.
-
-        Raises:
-            InputError: that account cannot reach it.
-            OSError: it cannot be made.
-        """
-        private_folder(self.node.run_dir)
-        if account := self.node.server.account:
-            account.admit(self.node.run_dir)
-            account.require_access(self.node.run_dir)
-
     @property
     def resolution_s(self) -> float:
         """The energy counter's update period, seconds."""
@@ -188,7 +176,7 @@ class LocalRunner:
     def turn_to(self, job: TrainingJob) -> None:
         """Probe another job from here on, with ranks of the same server."""
         cwd = Path(job.cwd) if isinstance(job, ScriptJob) else self.node.run_dir
-        governor = with_commands(self.node.governor, job, cwd, self.node.server.account)
+        governor = with_commands(self.node.governor, job, cwd)
         self.node = replace(self.node, job=job, governor=governor)
 
     def cancel(self) -> None:
@@ -196,11 +184,7 @@ class LocalRunner:
         self.node.cancelled.set()
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
-        """Run one probe. Never raises for a probe that fails.
-
-        Raises:
-            InputError: the request names a knob or value that cannot be, here or at all.
-        """
+        """Run one probe. Never raises for a probe that fails."""
         return self.run_as(Probe, request)
 
     def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
@@ -217,20 +201,10 @@ class LocalRunner:
     ) -> ProbeRecord:
         """Run one probe of a kind that does more than visit the live settings.
 
-        Args:
-            kind: makes the probe.
-            request: the request.
-            nodes: the number of nodes that its ranks may take.
-            next_settings: extends an extendable request.
-
         Raises:
-            InputError: the request names a knob or value that cannot be, here or at all, or the
-                account that trains cannot reach the run folder.
+            InputError: the request names a knob or value that cannot be, here or at all.
         """
         self.check(request, nodes)
-        if self.node.server.account is not None and not self.node.server.alive:
-            with contextlib.suppress(OSError):  # the probe meets it again and records it
-                self.open_folder()
         with self._one_at_a_time:
             self.node.cancelled.clear()
             try:
@@ -267,14 +241,18 @@ class LocalRunner:
         """Replace a meter that has lost joules, which stays broken on purpose.
 
         Raises:
-            MeterError: the new one cannot be opened.
+            MeterError: the new one cannot be opened, or lacks a GPU.
         """
         try:
             self.node.meter.read()
         except MeterError:
             if self._open_meter is not None:
                 self.node.meter.close()
-                self.node = replace(self.node, meter=self._open_meter())
+                renewed = self._open_meter()
+                if gone := _gpus_of(self.node.meter) - _gpus_of(renewed):  # their energy would lack
+                    renewed.close()
+                    raise MeterError(f"{', '.join(sorted(gone))} cannot be used any more") from None
+                self.node = replace(self.node, meter=renewed)
         for other in self.node.beside:
             try:
                 other.read()
@@ -294,6 +272,10 @@ class LocalRunner:
             self._say(f"what was changed on the GPUs could not all be put back: {error}")
         for meter in (self.node.meter, *self.node.beside):
             meter.close()
+
+
+def _gpus_of(meter: Meter) -> set[str]:
+    return {gpu.uuid for gpu in getattr(meter, "gpus", ())}
 
 
 def refused(configuration: Configuration, job: TrainingJob) -> list[str]:

@@ -14,15 +14,12 @@ from typing import Any
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
 
-__all__ = ["TorchBuild", "why_torch_cannot_use_gpus"]
-
 
 @dataclass(frozen=True)
 class TorchBuild:
     """Facts of a torch that is imported without CUDA having been started.
 
     Attributes:
-        version: torch.__version__.
         cuda: the CUDA release that it is built with, e.g. "13.0"; empty for a CPU build.
         architectures: what it has code for, e.g. "sm_80 sm_90 compute_90"; empty if unknown.
     """
@@ -49,11 +46,6 @@ def why_torch_cannot_use_gpus(
     build: TorchBuild, *, nvml: Any = None, environ: Mapping[str, str] | None = None
 ) -> str:
     """Return one sentence if torch cannot use the visible GPUs, else an empty string.
-
-    Args:
-        build: the installed torch.
-        nvml: a stand-in for the pynvml module.
-        environ: the environment with CUDA_VISIBLE_DEVICES; the process's own by default.
 
     Raises:
         InputError: the GPUs cannot be used as named.

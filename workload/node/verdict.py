@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from tuner.workload.node.machine_facts import MachineFacts
-
-__all__ = ["verdict_lines"]
-
-#: Packages without which nothing can be trained.
-NEEDED = ("torch", "deepspeed", "transformers")
+from tuner.workload.node.readiness import NEEDED
 
 
 def verdict_lines(facts: MachineFacts) -> list[str]:

@@ -59,9 +59,6 @@ class Filler:
     draws 1e8 values in 0.7 to 2.5 s, a GPU as fast as it can store them.
 
     Args:
-        model: the planned model.
-        seed: of the weights.
-        device: where weights are made.
         dtype: precision that they are stored in once drawn, in fp32, as DeepSpeed would cast them;
             None for fp32.
     """
@@ -141,7 +138,6 @@ def checkpoint_blocks(model: Any, mode: str) -> None:
     """Recompute blocks in the backward pass instead of keeping their activations.
 
     Args:
-        model: the model.
         mode: "none", "every_N" for each N-th block, "full" for all, or "selective": in all blocks
             what is cheap to compute, as matrix products and fused attention are not.
     """
@@ -207,7 +203,6 @@ class Share:
     Attributes:
         accumulation: micro-batches a step.
         replicas, replica: data parallelism: how many replicas, and which one this is.
-        micro_batch: samples of one micro-batch.
         parts, part: sequence parallelism: how many parts a sequence is cut in, and which is ours.
         paired: a part is a chunk near the start and one as near to the end, as `context` has them.
     """

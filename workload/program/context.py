@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from deepspeed.runtime.sequence_parallel import parallel_state_sp
 from torch import distributed as dist
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AttentionInterface
 
 
@@ -41,6 +42,15 @@ class _Gather(torch.autograd.Function):
         mine = torch.empty_like(paired[0])
         dist.reduce_scatter_tensor(mine, paired.flatten(0, 1).contiguous(), group=ctx.group)
         return mine.movedim(0, 2), None
+
+
+def _causal(length: int, seen: int) -> CausalBias:
+    """Return the bias of a chunk of `length` queries that end at the last of `seen` keys.
+
+    Selective checkpointing runs the block in a mode in which torch cannot make this subclass.
+    """
+    with _disable_current_modes():
+        return causal_lower_right(length, seen)
 
 
 def split_sequences(model: Any, degree: int) -> ModuleType:
@@ -73,7 +83,7 @@ def split_sequences(model: Any, degree: int) -> ModuleType:
                     chunk,
                     keys[:, :, :seen],
                     values[:, :, :seen],
-                    attn_mask=causal_lower_right(length, seen),
+                    attn_mask=_causal(length, seen),
                     dropout_p=dropout,
                     scale=scaling,
                     enable_gqa=query.shape[1] != keys.shape[1],

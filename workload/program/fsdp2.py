@@ -45,10 +45,6 @@ def shard(
     the backward pass begins with it.
 
     Args:
-        model: the planned model.
-        fill: gives modules their weights.
-        mesh: the ranks.
-        policy: precision of computation and communication.
         reshard: free a block's gathered parameters after its forward pass.
     """
     given: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
@@ -70,9 +66,7 @@ class Engine:
     """What the training program asks of DeepSpeed's engine, for a model that torch has sharded.
 
     Args:
-        model: the sharded model.
         settings: DeepSpeed's JSON, of which optimizer, clipping, micro-batch and accumulation hold.
-        device: this rank's.
     """
 
     def __init__(self, model: Any, settings: dict[str, Any], device: Any) -> None:
@@ -138,12 +132,6 @@ def engine_of(
     """Fill, shard and return a planned model as an engine.
 
     Args:
-        model: the planned model.
-        fill: gives modules their weights, on `device`.
-        settings: DeepSpeed's JSON.
-        precision: of the job, "fp32" or "bf16".
-        device: this rank's, such as "cpu" or "cuda:1".
-        reshard: free a block's gathered parameters after its forward pass.
         groups: number of groups that each hold a whole copy of the state.
     """
     mesh = mesh_of(torch.device(device).type, groups)

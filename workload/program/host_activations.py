@@ -24,7 +24,6 @@ def activations_on_host(
 
     Args:
         mode: "none", "sync" or "async".
-        runtime: where streams and events come from.
     """
     if mode == "none":
         return contextlib.nullcontext()

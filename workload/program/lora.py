@@ -34,8 +34,6 @@ class Adapter(torch.nn.Module):
     """Low-rank product B A x.
 
     Args:
-        inputs, outputs: widths of the adapted layer.
-        rank: of the product.
         made: device and dtype of its weights.
     """
 
@@ -73,8 +71,6 @@ def adapt(model: Any, blocks: Any, table: dict[str, Any]) -> None:
     """Freeze a model and add adapters to the linear layers of its blocks, without values yet.
 
     Args:
-        model: the model.
-        blocks: its transformer blocks.
         table: the job's `[lora]`: rank and targets.
     """
     model.requires_grad_(False)

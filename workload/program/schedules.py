@@ -26,14 +26,9 @@ class Engine:
     """Parts of the model on this rank, their optimizer, and the schedule that runs them.
 
     Args:
-        model: the planned model.
-        job: whose positions the blocks turn by.
-        settings: DeepSpeed's configuration, for the optimizer and the batch.
         fill: gives modules their weights; each rank calls it for its own parts.
         degree, virtual: ranks of the pipeline, and parts that each holds.
         schedule: a key of `SCHEDULES`.
-        device: of this rank.
-        phase: told the part of the step that begins.
     """
 
     def __init__(
@@ -174,7 +169,6 @@ class Shared(torch.nn.Module):
 
 
 def _built(layer: LayerSpec) -> torch.nn.Module:
-    """Build one layer."""
     module = layer.build()
     return Shared(module, layer.forward_fn) if isinstance(layer, TiedLayerSpec) else module
 

@@ -72,7 +72,6 @@ class Angles:
     """Rotary angles, computed once per shape.
 
     Args:
-        rotary: the family's module that turns positions into angles.
         positions: of one whole sample, where they are more than a count.
     """
 
@@ -180,11 +179,6 @@ def mark_phases(engine: Any, phase: Callable[[str], None]) -> None:
 
 def layers_of(model: Any, job: dict[str, Any], fill: Fill) -> list[LayerSpec]:
     """Return the model's layers in their order, each still to be built: start, blocks, norm, head.
-
-    Args:
-        model: the planned model.
-        job: whose positions the blocks turn by.
-        fill: gives modules their weights; a stage calls it for its own.
 
     Raises:
         NotImplementedError: a family whose decoder is put together in another way.

@@ -77,7 +77,6 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     )
     parser.add_argument("--activation_offload", choices=("none", "sync", "async"), default="none")
     parser.add_argument("--compilation", choices=("none", "regional", "full"), default="none")
-    parser.add_argument("--fp8", choices=("none", "tensorwise", "rowwise"), default="none")
     parser.add_argument("--steps", type=int, default=None, help="default: the job's steps")
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
@@ -88,10 +87,6 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
     """Return the model under DeepSpeed, split by the arguments; import only what they need."""
     model = planned_model(job, arguments.activation_checkpointing)
     device, dtype = made_as(job, arguments, settings, model)
-    if arguments.fp8 != "none":
-        import fp8
-
-        fp8.convert(blocks_of(model), arguments.fp8)
     if arguments.sharding != "deepspeed":
         return sharded_by_torch(model, job, settings, arguments, device)
     fill = Filler(model, job["seed"], device, dtype)

@@ -22,8 +22,6 @@ from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.recognise import recognised
 from tuner.workload.scripts.launchers import Launcher, read_command
 
-__all__ = ["LAUNCH", "PLACEHOLDER", "Script", "Start", "filled", "imported_frameworks"]
-
 PLACEHOLDER = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 #: What a command may hold beside the launch knobs. The last three differ from rank to rank.
 _EXTRA = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank")
@@ -71,7 +69,6 @@ class Script:
             ranks that it would start.
             `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is today's.
         cwd: the folder it is started in; relative paths of the command are found from there.
-        knobs: knobs that the user declares.
     """
 
     command: str
@@ -178,7 +175,6 @@ class Start:
 
     Attributes:
         words: the command with every placeholder but those of a rank filled in.
-        cwd: the folder.
         options: for the hook: `configuration` (every launch knob), `deepspeed` (laid over what the
             script passes; null takes a key away), `owned` (what its framework is told of batches),
             `activation_checkpointing` (set on the model), `micro_batch` (which batches must hold),

@@ -16,8 +16,6 @@ from tuner.workload.scripts.knob_support import OFFLOADS, OLD_OFFLOADS
 if TYPE_CHECKING:
     from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = ["is_deepspeed", "overlay", "read_json"]
-
 #: A JSON object with one of these is taken for a DeepSpeed configuration.
 _DEEPSPEED_KEYS = (
     "train_batch_size",

@@ -22,10 +22,9 @@ from tuner.search_spaces.model_facts import ModelFacts
 from tuner.workload.hook import micro_batches
 from tuner.workload.limits import FIRST_STEP_LIMIT_S
 from tuner.workload.probe import INSPECTIONS, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
-
-__all__ = ["STEPS", "blank_job", "inspect_script", "launcher_on", "ranks_today", "require_one_node"]
+from tuner.workload.scripts.script_job import Framework, ScriptJob
 
 #: Taken where the user does not say how many steps the solution takes.
 STEPS = 1000
@@ -42,11 +41,8 @@ def inspect_script(
     """Start a script once, and return it as a job with the knobs it supports.
 
     Args:
-        script: as the user names it.
         blank: the job that its command alone describes (`blank_job`).
-        run: runs a probe of `blank`, on one node or several.
         folder: the run's; the logs go to its `probes/inspection`.
-        say: called with each progress sentence.
 
     Raises:
         InputError: the command is wrong, the script fails before its first step (the sentence
@@ -82,8 +78,6 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     """Return the job that the command alone describes; a batch it does not name is a guess.
 
     Args:
-        script: as the user names it.
-        cluster: where it is started.
         nodes: the number of its nodes on which the script runs today.
 
     Raises:
@@ -186,7 +180,6 @@ def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
 
 
 def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> ScriptJob:
-    """Return the job that the facts of a launch describe."""
     assumed = list(script.launcher.notes) if script.launcher else []
     if blank.driven is not None and blank.driver is not None:
         told, owned = blank.driven.batches[0], facts.get("owned", {}).get("micro_batch", 0)

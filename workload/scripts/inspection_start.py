@@ -16,8 +16,6 @@ from tuner.search_spaces.safe_files import write_text
 from tuner.workload.hook import merge, split_differently
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
-__all__ = ["inspection_start"]
-
 
 def inspection_start(
     job: ScriptJob, configuration: Configuration, folder: Path, *, alter: bool
@@ -25,9 +23,6 @@ def inspection_start(
     """Write the files of a look at `job` to `folder`, and return the start of its ranks.
 
     Args:
-        job: what the command alone tells.
-        configuration: today's.
-        folder: takes ds_config.json.
         alter: split the batch differently where that is possible.
     """
     start = job.start(configuration, folder)

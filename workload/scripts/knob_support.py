@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from tuner.workload.scripts.frameworks.driven import Driven
     from tuner.workload.scripts.script_job import ScriptJob
 
-__all__ = [
-    "OFFLOADS",
-    "OLD_OFFLOADS",
-    "SWITCH",
-    "Framework",
-    "KnobSupport",
-    "narrowed",
-    "offers",
-    "refused",
-    "sentences",
-]
-
 #: Knobs that say where a part of the training state lives, and their sections in DeepSpeed's JSON.
 OFFLOADS = {"optimizer_offload": "offload_optimizer", "parameter_offload": "offload_param"}
 #: The same in DeepSpeed's older spelling: a truth value for "cpu", and what belongs to it.
@@ -62,7 +50,6 @@ class Framework:
         client_optimizer: the class of the optimizer that the script builds, or "".
         can_checkpoint: the model has transformers' switch for activation checkpointing.
         checkpoints: and it is on today.
-        stages: pipeline stages today.
         reads: what the script reads from `joulefront_hook.configuration()`.
         live: live knobs that the script registers, each with its present value, None if it cannot
             be read.
@@ -111,7 +98,6 @@ class KnobSupport:
     """Support of one launch knob by a script.
 
     Attributes:
-        turned: it is.
         why: by what it is turned, or why it is not, as a phrase.
         values: those that can be had; empty for all.
     """
@@ -209,12 +195,7 @@ def _deepspeed(job: ScriptJob, name: str) -> KnobSupport:
 
 
 def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
-    """Describe the knobs in play and the reasons against the rest, one sentence each.
-
-    Args:
-        job: the script.
-        searched: the knobs that the search space names.
-    """
+    """Describe the knobs in play and the reasons against the rest, one sentence each."""
     able = [name for name in LAUNCH if job.offers[name].turned]
     turned = [name for name in able if name in searched] + [knob.name for knob in job.knobs]
     left = [name for name in able if name not in searched]

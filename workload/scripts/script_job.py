@@ -36,10 +36,8 @@ from tuner.workload.hook import merge
 from tuner.workload.scripts.command import (
     LAUNCH,
     PLACEHOLDER,
-    Script,
     Start,
     filled,
-    imported_frameworks,
 )
 from tuner.workload.scripts.deepspeed_overlay import is_deepspeed, overlay, read_json
 from tuner.workload.scripts.frameworks.driven import Bound, Driven
@@ -54,8 +52,6 @@ from tuner.workload.scripts.knob_support import (
     sentences,
 )
 from tuner.workload.scripts.launchers import Launcher
-
-__all__ = ["Framework", "KnobSupport", "Script", "ScriptJob", "Start", "imported_frameworks"]
 
 #: Nothing of a probe is logged: a run of twenty steps is no experiment.
 _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
@@ -75,9 +71,7 @@ class ScriptJob(TrainingJob):
 
     Attributes:
         words: the command, placeholders included.
-        cwd: the folder it is started in.
         devices: ranks that it starts on today.
-        frame: what the inspection showed.
         assumed: what was not told and is taken, one sentence each.
         launcher: the launcher of its command, which says the environment; None without one.
         driver: what sets the knobs of the recognised framework; None without one.
@@ -266,11 +260,6 @@ class ScriptJob(TrainingJob):
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
 
     def _applied(self, declared: Knob) -> Knob:
-        """Return a declared knob with its present value.
-
-        Raises:
-            InputError: it cannot be applied to this script.
-        """
         knob = resolved(
             declared,
             driven=self.driven.declared if self.driven else None,
@@ -334,8 +323,6 @@ class ScriptJob(TrainingJob):
         """Write the files of this configuration to `folder`, and return the start of its ranks.
 
         Args:
-            configuration: launch settings.
-            folder: takes ds_config.json.
             probe: leave loggers and checkpoints out, and check the batches' size.
 
         Raises:

@@ -28,13 +28,14 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import GaussianProcess
 from tuner.models.surrogate.kernel import LAUNCH, LIVE
-from tuner.models.surrogate.regressors import FOLDS, Regressor, ScikitRegressor, mean_and_std
-from tuner.models.surrogate.surrogate_choice import (
-    SURROGATES,
+from tuner.models.surrogate.regressors import (
+    FOLDS,
+    Regressor,
+    ScikitRegressor,
     check_surrogate,
-    regressor_of,
-    text_of,
+    mean_and_std,
 )
+from tuner.models.surrogate.surrogate_choice import regressor_of, text_of
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.testing.surrogate_data import CANDIDATES, BadPrior, GoodPrior, figures, picked
@@ -254,19 +255,6 @@ def test_members_that_have_a_deviation_add_to_the_spread() -> None:
     np.testing.assert_allclose(mean_and_std(forest, NEW)[1], means.std(axis=0))
 
 
-def test_a_covariance_makes_the_draws_joint_and_without_one_they_are_independent() -> None:
-    near = np.vstack([NEW[:1], NEW[:1] + 0.01])
-    normals = np.random.default_rng(0).standard_normal((3000, 2))
-    correlations = []
-    for estimator in (GaussianProcessRegressor(ConstantKernel() * Matern(nu=2.5)), BayesianRidge()):
-        regressor = ScikitRegressor(estimator, noise=0.02, amplitude=0.5, seed=0)
-        x, y, variance = rows(8)
-        regressor.update(x, y + 0.1 * np.sin(40 * x[:, 0]), variance)
-        correlations.append(np.corrcoef(regressor.draw(near, normals).T)[0, 1])
-    assert correlations[0] > 0.9
-    assert abs(correlations[1]) < 0.1
-
-
 def test_a_noisy_row_counts_less_where_fit_takes_weights() -> None:
     x, y, variance = rows()
     wrong = y.copy()
@@ -319,21 +307,11 @@ def test_a_regressor_that_cannot_be_fitted_says_so_in_a_sentence() -> None:
 # -- its choice ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SURROGATES)
-def test_every_name_is_a_regressor_and_its_text_is_its_own(name: str) -> None:
-    check_surrogate(name)
-    regressor = regressor_of(name)
-    if regressor is not None:
-        assert text_of(regressor) == SURROGATES[name]
-
-
 @pytest.mark.parametrize(
     "regressor",
     [
         RandomForestRegressor(20, max_features=0.5, criterion="absolute_error"),
-        GaussianProcessRegressor(
-            ConstantKernel(2.0, (0.1, 10)) * Matern(np.array([0.5, 2.0]), nu=np.inf)
-        ),
+        GaussianProcessRegressor(ConstantKernel(2.0, (0.1, 10)) * Matern(0.5, nu=1.5)),
         make_pipeline(PolynomialFeatures(2), BayesianRidge(alpha_1=-1e-3)),
         BaggingRegressor(BayesianRidge(), max_features=2),
         VotingRegressor([("a", LinearRegression()), ("b", BayesianRidge())]),
@@ -357,7 +335,7 @@ def test_parameters_survive_their_text() -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ("forest", "unknown surrogate 'forest'; did you mean 'random-forest'? known: bayesian"),
+        ("forest", "unknown surrogate 'forest'; known: gaussian-process, or a scikit-learn"),
         ("sklearn.ensemble.Forest()", "has no estimator or kernel sklearn.ensemble.Forest"),
         ("sklearn.nothing.Forest()", "has no estimator or kernel sklearn.nothing.Forest"),
         ("os.system('true')", "is not a value or a class with named parameters"),
@@ -378,7 +356,7 @@ def test_parameters_survive_their_text() -> None:
         (GradientBoostingRegressor(), "cannot be a surrogate"),
         (AdaBoostRegressor(random_state=0), "not the mean of its members'"),
         (RandomForestRegressor, "surrogate is <class"),
-        (7, "surrogate is 7; it must be one of gaussian-process, "),
+        (7, "surrogate is 7; it must be gaussian-process or a"),
     ],
 )
 def test_what_cannot_be_a_surrogate_is_refused_in_a_sentence(asked: Any, sentence: str) -> None:

@@ -14,9 +14,12 @@ import pynvml
 import pytest
 
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.fake_nvml import FakeGpu, FakeNVML
+from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.zeusd import ZeusdNvml
+
+pytestmark = pytest.mark.twin
+Make = Callable[..., TwinNode]
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +27,16 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.workload.clocks.guard.WAIT_S", 0.0)
 
 
-def locks(fake: FakeNVML) -> list[tuple[int, int] | None]:
+def locks(fake: TwinNode) -> list[tuple[int, int] | None]:
     return [fake.locked_MHz(gpu) for gpu in range(2)]
 
 
 class Daemon(BaseHTTPRequestHandler):
     """What zeusd does with a request, on a fake machine where it is root."""
 
-    fake: FakeNVML
+    fake: TwinNode
     log: list[str]
+    unsupported = 400, b"NVML error: the requested operation is not available on target device"
 
     def do_GET(self) -> None:
         """Release 0.2 has no such routes."""
@@ -53,23 +57,26 @@ class Daemon(BaseHTTPRequestHandler):
 
     def carry_out(self, index: int, command: str, body: dict[str, int]) -> None:
         self.log.append(f"{index} {command}")
-        handle = self.fake.nvmlDeviceGetHandleByIndex(index)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         calls: dict[str, Callable[..., None]] = {
-            "set_power_limit": self.fake.nvmlDeviceSetPowerManagementLimit,
-            "set_gpu_locked_clocks": self.fake.nvmlDeviceSetGpuLockedClocks,
-            "reset_gpu_locked_clocks": self.fake.nvmlDeviceResetGpuLockedClocks,
-            "set_mem_locked_clocks": self.fake.nvmlDeviceSetMemoryLockedClocks,
-            "reset_mem_locked_clocks": self.fake.nvmlDeviceResetMemoryLockedClocks,
+            "set_persistence_mode": pynvml.nvmlDeviceSetPersistenceMode,
+            "set_power_limit": pynvml.nvmlDeviceSetPowerManagementLimit,
+            "set_gpu_locked_clocks": pynvml.nvmlDeviceSetGpuLockedClocks,
+            "reset_gpu_locked_clocks": pynvml.nvmlDeviceResetGpuLockedClocks,
+            "set_mem_locked_clocks": pynvml.nvmlDeviceSetMemoryLockedClocks,
+            "reset_mem_locked_clocks": pynvml.nvmlDeviceResetMemoryLockedClocks,
         }
         self.fake.permit(True)
         try:
             calls[command](handle, *body.values())
-            status = 200
+            status, said = 200, b""
+        except pynvml.NVMLError_NotSupported:
+            status, said = self.unsupported
         except pynvml.NVMLError:
-            status = 400
+            status, said = 400, b"NVML error: a supplied argument was invalid"
         finally:
             self.fake.permit(False)
-        self.answer(status)
+        self.answer(status, said)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -109,16 +116,17 @@ class Daemon03(Daemon):
         if set(words) != {"gpu_ids", *self.FIELDS[command], "block"} or words["block"] != "true":
             self.answer(400)
             return
-        fields = {name: int(words[name]) for name in self.FIELDS[command]}
+        fields = {name: int(words[name].replace("true", "1")) for name in self.FIELDS[command]}
         self.carry_out(int(words["gpu_ids"]), command, fields)
 
 
 @pytest.fixture(params=[Daemon, Daemon03], ids=["0.2", "0.3"])
 def daemon(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[tuple[FakeNVML, str, list[str]]]:
-    fake = FakeNVML([FakeGpu(limit_W=350.0), FakeGpu(limit_W=375.0)], root=False)
-    fake.nvmlInit()
+    request: pytest.FixtureRequest, twin_node: Make, tmp_path: Path
+) -> Iterator[tuple[TwinNode, str, list[str]]]:
+    gpus = TwinGpu(limit_W=350.0, pci_bus=1), TwinGpu(limit_W=375.0, pci_bus=2)
+    fake = twin_node(*gpus, root=False)
+    pynvml.nvmlInit()
     log: list[str] = []
     handler = type("Handler", (request.param,), {"fake": fake, "log": log})
     path = str(tmp_path / "zeusd.sock")
@@ -133,10 +141,10 @@ def daemon(
 
 class TestZeusd:
     def test_sets_and_restores_for_those_who_may_not(
-        self, daemon: tuple[FakeNVML, str, list[str]]
+        self, daemon: tuple[TwinNode, str, list[str]]
     ) -> None:
         fake, path, log = daemon
-        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
         assert (governor.can_set, governor.means) == (True, "zeusd")
         assert governor.supported_clocks_MHz[-1] == 1410
         governor.apply(Settings(clock_MHz=(900, 1200), power_limit_W=250))
@@ -147,26 +155,51 @@ class TestZeusd:
         assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
         assert "1 set_gpu_locked_clocks" in log
 
-    def test_a_daemon_that_is_not_there_is_said(self, tmp_path: Path) -> None:
+    def test_a_daemon_that_is_not_there_is_said(self, twin_node: Make, tmp_path: Path) -> None:
         path = str(tmp_path / "nobody.sock")
-        fake = FakeNVML(root=False)
-        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        twin_node(root=False)
+        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
         assert not governor.can_set
         assert "needs root" in governor.why_not
         assert f"zeusd at {path} does not do it either" in governor.why_not
         governor.close()
 
     def test_what_the_daemon_refuses_is_an_nvml_error(
-        self, daemon: tuple[FakeNVML, str, list[str]]
+        self, daemon: tuple[TwinNode, str, list[str]]
     ) -> None:
-        fake, path, _ = daemon
-        nvml = ZeusdNvml(fake, path)
+        _, path, _ = daemon
+        nvml = ZeusdNvml(pynvml, path)
         handle = nvml.nvmlDeviceGetHandleByIndex(0)
         with pytest.raises(pynvml.NVMLError):
             nvml.nvmlDeviceSetPowerManagementLimit(handle, 5_000_000)
         assert nvml.nvmlDeviceGetPowerManagementLimit(handle) == 350_000
         with pytest.raises(pynvml.NVMLError_NotSupported):
             nvml.nvmlDeviceSetApplicationsClocks(handle, 1593, 900)
+
+    @pytest.mark.parametrize(
+        "unsupported",
+        [
+            (400, b"NVML error: the requested operation is not available on target device"),
+            (400, b"Not Supported"),
+            (500, b"NVML error: the requested operation is not available on target device"),
+            (404, b""),
+        ],
+    )
+    def test_second_day_14_a_card_without_limits_locks_clocks_through_the_daemon(
+        self,
+        daemon: tuple[TwinNode, str, list[str]],
+        monkeypatch: pytest.MonkeyPatch,
+        unsupported: tuple[int, bytes],
+    ) -> None:
+        """second_day_14: the daemon's 400 for "not supported" gave the whole node up."""
+        fake, path, _ = daemon
+        fake.fail("nvmlDeviceSetPowerManagementLimit", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        monkeypatch.setattr(Daemon, "unsupported", unsupported)
+        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
+        assert (governor.why_not, governor.means) == ("", "zeusd")
+        governor.apply(Settings(clock_MHz=900))
+        assert locks(fake) == [(900, 900), (900, 900)]
+        governor.close()
 
     @pytest.mark.parametrize(
         "told",
@@ -178,17 +211,17 @@ class TestZeusd:
     )
     def test_a_daemon_with_other_gpus_sets_none(
         self,
-        daemon: tuple[FakeNVML, str, list[str]],
+        daemon: tuple[TwinNode, str, list[str]],
         told: tuple[str, bytes],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """In a container index 0 is another GPU of the host's."""
-        fake, path, log = daemon
+        _, path, log = daemon
         monkeypatch.setattr(Daemon, "do_GET", Daemon03.do_GET)
         for kind in (Daemon, Daemon03):
             monkeypatch.setattr(kind, "told", told, raising=False)
             monkeypatch.setattr(kind, "token", False, raising=False)
-        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
         assert not governor.can_set
         assert "has 4 GPUs and NVML shows 2 here" in governor.why_not
         governor.close()
@@ -196,11 +229,11 @@ class TestZeusd:
 
     @pytest.mark.parametrize("daemon", [Daemon03], indirect=True)
     def test_a_daemon_that_asks_for_a_token_is_no_permission(
-        self, daemon: tuple[FakeNVML, str, list[str]], monkeypatch: pytest.MonkeyPatch
+        self, daemon: tuple[TwinNode, str, list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        fake, path, log = daemon
+        _, path, log = daemon
         monkeypatch.setattr(Daemon03, "token", True)
-        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
         assert not governor.can_set
         governor.close()
         assert log == []
@@ -217,21 +250,21 @@ class TestZeusd:
 
     @pytest.mark.parametrize("daemon", [Daemon03], indirect=True)
     def test_release_05_in_a_container_finds_its_gpus_by_their_pci_address(
-        self, daemon: tuple[FakeNVML, str, list[str]], monkeypatch: pytest.MonkeyPatch
+        self, daemon: tuple[TwinNode, str, list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The host's four GPUs, of which numbers 2 and 1 are this container's 0 and 1."""
-        fake, path, _ = daemon
+        _, path, _ = daemon
         addresses = ["0000:81:00.0", "0000:02:00.0", "0000:01:00.0", "0000:c1:00.0"]
         gpus = [{"id": n, "name": "A100", "pci_address": a} for n, a in enumerate(addresses)]
         self.of_release_05(monkeypatch, gpus=gpus)
-        nvml = ZeusdNvml(fake, path)
+        nvml = ZeusdNvml(pynvml, path)
         assert nvml.why_not() == ""
         asked: list[str] = []
         monkeypatch.setattr(
             Daemon03, "carry_out", lambda self, index, *_: (asked.append(index), self.answer(200))
         )
         for index in range(2):
-            nvml.nvmlDeviceSetGpuLockedClocks(fake.nvmlDeviceGetHandleByIndex(index), 900, 900)
+            nvml.nvmlDeviceSetGpuLockedClocks(pynvml.nvmlDeviceGetHandleByIndex(index), 900, 900)
         assert asked == [2, 1]
 
     @pytest.mark.parametrize(
@@ -245,15 +278,15 @@ class TestZeusd:
     @pytest.mark.parametrize("daemon", [Daemon03], indirect=True)
     def test_release_05_that_may_not_be_used_says_why(
         self,
-        daemon: tuple[FakeNVML, str, list[str]],
+        daemon: tuple[TwinNode, str, list[str]],
         monkeypatch: pytest.MonkeyPatch,
         change: dict[str, object],
         says: str,
     ) -> None:
-        fake, path, log = daemon
+        _, path, log = daemon
         gpus = [{"id": n, "pci_address": f"0000:0{n + 1}:00.0"} for n in range(2)]
         self.of_release_05(monkeypatch, **{"gpus": gpus, **change})
-        governor = NvmlGovernor(nvml=fake, environ={"ZEUSD_SOCK_PATH": path})
+        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
         assert not governor.can_set
         assert says in governor.why_not
         governor.close()

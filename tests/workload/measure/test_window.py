@@ -15,9 +15,15 @@ from tuner.testing.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedR
 from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.measurement import delivered_of, drift_of, measurement, not_applied
 from tuner.workload.measure.phases import compilation_s
-from tuner.workload.measure.statistics import block_edges, block_powers, integrate, standard_error
+from tuner.workload.measure.statistics import (
+    Window,
+    block_edges,
+    block_powers,
+    integrate,
+    standard_error,
+)
 from tuner.workload.measure.warm_up import WARM_BLOCKS_MAX, WarmUp
-from tuner.workload.measure.window import Conductor, ProbeFailed, Window
+from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, WindowPolicy
 

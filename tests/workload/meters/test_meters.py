@@ -7,24 +7,27 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
 
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.testing.fake_nvml import FakeClock, FakeGpu, FakeNVML
+from tuner.testing.fake_clock import FakeClock
+from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters import Meter, MeterError, PowerSample, open_beside, open_meter
 from tuner.workload.meters.estimated import EstimatedMeter
-from tuner.workload.meters.gpus import open_nvml, visible_gpus
+from tuner.workload.meters.gpus import Gpu, open_nvml, visible_gpus
 from tuner.workload.meters.hwmon import HwmonMeter
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.rapl import RaplMeter
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.probe import MeterInfo
 
+Make = Callable[..., TwinNode]
 NO_ENV: dict[str, str] = {}
 
 
@@ -55,32 +58,29 @@ class Rig:
     estimated: bool = False
 
 
-def nvml_rig(_tmp: Path, **spec: object) -> Rig:
-    clock = FakeClock()
-    gpus = [FakeGpu(**spec), FakeGpu(load=((0.0, 0.5),), **spec)]  # type: ignore[arg-type]
-    fake = FakeNVML(gpus, clock=clock)
-    meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
+def nvml_rig(make: Make, **spec: Any) -> Rig:
+    gpus = [TwinGpu(load=load, **spec) for load in (1.0, 0.5)]
+    node = make(*gpus)
+    meter = NvmlMeter(clock=node.clock, sleep=node.sleep, environ=NO_ENV)
 
     def advance(seconds: float) -> None:
-        until_s = clock.now_s + seconds
-        while clock.now_s < until_s:  # a meter without a counter looks every 50 ms by itself
-            clock.advance(min(0.05, until_s - clock.now_s))
+        until_s = node.clock() + seconds
+        while node.clock() < until_s:  # a meter without a counter looks every 50 ms by itself
+            node.sleep(min(0.05, until_s - node.clock()))
             if not gpus[0].has_counter:
                 meter.read()
 
-    def vanish() -> None:
-        fake.event("lost", gpu=1)
-
-    power_W = fake.true_energy_J(clock.now_s, clock.now_s + 1)
-    return Rig(meter, advance, power_W, power_W * gpus[0].counter_period_s, vanish, "gpu")
+    power_W = node.power_W(0) + node.power_W(1)
+    resolution_J = power_W * gpus[0].counter_period_s
+    return Rig(meter, advance, power_W, resolution_J, lambda: node.set(1, lost=1), "gpu")
 
 
-def nvml_sampled_rig(tmp: Path) -> Rig:
-    return nvml_rig(tmp, has_counter=False)
+def nvml_sampled_rig(make: Make) -> Rig:
+    return nvml_rig(make, has_counter=False)
 
 
-def nvml_averaged_rig(tmp: Path) -> Rig:
-    return nvml_rig(tmp, has_counter=False, instant_power=False)
+def nvml_averaged_rig(make: Make) -> Rig:
+    return nvml_rig(make, has_counter=False, gpu_scope=0)
 
 
 class Hwmon:
@@ -219,7 +219,8 @@ def estimated_rig(tmp: Path) -> Rig:
     ids=lambda make: make.__name__.removesuffix("_rig"),
 )
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    made = request.param(tmp_path)
+    on_twin = request.param.__name__.startswith("nvml")
+    made = request.param(request.getfixturevalue("twin_node") if on_twin else tmp_path)
     yield made
     made.meter.close()
 
@@ -308,185 +309,188 @@ class TestContract:
         assert not timeline.errors
 
 
+def meter_on(node: TwinNode, **options: Any) -> NvmlMeter:
+    return NvmlMeter(**{"clock": node.clock, "sleep": node.sleep, "environ": NO_ENV, **options})
+
+
+BUSY = TwinGpu(load=1.0)
+SUPERCHIP = replace(BUSY, name="NVIDIA GH200 480GB", c2c=True, module_W=150.0)
+
+
 class TestNvml:
-    def test_sources_are_named(self) -> None:
-        fake = FakeNVML([FakeGpu(), FakeGpu(has_counter=False), FakeGpu(has_counter=False)])
-        meter = NvmlMeter(nvml=fake, environ=NO_ENV)
+    def test_sources_are_named(self, twin_node: Make) -> None:
+        without = TwinGpu(has_counter=False)
+        meter = meter_on(twin_node(TwinGpu(), without, without), nvml=pynvml)
         meter.close()
         assert meter.info.source == (
-            "NVML total-energy counter of 1 GPU, and NVML power of 2 GPUs without a counter, "
-            "integrated every 50 ms"
+            "NVML total-energy counter of 1 twin GPU, and NVML power of 2 twin GPUs without a "
+            "counter, integrated every 50 ms"
         )
 
-    def test_a_gpu_that_tells_nothing_is_refused(self) -> None:
-        fake = FakeNVML([FakeGpu(has_counter=False, has_power=False)])
+    def test_a_gpu_that_tells_nothing_is_refused(self, twin_node: Make) -> None:
+        node = twin_node(TwinGpu(has_counter=False, has_usage=False, gpu_scope=0))
         with pytest.raises(MeterError, match="neither its energy nor its power"):
-            NvmlMeter(nvml=fake, environ=NO_ENV)
-        with pytest.raises(pynvml.NVMLError):  # NVML was let go again
-            fake.nvmlDeviceGetCount()
+            meter_on(node)
+        with pytest.raises(pynvml.NVMLError_Uninitialized):  # NVML was let go again
+            pynvml.nvmlDeviceGetCount()
 
     @pytest.mark.parametrize("has_counter", [True, False])
-    def test_changing_load_is_integrated(self, has_counter: bool) -> None:
-        clock = FakeClock()
-        load = ((0.0, 0.0), (0.7, 1.0), (1.9, 0.4))
-        fake = FakeNVML(
-            [FakeGpu(load=load, load_period_s=2.5, has_counter=has_counter)], clock=clock
-        )
-        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
-        start = meter.read()
-        for _ in range(600):
-            clock.advance(0.05)
-            meter.read()
+    def test_changing_load_is_integrated(self, twin_node: Make, has_counter: bool) -> None:
+        node = twin_node(TwinGpu(has_counter=has_counter))
+        meter = meter_on(node)
+        start, before_J = meter.read(), node.energy_J()
+        for _ in range(12):
+            for seconds, load in ((0.7, 0.0), (1.2, 1.0), (0.6, 0.4)):
+                node.set(load=load)
+                for _ in range(round(seconds / 0.05)):
+                    node.sleep(0.05)
+                    meter.read()
         end = meter.read()
-        truth_J = fake.true_energy_J(start.time_s, end.time_s)
         meter.close()
+        truth_J = node.energy_J() - before_J
         assert end.energy_J - start.energy_J == pytest.approx(truth_J, rel=0.02)
 
     @pytest.mark.parametrize(
-        ("what", "says"), [("reset", "went backwards"), ("stall", "has not moved")]
+        ("lose", "says"),
+        [(TwinNode.reset_counter, "went backwards"), (TwinNode.stall, "has not moved")],
+        ids=["reset", "stall"],
     )
     def test_a_counter_that_loses_joules_breaks_the_meter_for_good(
-        self, what: str, says: str
+        self, twin_node: Make, lose: Callable[[TwinNode], None], says: str
     ) -> None:
-        clock = FakeClock()
-        fake = FakeNVML(clock=clock)
-        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
-        clock.advance(1.0)
+        node = twin_node(BUSY)
+        meter = meter_on(node)
+        node.sleep(1.0)
         meter.read()
-        fake.event(what)
-        clock.advance(3.0)
+        lose(node)
+        node.sleep(3.0)
         for _ in range(2):
             with pytest.raises(MeterError, match=says):
                 meter.read()
-            clock.advance(1.0)
+            node.sleep(1.0)
         meter.close()
 
-    def test_a_counter_of_32_bits_wraps_and_goes_on(self) -> None:
-        clock = FakeClock()
-        spec = FakeGpu(counter_start_mJ=2**32 - 100_000, counter_modulus_mJ=2**32)
-        meter = NvmlMeter(nvml=FakeNVML([spec], clock=clock), clock=clock, environ=NO_ENV)
+    def test_a_counter_of_32_bits_wraps_and_goes_on(self, twin_node: Make) -> None:
+        node = twin_node(replace(BUSY, counter_start_mJ=2**32 - 100_000, counter_modulus_mJ=2**32))
+        meter = meter_on(node)
         for _ in range(10):
-            clock.advance(0.5)
+            node.sleep(0.5)
             meter.read()
         assert meter.read().energy_J == pytest.approx(5 * 380.0, rel=1e-6)
         meter.close()
 
-    def test_a_step_back_that_no_wrap_explains_breaks_the_meter(self) -> None:
-        clock = FakeClock()
-        spec = FakeGpu(counter_start_mJ=9_900_000, counter_modulus_mJ=10_000_000)
-        meter = NvmlMeter(nvml=FakeNVML([spec], clock=clock), clock=clock, environ=NO_ENV)
-        clock.advance(1.0)
+    def test_a_step_back_that_no_wrap_explains_breaks_the_meter(self, twin_node: Make) -> None:
+        node = twin_node(replace(BUSY, counter_start_mJ=9_900_000, counter_modulus_mJ=10_000_000))
+        meter = meter_on(node)
+        node.sleep(1.0)
         with pytest.raises(MeterError, match="went backwards"):
             meter.read()
         meter.close()
 
     @pytest.mark.parametrize("period_s", [0.02, 0.05, 0.1])
-    def test_a_boundary_is_finer_than_the_counters_steps(self, period_s: float) -> None:
-        clock = FakeClock()
-        load = ((0.0, 1.0), (7.0, 0.0))
-        spec = FakeGpu(counter_period_s=period_s, load=((0.0, 0.0), (1.033, 1.0), (6.271, 0.0)))
-        fake = FakeNVML([spec, FakeGpu(load=load)], clock=clock)
-        meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
-        start_s = clock.now_s
-        clock.advance(0.9)
-        opened = meter.boundary(opens=True)
-        assert opened.time_s == clock.now_s  # the wait is before the window
-        clock.now_s = start_s + 8.0
+    def test_a_boundary_is_finer_than_the_counters_steps(
+        self, twin_node: Make, period_s: float
+    ) -> None:
+        node = twin_node(TwinGpu(counter_period_s=period_s), BUSY)
+        meter = meter_on(node)
+        node.sleep(0.9)
+        opened, before_J = meter.boundary(opens=True), node.energy_J()
+        assert opened.time_s == node.clock()  # the wait is before the window
+        for seconds, loads in ((1.033, (1.0, 1.0)), (5.238, (0.0, 1.0)), (0.829, (0.0, 0.0))):
+            for gpu, load in enumerate(loads):
+                node.set(gpu, load=load)
+            node.sleep(seconds)
+        truth_J, end_s = node.energy_J() - before_J, node.clock()
         closed = meter.boundary(opens=False)
-        assert closed.time_s == start_s + 8.0  # and after it
-        assert clock.now_s > start_s + 8.0
-        truth_J = fake.true_energy_J(opened.time_s, closed.time_s)
+        assert closed.time_s == end_s  # and after it
+        assert node.clock() > end_s
         assert closed.energy_J - opened.energy_J == pytest.approx(truth_J, abs=1.0)
         meter.close()
 
     @pytest.mark.parametrize("period_s", [0.02, 0.1])
-    def test_the_update_period_is_found(self, period_s: float) -> None:
-        clock = FakeClock()
-        fake = FakeNVML([FakeGpu(counter_period_s=period_s)], clock=clock)
-        meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
+    def test_the_update_period_is_found(self, twin_node: Make, period_s: float) -> None:
+        meter = meter_on(twin_node(replace(BUSY, counter_period_s=period_s)))
         assert meter.resolution_s == pytest.approx(period_s, abs=0.0015)
         meter.close()
 
-    def test_further_powers_are_on_the_timeline_where_offered(self) -> None:
-        clock = FakeClock()
-        spec = FakeGpu(memory_share=0.2, load=((0.0, 0.0), (5.0, 1.0)))
-        meter = NvmlMeter(nvml=FakeNVML([spec, spec], clock=clock), clock=clock, environ=NO_ENV)
-        clock.advance(5.5)
+    def test_further_powers_are_on_the_timeline_where_offered(self, twin_node: Make) -> None:
+        node = twin_node(*[TwinGpu(memory_share=0.2)] * 2)
+        meter = meter_on(node)
+        node.sleep(5.0)
+        node.set(load=1.0)
+        node.sleep(0.5)
         sample = meter.sample()
         assert sample.power_W == 760.0
-        assert sample.extra["averaged_W"] == pytest.approx(440.0)  # half of its second was idle
-        assert sample.extra["memory_W"] == pytest.approx(88.0)
+        assert sample.extra["averaged_W"] == pytest.approx(440.0, abs=0.1)  # half of 1 s was idle
+        assert sample.extra["memory_W"] == pytest.approx(88.0, abs=0.1)
         assert (sample.extra["gpu1_power_W"], sample.extra["gpu0_clock_MHz"]) == (380.0, 1410.0)
         assert "module_W" not in sample.extra
         meter.close()
 
     @pytest.mark.parametrize("module_counter", [True, False])
-    def test_a_counter_of_the_module_does_not_pass_for_the_gpus(self, module_counter: bool) -> None:
-        clock = FakeClock()
-        spec = FakeGpu(name="NVIDIA GH200 480GB", module_W=150.0, module_counter=module_counter)
-        meter = NvmlMeter(
-            nvml=FakeNVML([spec], clock=clock), clock=clock, sleep=clock.advance, environ=NO_ENV
-        )
+    def test_a_counter_of_the_module_does_not_pass_for_the_gpus(
+        self, twin_node: Make, module_counter: bool
+    ) -> None:
+        node = twin_node(replace(SUPERCHIP, counter_is_module=module_counter))
+        meter = meter_on(node)
         assert ("without a counter" in meter.info.source) == module_counter
         assert meter.info.independent != module_counter
         first = meter.read()
         for _ in range(100):
-            clock.advance(0.05)
+            node.sleep(0.05)
             meter.read()
         assert meter.read().energy_J - first.energy_J == pytest.approx(5 * 380.0, rel=0.03)
         assert meter.sample().extra["module_W"] == 530.0
         meter.close()
 
-    def test_finding_20_power_that_is_averaged_is_as_coarse_as_its_average(self) -> None:
+    @pytest.mark.parametrize(("gpu_scope", "period_s"), [(1, 0.05), (0, 1.0)])
+    def test_finding_20_power_that_is_averaged_is_as_coarse_as_its_average(
+        self, twin_node: Make, gpu_scope: int, period_s: float
+    ) -> None:
         """finding_20: a 1 s average smears the edges, so short windows are flagged."""
-        for instant, period_s in ((True, 0.05), (False, 1.0)):
-            clock = FakeClock()
-            fake = FakeNVML([FakeGpu(has_counter=False, instant_power=instant)], clock=clock)
-            meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
-            assert meter.resolution_s == period_s
-            meter.close()
+        meter = meter_on(twin_node(TwinGpu(has_counter=False, gpu_scope=gpu_scope)))
+        assert meter.resolution_s == period_s
+        meter.close()
 
-    def test_finding_20_what_only_the_picture_shows_is_asked_once_a_second(self) -> None:
+    def test_finding_20_what_only_the_picture_shows_is_asked_once_a_second(
+        self, twin_node: Make
+    ) -> None:
         """finding_20: every query takes the driver's lock, ten times a second for each GPU."""
-        clock = FakeClock()
-        fake = FakeNVML([FakeGpu(name="NVIDIA GH200 480GB", module_W=150.0)], clock=clock)
-        meter = NvmlMeter(nvml=fake, clock=clock, sleep=clock.advance, environ=NO_ENV)
+        node = twin_node(SUPERCHIP)
+        meter = meter_on(node)
         asked = []
         plain = meter._further_powers
-        meter._further_powers = lambda: asked.append(clock.now_s) or plain()  # type: ignore
+        meter._further_powers = lambda: asked.append(node.clock()) or plain()  # type: ignore
         for _ in range(30):
             assert meter.sample().extra["module_W"] == 530.0
-            clock.advance(0.1)
+            node.sleep(0.1)
         assert len(asked) == 3
         meter.close()
 
-    def test_one_call_that_fails_costs_one_reading(self) -> None:
-        clock = FakeClock()
-        fake = FakeNVML(clock=clock)
-        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
-        fake.fail("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_UNKNOWN, times=1)
-        clock.advance(1.0)
+    def test_one_call_that_fails_costs_one_reading(self, twin_node: Make) -> None:
+        node = twin_node(BUSY)
+        meter = meter_on(node)
+        node.fail("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_UNKNOWN, times=1)
+        node.sleep(1.0)
         with pytest.raises(MeterError):
             meter.read()
-        truth_J = fake.true_energy_J(clock.now_s - 1.0, clock.now_s)
-        assert meter.read().energy_J == pytest.approx(truth_J, abs=0.1 * truth_J)
+        assert meter.read().energy_J == pytest.approx(380.0, abs=38.0)
         meter.close()
 
-    def test_power_that_nobody_sampled_is_not_made_up(self) -> None:
-        clock = FakeClock()
-        fake = FakeNVML([FakeGpu(has_counter=False)], clock=clock)
-        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV, sample_period_s=60.0)
-        clock.advance(30.0)
+    def test_power_that_nobody_sampled_is_not_made_up(self, twin_node: Make) -> None:
+        node = twin_node(TwinGpu(has_counter=False))
+        meter = meter_on(node, sample_period_s=60.0)
+        node.sleep(30.0)
         with pytest.raises(MeterError, match=r"not sampled for 30\.0 s"):
             meter.read()
         meter.close()
 
-    def test_the_timeline_tells_clock_heat_and_throttling(self) -> None:
-        clock = FakeClock()
-        fake = FakeNVML([FakeGpu(), FakeGpu()], clock=clock)
-        meter = NvmlMeter(nvml=fake, clock=clock, environ=NO_ENV)
-        fake.event("lock", [1200, 1200], gpu=0)
-        fake.event("heat", 900, gpu=1)
+    def test_the_timeline_tells_clock_heat_and_throttling(self, twin_node: Make) -> None:
+        node = twin_node(BUSY, BUSY)
+        meter = meter_on(node)
+        node.set(0, lock_low=1200, lock_high=1200)
+        node.set(1, heat_MHz=900, temperature_C=87)
+        node.sleep(0.01)
         extra = meter.sample().extra
         meter.close()
         assert extra["clock_MHz"] == 1050
@@ -494,11 +498,11 @@ class TestNvml:
         assert extra["utilisation"] == 1.0
         assert (extra["throttle_thermal"], extra["throttle_power"]) == (1.0, 0.0)
 
-    def test_older_drivers_know_the_reasons_by_their_older_name(self) -> None:
-        fake = FakeNVML([FakeGpu(limit_W=200.0)])
+    def test_older_drivers_know_the_reasons_by_their_older_name(self, twin_node: Make) -> None:
+        node = twin_node(replace(BUSY, limit_W=200.0))
         code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        fake.fail("nvmlDeviceGetCurrentClocksEventReasons", code)
-        meter = NvmlMeter(nvml=fake, environ=NO_ENV)
+        node.fail("nvmlDeviceGetCurrentClocksEventReasons", code)
+        meter = meter_on(node)
         assert meter.sample().extra["throttle_power"] == 1.0
         meter.close()
 
@@ -506,10 +510,11 @@ class TestNvml:
 class TestVisibleGpus:
     UUIDS = ("GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333")
 
-    def fake(self, **spec: object) -> FakeNVML:
-        made = FakeNVML([FakeGpu(uuid=uuid, **spec) for uuid in self.UUIDS])  # type: ignore[arg-type]
-        made.nvmlInit()
-        return made
+    def visible(self, make: Make, value: str | None, **spec: Any) -> list[Gpu]:
+        make(*[TwinGpu(uuid=uuid, **spec) for uuid in self.UUIDS])
+        pynvml.nvmlInit()
+        environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+        return visible_gpus(pynvml, environ=environ)
 
     @pytest.mark.parametrize(
         ("value", "indices"),
@@ -528,10 +533,9 @@ class TestVisibleGpus:
         ],
     )
     def test_forms_of_cuda_visible_devices(
-        self, value: str | None, indices: tuple[int, ...]
+        self, twin_node: Make, value: str | None, indices: tuple[int, ...]
     ) -> None:
-        environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-        gpus = visible_gpus(self.fake(), environ=environ)
+        gpus = self.visible(twin_node, value)
         assert tuple(gpu.index for gpu in gpus) == indices
         assert tuple(gpu.uuid for gpu in gpus) == tuple(self.UUIDS[i] for i in indices)
 
@@ -547,28 +551,29 @@ class TestVisibleGpus:
             ("zero", "names no GPU"),
         ],
     )
-    def test_what_cannot_be_metered_is_refused_with_the_reason(self, value: str, says: str) -> None:
+    def test_what_cannot_be_metered_is_refused_with_the_reason(
+        self, twin_node: Make, value: str, says: str
+    ) -> None:
         with pytest.raises(InputError, match=says):
-            visible_gpus(self.fake(), environ={"CUDA_VISIBLE_DEVICES": value})
+            self.visible(twin_node, value)
 
-    def test_a_gpu_with_mig_on_is_refused(self) -> None:
+    def test_a_gpu_with_mig_on_is_refused(self, twin_node: Make) -> None:
         with pytest.raises(InputError, match="MIG on"):
-            visible_gpus(self.fake(mig=True), environ=NO_ENV)
+            self.visible(twin_node, None, mig=True)
 
-    def test_numbers_are_ambiguous_among_different_gpus(self) -> None:
-        fake = FakeNVML([FakeGpu(), FakeGpu(name="NVIDIA A40")])
-        fake.nvmlInit()
+    def test_numbers_are_ambiguous_among_different_gpus(self, twin_node: Make) -> None:
+        twin_node(TwinGpu(), TwinGpu(name="NVIDIA A40"))
+        pynvml.nvmlInit()
         environ = {"CUDA_VISIBLE_DEVICES": "1"}
         with pytest.raises(InputError, match="CUDA_DEVICE_ORDER"):
-            visible_gpus(fake, environ=environ)
-        (gpu,) = visible_gpus(fake, environ=environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+            visible_gpus(pynvml, environ=environ)
+        (gpu,) = visible_gpus(pynvml, environ=environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
         assert gpu.name == "NVIDIA A40"
 
-    def test_only_visible_gpus_are_metered(self) -> None:
-        clock = FakeClock()
-        fake = FakeNVML([FakeGpu(load=((0, 1.0),)), FakeGpu(load=((0, 0.0),))], clock=clock)
-        meter = NvmlMeter(nvml=fake, clock=clock, environ={"CUDA_VISIBLE_DEVICES": "1"})
-        clock.advance(10.0)
+    def test_only_visible_gpus_are_metered(self, twin_node: Make) -> None:
+        node = twin_node(BUSY, TwinGpu())
+        meter = meter_on(node, environ={"CUDA_VISIBLE_DEVICES": "1"})
+        node.sleep(10.0)
         assert meter.read().energy_J == pytest.approx(600.0)
         meter.close()
 
@@ -614,9 +619,11 @@ class TestHwmon:
                 meter.read()
         meter.close()
 
-    def test_stands_beside_the_gpus_meter_and_no_other(self, tmp_path: Path) -> None:
+    def test_stands_beside_the_gpus_meter_and_no_other(
+        self, twin_node: Make, tmp_path: Path
+    ) -> None:
         Hwmon(tmp_path / "hwmon")
-        gpus = NvmlMeter(nvml=FakeNVML(), environ=NO_ENV)
+        gpus = meter_on(twin_node(BUSY))
         (module,) = open_beside(gpus, hwmon=tmp_path / "hwmon")
         assert {gpus.info.scope, module.info.scope} == {"gpu", "module"}
         timeline = Timeline(gpus, period_s=0.01, beside=[module])
@@ -724,12 +731,14 @@ class TestOpenMeter:
         meter.close()
         return meter.info
 
-    def test_gpus_are_metered_by_nvml(self) -> None:
-        assert self.open(GPUS, nvml=FakeNVML()).name == "nvml"
+    def test_gpus_are_metered_by_nvml(self, twin_node: Make) -> None:
+        twin_node()
+        assert self.open(GPUS).name == "nvml"
 
-    def test_cores_by_rapl_where_it_is(self, tmp_path: Path) -> None:
+    def test_cores_by_rapl_where_it_is(self, twin_node: Make, tmp_path: Path) -> None:
+        twin_node()
         Powercap(tmp_path)
-        assert self.open(CPUS, nvml=FakeNVML(), powercap=tmp_path).name == "rapl"
+        assert self.open(CPUS, powercap=tmp_path).name == "rapl"
 
     def test_cores_by_an_estimate_of_the_clusters_own_envelope(self, tmp_path: Path) -> None:
         info = self.open(CPUS, powercap=tmp_path)
@@ -738,33 +747,31 @@ class TestOpenMeter:
 
     @pytest.mark.parametrize("missing", ["package", "library"])
     def test_without_nvml_the_next_meter_is_taken(
-        self, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, twin_node: Make, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        nvml = None
         if missing == "package":
             monkeypatch.setitem(sys.modules, "pynvml", None)
         else:
-            nvml = FakeNVML()
-            nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+            twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
         with pytest.raises(MeterError, match="NVML"):
-            open_nvml(nvml)
-        assert self.open(nvml=nvml, powercap=tmp_path, envelope=CORE).name == "estimated"
+            open_nvml()
+        assert self.open(powercap=tmp_path, envelope=CORE).name == "estimated"
         Powercap(tmp_path)
-        assert self.open(nvml=nvml, powercap=tmp_path).name == "rapl"
+        assert self.open(powercap=tmp_path).name == "rapl"
 
-    def test_gpus_without_nvml_are_not_passed_off_as_cores(self) -> None:
-        nvml = FakeNVML()
-        nvml.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    def test_gpus_without_nvml_are_not_passed_off_as_cores(self, twin_node: Make) -> None:
+        twin_node().fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         with pytest.raises(InputError, match="cluster 'gpus' cannot be metered: NVML does not"):
-            open_meter(GPUS, nvml=nvml)
+            open_meter(GPUS)
 
-    def test_a_wish_is_kept_or_refused(self, tmp_path: Path) -> None:
+    def test_a_wish_is_kept_or_refused(self, twin_node: Make, tmp_path: Path) -> None:
+        twin_node()
         Powercap(tmp_path)
         assert self.open(CPUS, powercap=tmp_path, prefer="estimated").name == "estimated"
         with pytest.raises(InputError, match="has no RAPL"):
             open_meter(CPUS, powercap=tmp_path / "none", prefer="rapl")
         with pytest.raises(InputError, match="would leave out the GPUs"):
-            open_meter(GPUS, nvml=FakeNVML(), powercap=tmp_path, prefer="rapl")
+            open_meter(GPUS, powercap=tmp_path, prefer="rapl")
         with pytest.raises(UnknownName, match="nvml, rapl"):
             open_meter(CPUS, prefer="wattmeter")
 

@@ -249,6 +249,7 @@ def test_two_nodes_train_one_job(pair: tuple[Any, Any, Path]) -> None:
     assert record.measurements[0].power_W > 1.2 * min(single, share.sample().power_W)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_a_rank_that_dies_on_the_other_node_is_told_and_leaves_nothing(
     pair: tuple[Any, Any, Path],
@@ -283,6 +284,7 @@ def test_a_rank_that_dies_on_the_other_node_is_told_and_leaves_nothing(
     assert after.ok, after.failure
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_a_node_that_is_lost_fails_the_probe_as_the_nodes_fault(
     pair: tuple[Any, Any, Path],

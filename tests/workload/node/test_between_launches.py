@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tuner.testing.fake_nvml import FakeClock
+from tuner.testing.fake_clock import FakeClock
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.base import Reading
 from tuner.workload.node.between_launches import IdlePower, memory_of, wait_for_release
+from tuner.workload.node.preflight import busy_gpus
 from tuner.workload.node.probe_run import _peak
 
 GIB = 2**30
@@ -61,21 +62,29 @@ class TestMemory:
         assert _peak([{"host_bytes": 28 * GIB}], 31 * GIB) == 28 * GIB
         assert _peak([{"device_bytes": 32 * GIB}], 31 * GIB) == 32 * GIB
 
+    @pytest.mark.parametrize("listed", [True, False])
     def test_finding_17_the_next_launch_waits_for_the_memory_of_the_last(
-        self, twin_node: Callable[..., TwinNode]
+        self, twin_node: Callable[..., TwinNode], listed: bool
     ) -> None:
-        """finding_17: unpinning takes longer than the kill, and the next ranks would not fit."""
+        """finding_17: unpinning takes longer than the kill, and the next ranks would not fit.
+
+        In a container, where no process is listed, they would be refused as on a GPU in use.
+        """
         node = twin_node(TwinGpu())
-        node.processes(0, compute=[(41, 30 * GIB), (900, GIB)])
+        node.processes(0, compute=[(41, 30 * GIB)] if listed else [])
+        node.set(used_bytes=30 * GIB)
         clock = FakeClock(0.0)
 
         def sleep(seconds: float) -> None:
             clock.now_s += seconds
             if clock.now_s > 7.0:
-                node.processes(0, compute=[(900, GIB)])
+                node.processes(0)
 
-        waited_s = wait_for_release([41], environ={}, clock=clock, sleep=sleep)
+        waited_s = wait_for_release(environ={}, clock=clock, sleep=sleep)
         assert waited_s == pytest.approx(7.1, abs=0.2)
-        assert wait_for_release([41], environ={}, clock=clock, sleep=sleep) == 0.0
-        waited_s = wait_for_release([900], environ={}, limit_s=5.0, clock=clock, sleep=sleep)
+        assert busy_gpus(environ={}) == ()
+        assert wait_for_release(environ={}, clock=clock, sleep=sleep) == 0.0
+        clock.now_s = 0.0
+        node.processes(0, compute=[(900, GIB)])
+        waited_s = wait_for_release(environ={}, limit_s=5.0, clock=clock, sleep=sleep)
         assert waited_s == pytest.approx(5.1, abs=0.2)

@@ -20,7 +20,11 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRequest, WindowPolicy
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.real,
+    pytest.mark.usefixtures("one_fork_server"),
+]
 
 #: The made-up package draws 5 W and 5 W more for each GHz; no core runs above 3 GHz.
 BASE_W, PER_GHZ_W, FASTEST_MHZ = 5.0, 5.0, 3000

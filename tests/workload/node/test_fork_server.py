@@ -21,6 +21,17 @@ pytestmark = pytest.mark.twin
 NVML_AT_IMPORT = "import pynvml\npynvml.nvmlInit()\npynvml.nvmlDeviceGetCount()\n"
 LIBCUDA = "import ctypes\ndriver = ctypes.CDLL('libcuda.so.1')\n"
 ASK_NVML = "import pynvml; print('count', pynvml.nvmlDeviceGetCount())\n"
+#: What a CUDA build of torch adds: after the first function it refuses CUDA in all later children.
+CUDA_BUILD = """
+import os, torch
+bad_fork = []
+def flags():
+    os.register_at_fork(after_in_child=lambda: bad_fork.append(True))
+    return "sm_90"
+torch._C._cuda_getArchFlags, torch._C._cuda_isInBadFork = flags, lambda: bool(bad_fork)
+torch.version.cuda = "13.0"
+"""
+ASK_TORCH = "import torch; print('bad fork', torch._C._cuda_isInBadFork())\n"
 ASK_CUDA = LIBCUDA + "print('cuInit', driver.cuInit(0))\n"
 
 
@@ -98,6 +109,42 @@ def test_an_import_that_starts_the_driver_is_noticed(start: Start, node: TwinNod
     server = start(LIBCUDA + "driver.cuInit(0)\n")
     assert "started the CUDA driver" in server.fork_unsafe
     assert [function for _, function in node.cuda_touches()] == ["cuInit"]
+
+
+@pytest.mark.real
+def test_asking_for_torchs_build_leaves_cuda_to_the_ranks(start: Start, tmp_path: Path) -> None:
+    """second_day_1: after _cuda_getArchFlags, torch refuses CUDA in each child forked later."""
+    server = start(CUDA_BUILD)
+    assert server.torch is not None
+    assert (server.torch.cuda, server.torch.architectures) == ("13.0", "sm_90")
+    assert server.fork_unsafe == ""
+    assert "bad fork False" in output_of_rank(server, tmp_path, ASK_TORCH)
+
+
+@pytest.mark.real
+def test_an_import_after_which_torch_refuses_cuda_is_noticed(start: Start, tmp_path: Path) -> None:
+    """second_day_1: it starts neither torch's CUDA nor the driver."""
+    server = start(CUDA_BUILD + "flags()\n")
+    assert "torch refuses CUDA" in server.fork_unsafe
+    assert "bad fork True" in output_of_rank(server, tmp_path, ASK_TORCH)
+
+
+@pytest.mark.real
+def test_children_that_wait_for_a_lock_for_ever_cost_no_probe(start: Start, tmp_path: Path) -> None:
+    """A thread of an import holds a lock at the fork, which a child needs to come up."""
+    held = """
+import __main__, os, threading
+lock, locked = threading.Lock(), threading.Event()
+threading.Thread(target=lambda: (lock.acquire(), locked.set(), threading.Event().wait())).start()
+locked.wait()
+os.register_at_fork(after_in_child=lock.acquire)
+globals_of_server = __main__._in_child.__globals__
+globals_of_server["CHILD_LIMIT_S"] = 0.5
+"""
+    server = start(CUDA_BUILD + held)
+    assert "or they hang" in server.fork_unsafe
+    assert server.torch is not None
+    assert server.torch.architectures == ""  # not known
 
 
 @pytest.mark.slow

@@ -1,12 +1,12 @@
 """The whole GPU path on a machine without one: real ranks on cores, metered and clocked as GPUs.
 
-The ranks train for real over gloo; the meter, the governor and the guard speak to the fake NVML as
-they would to a driver. Only the coupling of clock and speed is missing.
+The ranks train for real over gloo; meter and governor speak to a twin node's NVML as they would to
+a driver. Its GPUs are always busy, and clocks do not slow the ranks: that is `test_twin_path`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
-from tuner.testing.fake_nvml import FakeGpu, FakeNVML
+from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.node.machine import detect_cluster
@@ -23,40 +23,50 @@ from tuner.workload.pending import recover_pending
 from tuner.workload.power_samples import read_power
 from tuner.workload.probe import Measurement, ProbeRequest, WindowPolicy
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.twin,
+    pytest.mark.real,
+    pytest.mark.usefixtures("one_fork_server"),
+]
 
+Make = Callable[..., TwinNode]
+BUSY = TwinGpu(load=1.0)
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}  # leaves the cores
 CLOCKS = (900, 1200, 1410)
 PHASES = {"data", "forward", "backward", "communication", "optimizer", "boundary"}
 
 
-def runner_on(nvml: FakeNVML, run_dir: Path, *, keep: bool = False, **changes: int) -> LocalRunner:
+def runner_on(run_dir: Path, *, keep: bool = False, **changes: int) -> LocalRunner:
     """Ranks on this machine's cores, under the clocks and counters of these GPUs.
 
     Args:
         changes: to the cluster that this machine is.
     """
-    here = detect_cluster()
+    here = detect_cluster(environ=HIDDEN)
     device = replace(here.device, clocks_MHz=CLOCKS, default_clock_MHz=1410)
     return LocalRunner(
         load_job(),
         replace(here, device=device, clock_control=True, **changes),
         run_dir=run_dir,
-        meter=NvmlMeter(nvml=nvml, environ={}),
-        governor=NvmlGovernor(nvml=nvml, environ={}, guard_nvml=""),
+        meter=NvmlMeter(environ={}),
+        governor=NvmlGovernor(environ={}, guard_nvml=""),
         keep=keep,
     )
 
 
-def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(tmp_path: Path) -> None:
-    nvml = FakeNVML([FakeGpu(), FakeGpu()])
-    runner = runner_on(nvml, tmp_path)
+def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(
+    twin_node: Make, tmp_path: Path
+) -> None:
+    node = twin_node(BUSY, BUSY, virtual_time=False)
+    runner = runner_on(tmp_path)
     low, middle, high = (Settings(clock_MHz=clock) for clock in CLOCKS)
     locked: list[object] = []
 
     def next_settings(
         request: ProbeRequest, measurements: Sequence[Measurement]
     ) -> tuple[Settings, ...]:
-        locked.append(nvml.locked_MHz(0))
+        locked.append(node.locked_MHz(0))
         return {1: (low,), 2: (middle,)}.get(len(measurements), ())
 
     launch = Configuration.of(data_parallel=1, micro_batch=4).launch
@@ -75,13 +85,13 @@ def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(tmp_path: Path) -> 
         (900, 900),
         (1200, 1200),
     ]  # the launch waits at the clock of its last window
-    assert nvml.locked_MHz(0) is None
+    assert node.locked_MHz(0) is None
     assert record.energy_J > sum(m.energy_J for m in record.measurements)
 
 
-def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> None:
-    nvml = FakeNVML([FakeGpu(), FakeGpu()])
-    runner = runner_on(nvml, tmp_path, keep=True)
+def test_a_probe_sweeps_clocks_and_energy_is_the_counters(twin_node: Make, tmp_path: Path) -> None:
+    node = twin_node(BUSY, BUSY, virtual_time=False)
+    runner = runner_on(tmp_path, keep=True)
     live = tuple(Settings(clock_MHz=clock) for clock in CLOCKS)
     window = WindowPolicy(min_s=1.0, max_s=1.5, settle_s=0.2)
     launch = Configuration.of(data_parallel=1, micro_batch=4).launch
@@ -105,16 +115,16 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> Non
     powers = [by_clock[clock] for clock in sorted(by_clock)]
     assert powers == sorted(powers)
     assert powers[0] < powers[-1]
-    assert nvml.locked_MHz(0) is None
-    assert nvml.locked_MHz(1) is None
+    assert node.locked_MHz(0) is None
+    assert node.locked_MHz(1) is None
     # The first setting was visited once more at the end, and what drifted meanwhile is told.
     assert len(record.measurements) == len(live) + 1
     assert record.drift is not None
     assert record.drift.live == record.measurements[0].live == record.measurements[-1].live
     assert record.drift.apart_s > 3.0
-    # The fake's load does not follow the ranks: idle or not, both GPUs draw 380 W.
+    # The load does not follow the ranks: idle or not, both GPUs draw 380 W.
     assert record.idle_W == pytest.approx(760.0, rel=0.02)
-    assert record.waiting_devices == detect_cluster().devices_per_node - 1
+    assert record.waiting_devices == detect_cluster(environ=HIDDEN).devices_per_node - 1
     for m in record.measurements:
         assert m.sampled_energy_J == pytest.approx(m.energy_J, rel=0.03)
         assert not any("differ" in flag for flag in m.flags)
@@ -128,9 +138,9 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(tmp_path: Path) -> Non
     assert "gpu1_clock_MHz" in read_power(power)[0][-1].extra
 
 
-def test_a_clock_that_is_not_delivered_is_no_data_point(tmp_path: Path) -> None:
-    nvml = FakeNVML([FakeGpu(ignores_lock=True)])
-    runner = runner_on(nvml, tmp_path, devices_per_node=1)
+def test_a_clock_that_is_not_delivered_is_no_data_point(twin_node: Make, tmp_path: Path) -> None:
+    twin_node(replace(BUSY, ignores_lock=True), virtual_time=False)
+    runner = runner_on(tmp_path, devices_per_node=1)
     live = (Settings(clock_MHz=900), Settings(clock_MHz=1410))
     window = WindowPolicy(min_s=0.6, max_s=0.8, settle_s=0.1)
     launch = Configuration.of(data_parallel=1, micro_batch=4).launch

@@ -13,20 +13,20 @@ import pytest
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.testing.commands import finished
-from tuner.testing.fake_nvml import FakeGpu, FakeNVML
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.host import host_memory, usable_cores
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.machine_facts import machine_facts
 
 GIB = 2**30
+Make = Callable[..., TwinNode]
 NO_ENV: dict[str, str] = {}
 
 
-def no_gpus() -> FakeNVML:
-    fake = FakeNVML()
-    fake.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    return fake
+@pytest.fixture
+def no_gpus(twin_node: Make) -> None:
+    """A machine without NVML."""
+    twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 class Host:
@@ -109,11 +109,11 @@ class TestHost:
 
 
 class TestCpuCluster:
-    def test_each_usable_core_is_a_device_of_the_stated_envelope(self, host: Host) -> None:
+    def test_each_usable_core_is_a_device_of_the_stated_envelope(
+        self, no_gpus: None, host: Host
+    ) -> None:
         host.write("cgroup/cpu.max", "200000 100000\n")
-        cluster = detect_cluster(
-            nvml=no_gpus(), proc=host.proc, cgroup=host.cgroup, core=str(host.core)
-        )
+        cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, core=str(host.core))
         assert cluster.name == "this-machine"
         assert cluster.device.type == "cpu"
         assert cluster.nodes == 1
@@ -123,9 +123,9 @@ class TestCpuCluster:
         assert not cluster.clock_control
         assert cluster.clocks_MHz == ()
 
-    def test_hidden_gpus_leave_the_cores(self, host: Host) -> None:
+    def test_hidden_gpus_leave_the_cores(self, twin_node: Make, host: Host) -> None:
+        twin_node()
         cluster = detect_cluster(
-            nvml=FakeNVML(),
             proc=host.proc,
             cgroup=host.cgroup,
             affinity=range(5),
@@ -134,20 +134,22 @@ class TestCpuCluster:
         )
         assert (cluster.device.type, cluster.devices_per_node) == ("cpu", 5)
 
-    def test_this_very_machine(self) -> None:
-        cluster = detect_cluster(nvml=no_gpus())
+    def test_this_very_machine(self, no_gpus: None) -> None:
+        cluster = detect_cluster()
         assert cluster.devices_per_node >= 1
         assert cluster.host_memory_bytes > 2**28
         assert 0 < cluster.device.idle_W < cluster.device.max_W
 
 
 class TestGpuCluster:
-    def detect(self, fake: FakeNVML, host: Host, environ: dict[str, str] = NO_ENV) -> Cluster:
-        return detect_cluster(nvml=fake, proc=host.proc, cgroup=host.cgroup, environ=environ)
+    def detect(self, host: Host, environ: dict[str, str] = NO_ENV) -> Cluster:
+        return detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=environ)
 
-    def test_a_known_product_is_completed_by_its_device_file(self, host: Host) -> None:
-        fake = FakeNVML([FakeGpu(limit_W=300.0), FakeGpu()])
-        cluster = self.detect(fake, host)
+    def test_a_known_product_is_completed_by_its_device_file(
+        self, twin_node: Make, host: Host
+    ) -> None:
+        node = twin_node(TwinGpu(limit_W=300.0), TwinGpu())
+        cluster = self.detect(host)
         assert cluster.devices_per_node == 2
         device = cluster.device
         assert device.name == "A100-SXM-80GB"
@@ -157,7 +159,7 @@ class TestGpuCluster:
         assert device.clocks_MHz == tuple(range(210, 1411, 15))
         assert cluster.clocks_MHz == device.clocks_MHz
         assert cluster.host_memory_bytes == 64 * GIB
-        assert fake.limit_W(0) == 300.0  # detection changes nothing
+        assert node.limit_W(0) == 300.0  # detection changes nothing
 
     @pytest.mark.parametrize(
         ("name", "memory_GiB", "device"),
@@ -174,15 +176,15 @@ class TestGpuCluster:
         ],
     )
     def test_products_are_told_apart(
-        self, host: Host, name: str, memory_GiB: float, device: str | None
+        self, twin_node: Make, host: Host, name: str, memory_GiB: float, device: str | None
     ) -> None:
-        fake = FakeNVML([FakeGpu(name=name, memory_bytes=int(memory_GiB * GIB))])
-        cluster = self.detect(fake, host)
+        twin_node(TwinGpu(name=name, memory_bytes=int(memory_GiB * GIB)))
+        cluster = self.detect(host)
         assert cluster.device.name == (device or name)
 
-    def test_an_unknown_product_gets_stated_assumptions(self, host: Host) -> None:
-        fake = FakeNVML([FakeGpu(name="NVIDIA X9000")])
-        cluster = self.detect(fake, host)
+    def test_an_unknown_product_gets_stated_assumptions(self, twin_node: Make, host: Host) -> None:
+        twin_node(TwinGpu(name="NVIDIA X9000"))
+        cluster = self.detect(host)
         device = cluster.device
         # An A100 by its cores and bus: the data sheet says 312 TFLOP/s and 2.04 TB/s.
         assert device.peak_flops == pytest.approx(312e12, rel=0.01)
@@ -202,6 +204,7 @@ class TestGpuCluster:
     )
     def test_finding_16_assumed_peaks_are_those_of_the_data_sheets(
         self,
+        twin_node: Make,
         host: Host,
         name: str,
         compute: tuple[int, int],
@@ -210,35 +213,35 @@ class TestGpuCluster:
         sheet: float,
     ) -> None:
         """finding_16: GeForce was taken for 2.5 times, B300 for a seventh of its peak."""
-        fake = FakeNVML([FakeGpu(name=name, compute=compute, memory_bytes=31 * GIB)])
-        fake.nvmlDeviceGetNumGpuCores = lambda handle: cores  # type: ignore[method-assign]
-        fake.nvmlDeviceGetMaxClockInfo = lambda handle, kind: max_MHz  # type: ignore[method-assign]
-        assert self.detect(fake, host).device.peak_flops == pytest.approx(sheet, rel=0.03)
+        clocks = (210, max_MHz)
+        twin_node(TwinGpu(name=name, compute=compute, cores=cores, clock_MHz=clocks))
+        assert self.detect(host).device.peak_flops == pytest.approx(sheet, rel=0.03)
 
-    def test_without_permission_the_clock_is_fixed(self, host: Host) -> None:
-        cluster = self.detect(FakeNVML(root=False), host)
+    def test_without_permission_the_clock_is_fixed(self, twin_node: Make, host: Host) -> None:
+        twin_node(root=False)
+        cluster = self.detect(host)
         assert cluster.device.clocks_MHz
         assert cluster.clocks_MHz == ()
 
-    def test_different_gpus_are_refused_and_one_kind_may_be_chosen(self, host: Host) -> None:
-        fake = FakeNVML([FakeGpu(), FakeGpu(name="NVIDIA A40", memory_bytes=45 * GIB)])
+    def test_different_gpus_are_refused_and_one_kind_may_be_chosen(
+        self, twin_node: Make, host: Host
+    ) -> None:
+        twin_node(TwinGpu(), TwinGpu(name="NVIDIA A40", memory_bytes=45 * GIB))
         with pytest.raises(InputError, match="different GPUs"):
-            self.detect(fake, host)
+            self.detect(host)
         environ = {"CUDA_VISIBLE_DEVICES": "GPU-00000001"}
-        cluster = self.detect(fake, host, environ)
+        cluster = self.detect(host, environ)
         assert (cluster.device.name, cluster.devices) == ("A40", 1)
 
-    def test_a_lost_gpu_is_said(self, host: Host) -> None:
-        fake = FakeNVML()
-        fake.event("lost")
+    def test_a_lost_gpu_is_said(self, twin_node: Make, host: Host) -> None:
+        twin_node().set(lost=1)
         with pytest.raises(InputError, match="GPU is lost"):
-            self.detect(fake, host)
+            self.detect(host)
 
 
 class TestFacts:
-    def test_without_gpus(self, host: Host, tmp_path: Path) -> None:
+    def test_without_gpus(self, no_gpus: None, host: Host, tmp_path: Path) -> None:
         facts = machine_facts(
-            nvml=no_gpus(),
             proc=host.proc,
             cgroup=host.cgroup,
             powercap=host.cgroup,
@@ -262,12 +265,16 @@ class TestFacts:
 
     @pytest.mark.parametrize("root", [True, False])
     def test_with_gpus(
-        self, host: Host, tmp_path: Path, root: bool, monkeypatch: pytest.MonkeyPatch
+        self,
+        twin_node: Make,
+        host: Host,
+        tmp_path: Path,
+        root: bool,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        fake = FakeNVML([FakeGpu(), FakeGpu(has_counter=False)], root=root)
+        node = twin_node(TwinGpu(), TwinGpu(has_counter=False), root=root)
         facts = machine_facts(
-            nvml=fake,
             proc=host.proc,
             cgroup=host.cgroup,
             powercap=host.cgroup,
@@ -275,22 +282,33 @@ class TestFacts:
             extensions=tmp_path / "none",
         )
         assert [gpu.name for gpu in facts.gpus] == ["NVIDIA A100-SXM4-80GB"] * 2
-        assert facts.driver == "570.00"
+        assert facts.driver == "580.65.06"
         assert facts.meters[0].available
-        assert "1 GPU without a counter" in facts.meters[0].note
+        assert "1 twin GPU without a counter" in facts.meters[0].note
         assert facts.clock_control == root
         text = "\n".join(facts.lines())
         assert ("clocks      may be set" in text) == root
         assert ("nvidia-smi" in text) == (not root)
-        assert fake.locked_MHz() is None
+        assert node.locked_MHz() is None
 
-    def test_compiled_ops_and_a_killed_build_are_seen(self, host: Host, tmp_path: Path) -> None:
+    @pytest.mark.twin
+    def test_second_day_9_a_gpu_that_forgets_its_clocks_is_named(
+        self, twin_node: Callable[..., TwinNode], tmp_path: Path
+    ) -> None:
+        twin_node(TwinGpu(), TwinGpu()).set(1, persistence=0)
+        facts = machine_facts(powercap=tmp_path, hwmon=tmp_path, extensions=tmp_path)
+        assert [gpu.persistence_mode for gpu in facts.gpus] == [True, False]
+        (line,) = [line for line in facts.lines() if "persistence mode off" in line]
+        assert line.startswith("GPU 1")
+
+    def test_compiled_ops_and_a_killed_build_are_seen(
+        self, no_gpus: None, host: Host, tmp_path: Path
+    ) -> None:
         (tmp_path / "ext" / "cpu_adam").mkdir(parents=True)
         (tmp_path / "ext" / "cpu_adam" / "cpu_adam.so").touch()
         (tmp_path / "ext" / "async_io").mkdir()
         (tmp_path / "ext" / "async_io" / "lock").touch()
         facts = machine_facts(
-            nvml=no_gpus(),
             proc=host.proc,
             cgroup=host.cgroup,
             powercap=host.cgroup,
@@ -311,27 +329,24 @@ class TestFacts:
         assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.twin
 class TestOnTwin:
     """Facts of GPUs as the real NVML reports them."""
 
     def test_a_gpu_left_alone_boosts_to_its_highest_clock(
-        self, host: Host, twin_node: Callable[..., TwinNode]
+        self, host: Host, twin_node: Make
     ) -> None:
         twin_node(TwinGpu(default_application_MHz=1155))
         cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=NO_ENV)
         assert cluster.device.default_clock_MHz == 1410
 
-    def test_an_older_gpu_keeps_its_application_clock(
-        self, host: Host, twin_node: Callable[..., TwinNode]
-    ) -> None:
+    def test_an_older_gpu_keeps_its_application_clock(self, host: Host, twin_node: Make) -> None:
         twin_node(TwinGpu(name="Tesla P100", compute=(6, 0), default_application_MHz=1155))
         cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=NO_ENV)
         assert cluster.device.default_clock_MHz == 1155
 
     @pytest.mark.parametrize(("c2c", "link_Bps"), [(True, 450e9), (False, 63e9)])
     def test_a_grace_processor_is_linked_by_c2c(
-        self, host: Host, twin_node: Callable[..., TwinNode], c2c: bool, link_Bps: float
+        self, host: Host, twin_node: Make, c2c: bool, link_Bps: float
     ) -> None:
         twin_node(TwinGpu(name="NVIDIA GH200 480GB", c2c=c2c, pcie_generation=5, compute=(9, 0)))
         cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=NO_ENV)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,7 +35,7 @@ def proc(tmp_path: Path) -> Path:
 def seen(proc: Path, **more: Any) -> NodeFacts:
     cgroup = proc.parent / "cgroup"
     cgroup.mkdir(exist_ok=True)
-    return look(proc=proc, cgroup=cgroup, environ=NO_ENV, **more)
+    return look(proc=proc, cgroup=cgroup, environ=NO_ENV, **({"affinity": range(64)} | more))
 
 
 def test_a_node_of_gpus_tells_what_a_study_needs(proc: Path, twin_node: Make) -> None:
@@ -145,3 +146,63 @@ def test_a_node_without_gpus_or_compiler_is_one_of_cores(proc: Path, twin_node: 
     assert facts.driver == ""
     assert facts.compiler == ""
     assert facts.gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "refused", "warned"),
+    [(2, 1, True, True), (2, 2, False, True), (2, 7, False, True), (2, 8, False, False)],
+)
+def test_second_day_5_a_rank_needs_a_core_and_wants_four(
+    proc: Path, twin_node: Make, gpus: int, cores: int, refused: bool, warned: bool
+) -> None:
+    twin_node(*[TwinGpu()] * gpus)
+    facts = seen(proc, affinity=range(cores))
+    assert any("granted for 2 GPUs" in sentence for sentence in facts.refusals()) == refused
+    assert bool(facts.warning()) == warned
+    assert facts.cluster is not None
+    one = replace(facts.cluster, devices_per_node=1)  # a study of one GPU on each node
+    assert facts.refusals(one) == ()
+    assert facts.to_json()["cores"] == cores
+
+
+def test_second_day_5_a_quota_counts_as_well_and_in_parts_of_a_core(
+    proc: Path, twin_node: Make
+) -> None:
+    twin_node(TwinGpu(), TwinGpu())
+    cgroup = proc.parent / "cgroup"
+    cgroup.mkdir()
+    (cgroup / "cpu.max").write_text("150000 100000\n")
+    (sentence,) = seen(proc).refusals()
+    assert "1.5 cores are granted for 2 GPUs" in sentence
+
+
+def test_second_day_5_devices_that_are_cores_have_one_each(proc: Path, twin_node: Make) -> None:
+    twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    facts = seen(proc, affinity=range(2))
+    assert facts.cluster is not None
+    assert facts.cluster.devices_per_node == 2
+    assert facts.refusals() == ()
+    assert facts.warning() == ""
+
+
+def test_second_day_5_a_process_on_one_core_of_a_node_is_refused(tmp_path: Path) -> None:
+    """As srun starts it: bound to one core, on this machine and on a node that has 16."""
+    code = (
+        "from tuner.workload.node.preflight import look\n"
+        "facts = look(); print(facts.cores, [s for s in facts.refusals() if 'cores' in s])"
+    )
+    for cores, bound, told in ((0, "0", True), (16, "3", True), (16, "3-6", False)):
+        path = tmp_path / f"node-{cores}-{bound}"
+        node = TwinNode(path, [TwinGpu()] * 4, virtual_time=False, cores=cores)
+        try:
+            done = subprocess.run(
+                ["taskset", "-c", bound, sys.executable, "-c", code],
+                env=os.environ | node.environment(),
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        finally:
+            node.close()
+        assert ("is granted for 4 GPUs" in done.stdout) == told, done.stdout
+        assert done.stdout.startswith("4.0 []" if not told else "1.0 ['node"), done.stdout

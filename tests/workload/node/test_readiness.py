@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from tuner.cli.main import main
-from tuner.testing.fake_nvml import FakeGpu, FakeNVML
 from tuner.testing.sysfs import make_sysfs
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.clocks.elsewhere import GEOPM_CONTROLS, SmiNvml
 from tuner.workload.node.readiness import (
     installed_torch,
     missing_clocks,
@@ -24,47 +22,22 @@ from tuner.workload.node.readiness import (
     why_shm_is_small,
 )
 
+Make = Callable[..., TwinNode]
 PACKAGES = dict.fromkeys(("torch", "deepspeed", "transformers"), "1.0")
 COMPILERS = {"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja"}
 GIB = 2**30
 
 
 class TestClocks:
-    def test_the_sudoers_line_permits_what_is_called_and_nothing_else(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        fake = FakeNVML([FakeGpu(uuid="GPU-8a1c0d2e-0000-4000-8000-00000000000f")])
-        fake.nvmlInit()
-        calls: list[list[str]] = []
-        monkeypatch.setattr(SmiNvml, "_run", lambda self, words: calls.append(list(words)))
-        smi = SmiNvml(fake, ["sudo", "-n", "nvidia-smi"])
-        handle = fake.nvmlDeviceGetHandleByIndex(0)
-        smi.nvmlDeviceSetPowerManagementLimit(handle, 250_500)
-        smi.nvmlDeviceSetPersistenceMode(handle, 1)
-        smi.nvmlDeviceSetGpuLockedClocks(handle, 900, 1200)
-        smi.nvmlDeviceResetGpuLockedClocks(handle)
-        smi.nvmlDeviceSetMemoryLockedClocks(handle, 405, 405)
-        smi.nvmlDeviceResetMemoryLockedClocks(handle)
-        line = next(line for line in missing_clocks({}).lines if line.startswith("sudo:"))
-        found = re.search(r"nvidia-smi (\^.*\$)'", line)
-        assert found is not None
-        rule = re.compile(found.group(1))
-        arguments = [" ".join(words[3:]) for words in calls]
-        assert all(rule.match(words) for words in arguments), arguments
-        for words in ("-q -f /etc/passwd", "--gpu-reset", "-i GPU-0 -rgc -f /etc/passwd"):
-            assert not rule.match(words)
-
-    def test_each_way_has_its_line_where_it_exists(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_way_has_its_line_where_it_exists(self) -> None:
         plain = "\n".join(missing_clocks({}).lines)
         assert "systemctl enable --now zeusd" in plain
         assert "ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock" in plain
         assert "nvidia-smi -acp 0" in plain
-        assert "geopm" not in plain
+        assert plain.count("/usr/local/sbin/joulefront-guard") == 3
+        assert '/usr/local/sbin/joulefront-guard ""\'' in plain  # and no words of the caller's
         assert "slurm" not in plain
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
         here = "\n".join(missing_clocks({"SLURM_JOB_ID": "7"}).lines)
-        assert all(control in here for control in GEOPM_CONTROLS)
-        assert "geopmaccess -c -w" in here
         assert "Prolog" in here
         assert "srun --gpu-freq=MHZ" in here
 
@@ -92,22 +65,27 @@ class TestClocks:
 
 class TestParts:
     def test_a_machine_with_all_of_them_lacks_nothing(self) -> None:
-        assert list(missing_parts(PACKAGES, COMPILERS, gpus=0, shm_bytes=0)) == []
+        assert list(missing_parts(PACKAGES, COMPILERS, gpus=0, cores=1, shm_bytes=0)) == []
 
     def test_packages_and_compilers(self) -> None:
         found = list(
-            missing_parts({**PACKAGES, "torch": None}, {"g++": None}, gpus=0, shm_bytes=GIB)
+            missing_parts(
+                {**PACKAGES, "torch": None}, {"g++": None}, gpus=0, cores=1, shm_bytes=GIB
+            )
         )
         assert [thing.what.partition(",")[0] for thing in found] == ["torch", "g++ and ninja"]
         assert found[0].lines == ("pip install 'joulefront[train]'",)
 
-    def test_finding_13_a_torch_that_cannot_use_the_gpus(self) -> None:
+    def test_finding_13_a_torch_that_cannot_use_the_gpus(self, twin_node: Make) -> None:
         """finding_13: the installed torch is one for CPUs, and there are GPUs."""
         torch = installed_torch()
         assert torch is not None
         if torch.cuda:
             pytest.skip("torch is built with CUDA here")
-        found = list(missing_parts(PACKAGES, COMPILERS, gpus=2, shm_bytes=GIB, nvml=FakeNVML()))
+        twin_node()
+        found = list(
+            missing_parts(PACKAGES, COMPILERS, gpus=2, cores=2, shm_bytes=GIB, nvml=pynvml)
+        )
         assert len(found) == 1
         assert "is built without CUDA" in found[0].what
 
@@ -121,11 +99,10 @@ class TestParts:
         assert why_shm_is_small(2 * GIB, 8) == ""
 
 
-@pytest.mark.twin
 @pytest.mark.parametrize("root", [True, False])
 def test_doctor_ends_with_what_is_missing_and_exit_code_1(
     root: bool,
-    twin_node: Callable[..., TwinNode],
+    twin_node: Make,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -143,6 +120,6 @@ def test_doctor_ends_with_what_is_missing_and_exit_code_1(
         assert "permission to set the clocks" in lines[at]
         assert any("visudo" in line or "sudoers" in line for line in lines[at:])
         assert "clocks      not permitted" in lines
-    assert len(lines) < 20
+    assert len(lines) <= 20
     main(["doctor", "--json"])
     assert json.loads(capsys.readouterr().out)["ready"] == root

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import site
 import socket
-import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +20,11 @@ pytest.importorskip("torch")
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
+from tuner.workload.clocks.guard_client import EarlierCommand
 from tuner.workload.node.rank_group import RankGroup, ServerError
 from tuner.workload.node.rank_launch import reserved_port
 from tuner.workload.node.rank_server import RankServer, RankSpec, control_socket
-from tuner.workload.node.rights import RunAs, private_folder, run_as
+from tuner.workload.node.rights import private_folder, refuse_sudo
 
 #: What a rank runs in place of a training program: it says hello to its agent and does BODY.
 PROGRAM = """
@@ -274,163 +271,35 @@ def test_a_folder_that_exists_keeps_its_mode(tmp_path: Path) -> None:
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o775
 
 
-NOBODY = 65534
-
-
-def test_who_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert run_as({}) is None
-    assert run_as({"SUDO_UID": "0", "SUDO_GID": "0"}) is None
-    made_up = run_as({"SUDO_UID": "54321", "SUDO_GID": "54322"})
-    assert made_up is not None
-    assert (made_up.uid, made_up.gid, made_up.groups) == (54321, 54322, (54322,))
-    assert (made_up.name, made_up.home) == ("54321", "/")
-    nobody = run_as({"SUDO_UID": "54321", "SUDO_GID": "54322", "JOULEFRONT_RUN_AS": "nobody"})
-    assert nobody is not None
-    assert (nobody.uid, nobody.name) == (NOBODY, "nobody")
-    assert run_as({"JOULEFRONT_RUN_AS": "root", "SUDO_UID": "54321", "SUDO_GID": "1"}) is None
-    for wrong in ("no-such-user", "54321", "nobody:x", "nobody:5", "1:", ":1", "-1:-1", "9e9:1"):
-        with pytest.raises(InputError, match="must be the name of a user"):
-            run_as({"JOULEFRONT_RUN_AS": wrong})
-    with pytest.raises(InputError, match="SUDO_UID"):
-        run_as({"SUDO_UID": "me"})
-    with pytest.raises(InputError):
-        run_as({"JOULEFRONT_RUN_AS": f"{2**32 - 1}:{2**32 - 1}"})
-
-
-def test_only_root_can_become_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert run_as({"SUDO_UID": "54321", "SUDO_GID": "54322"}) is None
-    with pytest.raises(InputError, match="only if tuner runs as root"):
-        run_as({"JOULEFRONT_RUN_AS": "nobody"})
-
-
-def test_the_account_gets_no_secret_of_roots() -> None:
-    account = RunAs(1, 1, (1,), "me", "/home/me")
-    of_root = {"JOULEFRONT_STORAGE": "x", "RAY_AUTH_TOKEN": "x", "HOME": "/root", "PATH": "/bin"}
-    env = {"HOME": "/home/me", "USER": "me", "LOGNAME": "me", "PATH": "/bin"}
-    assert account.environment(of_root) == env
-
-
-@pytest.fixture(scope="module")
-def readable() -> Iterator[tuple[str, Path]]:
-    """An interpreter with this one's packages, and a folder, both open to every user."""
-    folder = Path(tempfile.mkdtemp(prefix="joulefront-rights-"))
-    folder.chmod(0o755)
-    try:
-        account = RunAs(54321, 54321, (54321,), "54321", "/")
-        for path in (Path(__file__), *map(Path, site.getsitepackages())):
-            try:
-                account.require_access(path, python="/usr/bin/python3")
-            except InputError as error:
-                pytest.skip(str(error))
-        python = Path(sys.executable)
-        try:
-            account.require_access(python=sys.executable)
-        except InputError:  # it lies in a folder of root's
-            skip = shutil.ignore_patterns("__pycache__", "site-packages", "test", "*.a")
-            base = folder / "python"
-            shutil.copytree(sys.base_prefix, base, symlinks=True, ignore=skip, copy_function=_link)
-            python = base / "bin" / Path(sys.executable).resolve().name
-        yield str(python), folder
-    finally:
-        shutil.rmtree(folder)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def as_sudo(readable: tuple[str, Path], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `tuner` as root, as if a user without an account had called sudo."""
-    python, folder = readable
-    packages = [str(Path(__file__).parents[3]), *site.getsitepackages()]
-    return subprocess.run(
-        [python, "-m", "tuner.cli.main", *words],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(packages),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "LD_LIBRARY_PATH": str(folder / "python" / "lib"),  # of an interpreter that was moved
-            "SUDO_UID": "54321",
-            "SUDO_GID": "54322",
-            "JOULEFRONT_STORAGE": "sqlite:///never.db",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-
-@pytest.mark.root
-@pytest.mark.real
-def test_a_script_trains_as_the_user_who_called_sudo(readable: tuple[str, Path]) -> None:
-    pytest.importorskip("torch")
-    _, folder = readable
-    (folder / "whoami.py").write_text(
-        textwrap.dedent(
-            """
-            import os, sys, torch
-            print("ids", os.getresuid(), os.getresgid(), os.getgroups(), file=sys.stderr)
-            print("home", os.environ["HOME"], os.environ["USER"], os.environ["LOGNAME"])
-            print("storage", os.environ.get("JOULEFRONT_STORAGE"))
-            print("maps", bool(open("/proc/self/maps").read()))
-            for folder, _, _ in os.walk("runs"):
-                print("writable", os.access(folder, os.W_OK), folder)
-            model = torch.nn.Linear(4, 1)
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            while True:
-                model(torch.randn(2, 4)).sum().backward()
-                optimizer.step()
-            """
-        )
-    )
-    done = as_sudo(readable, "probe", "--script", "whoami.py", "data_parallel=1")
-    logs = list((folder / "runs").glob("*/probes/*/rank0.log"))
-    text = "".join(log.read_text() for log in logs)
-    assert "ids (54321, 54321, 54321) (54322, 54322, 54322) [54322]" in text, (done, text)
-    assert "home / 54321 54321" in text
-    assert "storage None" in text
-    assert "maps True" in text
-    assert "writable False runs" in text
-    assert "writable True" not in text
-
-
-@pytest.mark.slow  # ranks that import DeepSpeed as another user; the script above does without
-@pytest.mark.root
-@pytest.mark.real
-def test_the_built_in_job_is_probed_as_the_user_who_called_sudo(
-    readable: tuple[str, Path],
+def test_root_does_nothing_for_the_caller_of_sudo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    _, folder = readable
-    words = ("data_parallel=2", "micro_batch=2", "--runs-dir", "of-nobody", "--json", "--quiet")
-    done = as_sudo(readable, "probe", "tiny-gpt", *words, "--run-as", "nobody")
-    assert done.returncode == 0, done.stderr + done.stdout
-    (run,) = (folder / "of-nobody").iterdir()
-    assert (run.stat().st_uid, run.stat().st_gid) == (0, NOBODY)
-    assert run.stat().st_mode & 0o777 == 0o750
-    for rank in (0, 1):
-        assert (run / "probes" / "p0000" / f"rank{rank}.log").stat().st_uid == NOBODY
-    owned = [path for path in run.rglob("*") if path.stat().st_uid != 0]
-    assert {path.name for path in owned} == {"rank0.log", "rank1.log"}
+    from tuner.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    refuse_sudo({})
+    refuse_sudo({"SUDO_UID": "0"})
+    monkeypatch.setenv("SUDO_UID", "54321")
+    with pytest.raises(InputError, match="without sudo"):
+        RankServer()
+    for words in (["doctor"], ["optimize", "tiny-gpt", "--dry-run"], ["apply", "run"]):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert "start it again without sudo" in told
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # sudo -u somebody
+    refuse_sudo()
 
 
-@pytest.mark.root
-def test_a_folder_that_the_user_cannot_reach_is_a_sentence(readable: tuple[str, Path]) -> None:
-    _, folder = readable
-    closed = folder / "closed"
-    closed.mkdir(mode=0o700)
-    words = ("data_parallel=1", "micro_batch=2", "--runs-dir", str(closed / "runs"), "--quiet")
-    done = as_sudo(readable, "probe", "tiny-gpt", *words)
-    assert done.returncode == 2, done.stderr
-    assert "training cannot run as user '54321'" in done.stderr
-    assert "--runs-dir" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_ranks_get_no_secret_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JOULEFRONT_STORAGE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "x")
+    assert not {"JOULEFRONT_STORAGE", "RAY_AUTH_TOKEN"} & set(RankServer().env)
+    done = EarlierCommand(("env",), "/").run()
+    assert "PATH=" in done.stdout
+    assert "JOULEFRONT_STORAGE" not in done.stdout
 
 
 def test_a_reserved_port_goes_to_rank_0_and_to_no_other_socket_by_chance() -> None:

@@ -69,7 +69,6 @@ def test_a_configuration_renders_to_what_it_names_and_nothing_else() -> None:
         {"activation_checkpointing": "every_4"},
         {"activation_offload": "async"},
         {"compilation": "regional"},
-        {"fp8": "rowwise"},
     ):
         ((name, value),) = knobs.items()
         assert training_arguments(Configuration.of(knobs)) == (f"--{name}", str(value))

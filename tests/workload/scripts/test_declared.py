@@ -21,7 +21,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError
 from tuner.testing.scripts import CPU, script_job
-from tuner.workload.declared_knobs import program_knobs, read_at_start
+from tuner.workload.declared_knobs import export_words, program_knobs, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, ScriptJob
@@ -273,3 +273,11 @@ def test_a_probe_names_declared_knobs(tmp_path: Path) -> None:
     assert _changed(made, ["p=2"]).short == "dp2 mb4 zero0 attn=a p=2 training=changed"
     with pytest.raises(InputError, match="attn is 'c'"):
         _changed(made, ["attn=c"])
+
+
+def test_a_variable_that_is_a_command_is_refused() -> None:
+    """Review 2, finding 13: names reached launch.sh unquoted."""
+    assert export_words({"A_1": "$(id)"}) == ["A_1='$(id)'"]
+    for name in ("X=1; touch x; Y", "a b", "1A", "", "A\n", "$(id)"):
+        with pytest.raises(InputError, match="no name of an environment variable"):
+            export_words({name: "1"})

@@ -21,7 +21,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import load_space
 from tuner.testing.scripts import CPU, script_job
 from tuner.workload import hook
-from tuner.workload.scripts.script_job import Framework, Script, ScriptJob
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.script_job import Framework, ScriptJob
 
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8

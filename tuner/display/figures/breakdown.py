@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tuner.results.explain import Explanation, KnobEffect
     from tuner.search_spaces.knobs import Value
 
-__all__ = ["breakdown", "breakdown_figures", "explained", "knobs_figure"]
-
 
 def breakdown(result: Result) -> Breakdown | None:
     """Return a step of the choice by parts, from the analytic models; None without a model."""

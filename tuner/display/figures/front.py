@@ -15,7 +15,9 @@ from tuner.display.figures.style import (
     ORANGE,
     PURPLE,
     Axis,
+    add_small_text,
     empty_figure,
+    line_trace,
     points_trace,
     translucent,
 )
@@ -27,10 +29,6 @@ from tuner.results.result import Result
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["front_figure"]
-
-#: What is written into the plot.
-_SMALL = {"size": 12, "color": MUTED}
 #: Characters of a line below the axis on a phone.
 _NARROW = 36
 
@@ -81,17 +79,10 @@ def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
         marker = {"color": PURPLE, "size": 8, "symbol": "circle-open", "line": {"width": 1.5}}
         figure.add_trace(points_trace(predicted, "predicted", "Predicted", units, marker, False))
     if len(front) > 1:
-        figure.add_trace(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "showlegend": False,
-                "x": [p.time_to_solution_s / units.s for p in front],
-                "y": [p.energy_to_solution_kJ / units.kJ for p in front],
-                "line": {"shape": "hv", "color": BLUE, "width": 1.5},
-                "hoverinfo": "skip",
-            }
-        )
+        stairs = {"shape": "hv", "color": BLUE, "width": 1.5}
+        x = [p.time_to_solution_s / units.s for p in front]
+        y = [p.energy_to_solution_kJ / units.kJ for p in front]
+        figure.add_trace(line_trace(x, y, stairs))
     for source, name, symbol in (
         ("measured", "front", "circle"),
         ("predicted", "front, predicted", "circle-open"),
@@ -158,20 +149,11 @@ def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> 
         [round(v, 6) for v in column] for column in zip(*known, strict=True)
     )
     edge = {"shape": "hv", "width": 0, "color": BLUE}
-    common = {"type": "scatter", "mode": "lines", "x": times, "hoverinfo": "skip"}
-    figure.add_trace({**common, "y": high, "line": edge, "showlegend": False})
-    figure.add_trace(
-        {
-            **common,
-            "y": low,
-            "line": edge,
-            "fill": "tonexty",
-            "fillcolor": translucent(BLUE),
-            "name": "80 % band of the true front",
-        }
-    )
+    figure.add_trace(line_trace(times, high, edge))
+    band_trace = line_trace(times, low, edge, name="80 % band of the true front")
+    figure.add_trace({**band_trace, "fill": "tonexty", "fillcolor": translucent(BLUE)})
     dotted = {"shape": "hv", "width": 1, "color": BLUE, "dash": "dot"}
-    figure.add_trace({**common, "y": middle, "line": dotted, "name": "median of the true front"})
+    figure.add_trace(line_trace(times, middle, dotted, name="median of the true front"))
 
 
 def _add_constraints(
@@ -182,11 +164,7 @@ def _add_constraints(
     outside: list[str] = []
 
     def limit(text: str, value: float, axis: Axis, along: str, across: str, **label: Any) -> None:
-        """Draw a line at `value` of the axis `along` across the other axis, labelled at its end.
-
-        Args:
-            label: Plotly's position of the label.
-        """
+        """Draw a line at `value` of the axis `along` across the other axis, labelled at its end."""
         if not axis.holds(value):
             outside.append(text)
             return
@@ -198,14 +176,8 @@ def _add_constraints(
             **{f"{across}0": 0, f"{across}1": 1, f"{along}ref": along},
             **{f"{along}0": value, f"{along}1": value},
         )
-        figure.add_annotation(
-            text=text,
-            showarrow=False,
-            font=_SMALL,
-            xanchor="right",
-            **whole,
-            **{across: 1, f"{along}ref": along, along: axis.at(value), **label},
-        )
+        at = {"xanchor": "right", across: 1, f"{along}ref": along, along: axis.at(value)}
+        add_small_text(figure, text, {**whole, **at, **label}, 12)
 
     if budget := result.constraints.get("budget_kJ"):
         text = f"budget {units.energy_text(budget)}"
@@ -220,20 +192,11 @@ def _add_constraints(
     cap = result.constraints.get("power_cap_W")
     if cap:
         # Average power is energy over time, so a cap is a line through the origin: E = cap x t.
+        text = f"power cap {number(cap)} W"
         times = [x_axis.low + (x_axis.high - x_axis.low) * i / 60 for i in range(61)]
         energies = [cap * t * units.s / 1000 / units.kJ for t in times]
         if any(y_axis.holds(e) for e in energies):
-            figure.add_trace(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": f"power cap {number(cap)} W",
-                    "x": times,
-                    "y": energies,
-                    "line": {**line, "dash": "dot"},
-                    "hoverinfo": "skip",
-                }
-            )
+            figure.add_trace(line_trace(times, energies, {**line, "dash": "dot"}, name=text))
         else:
-            outside.append(f"power cap {number(cap)} W")
+            outside.append(text)
     return outside

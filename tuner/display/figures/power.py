@@ -17,7 +17,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.display.figures.style import BLUE, FAINT, GRID, MUTED, PAPER, SERIES, TEXT, empty_figure
+from tuner.display.figures.style import (
+    BLUE,
+    FAINT,
+    GRID,
+    PAPER,
+    SERIES,
+    TEXT,
+    add_small_text,
+    empty_figure,
+    line_trace,
+)
 from tuner.formatting import after_comma, label, number, percent, short, varying_knobs
 from tuner.results.parts import Point
 from tuner.results.result import Result
@@ -29,17 +39,6 @@ from tuner.workload.probe import Measurement, ProbeRecord
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-__all__ = [
-    "Timeline",
-    "phase_means",
-    "phases_figure",
-    "read_timeline",
-    "scopes_figure",
-    "shown_timelines",
-    "thinned",
-    "timeline_figure",
-]
 
 #: Approximate limit on the points of a drawn timeline: the least and the most power of each of half
 #: as many spans, so that no peak is lost and the page stays small.
@@ -55,7 +54,6 @@ class Timeline:
     """Recording of one probe over time.
 
     Attributes:
-        record: the probe.
         samples: power and the devices' other readings by seconds since the probe's start.
         phases: (seconds since the probe's start, phase that begins then); empty where the training
             program marks none.
@@ -174,15 +172,11 @@ def _line(
     ]
     pairs = [(t, w) for t, w in pairs if math.isfinite(w)]
     x, y = thinned([t for t, _ in pairs], [w for _, w in pairs])
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": [round(t, 3) for t in x],
-        "y": [round(w, 2) for w in y],
-        "line": {"color": colour, "width": 1.3},
-        "hovertemplate": "%{x:.2f} s<br>%{y:,.4~g} W<extra>" + html.escape(name) + "</extra>",
-    }
+    times, watts = [round(t, 3) for t in x], [round(w, 2) for w in y]
+    trace = line_trace(times, watts, {"color": colour, "width": 1.3}, name=name)
+    del trace["hoverinfo"]
+    hover = "%{x:.2f} s<br>%{y:,.4~g} W<extra>" + html.escape(name) + "</extra>"
+    return {**trace, "hovertemplate": hover}
 
 
 def timeline_figure(timeline: Timeline) -> go.Figure:
@@ -210,59 +204,22 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
         shapes.append(_band(m.started_s, m.started_s + m.window_s, BLUE, 0.11))
         name = " ".join(map(str, m.live.values())) if crowded else m.live.short if m.live else ""
         text = name or f"window {number_}"
-        figure.add_annotation(
-            text=html.escape(text),
-            xref="x",
-            x=m.started_s + m.window_s / 2,
-            yref="y domain",
-            y=0.02,
-            yanchor="bottom",
-            showarrow=False,
-            font={"size": 11, "color": MUTED},
+        middle_s = m.started_s + m.window_s / 2
+        place = {"xref": "x", "x": middle_s, "yref": "y domain", "y": 0.02, "yanchor": "bottom"}
+        add_small_text(figure, html.escape(text), place)
+        mean = (
+            f"window {html.escape(text)}: mean {number(m.power_W)} W"
+            f"{label(meter.mark)}, {m.steps} steps of {number(m.step_time_s)} s"
         )
-        figure.add_trace(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "showlegend": False,
-                "x": [m.started_s, m.started_s + m.window_s],
-                "y": [m.power_W, m.power_W],
-                "line": {"color": TEXT, "width": 1.5, "dash": "dot"},
-                "hoverinfo": "text",
-                "hovertext": [
-                    f"window {html.escape(text)}: mean {number(m.power_W)} W"
-                    f"{label(meter.mark)}, {m.steps} steps of {number(m.step_time_s)} s"
-                ]
-                * 2,
-            }
-        )
-    if record.idle_W is not None:
-        shapes.append(
-            {
-                "type": "line",
-                "xref": "x domain",
-                "x0": 0,
-                "x1": 1,
-                "yref": "y",
-                "y0": record.idle_W,
-                "y1": record.idle_W,
-                "line": {"color": FAINT, "width": 1, "dash": "dash"},
-            }
-        )
-        figure.add_annotation(
-            text=f"idle {number(record.idle_W)} W",
-            xref="x domain",
-            x=1,
-            xanchor="right",
-            yref="y",
-            y=record.idle_W,
-            yanchor="bottom",
-            showarrow=False,
-            bgcolor=PAPER,
-            opacity=0.85,
-            font={"size": 11, "color": MUTED},
-        )
+        ends = [m.started_s, m.started_s + m.window_s]
+        dotted = {"color": TEXT, "width": 1.5, "dash": "dot"}
+        figure.add_trace(line_trace(ends, [m.power_W] * 2, dotted, hover=[mean] * 2))
     figure.update_layout(shapes=shapes, showlegend=bool(timeline.beside))
+    if record.idle_W is not None:
+        figure.add_hline(y=record.idle_W, line={"color": FAINT, "width": 1, "dash": "dash"})
+        at = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y"}
+        paper = {"y": record.idle_W, "yanchor": "bottom", "bgcolor": PAPER, "opacity": 0.85}
+        add_small_text(figure, f"idle {number(record.idle_W)} W", {**at, **paper})
     return figure
 
 

@@ -12,8 +12,6 @@ from tuner.results.result import Result
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["sizes_figure"]
-
 
 def sizes_figure(result: Result) -> go.Figure | None:
     """Energy against time: one front for each number of GPUs, the choices joined by a line.

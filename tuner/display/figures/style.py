@@ -19,24 +19,6 @@ from tuner.results.parts import Point
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = [
-    "BLUE",
-    "DARK",
-    "FAINT",
-    "GREEN",
-    "MUTED",
-    "ORANGE",
-    "PAPER",
-    "PURPLE",
-    "SERIES",
-    "SYMBOLS",
-    "Axis",
-    "empty_figure",
-    "points_trace",
-    "translucent",
-    "wrapped",
-]
-
 TEXT, MUTED, GRID, PAPER, FAINT = "#1f2933", "#5b6773", "#e3e7eb", "#ffffff", "#8e99a4"
 BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#007a59", "#a8528a", "#8a6500"
 
@@ -176,6 +158,25 @@ def translucent(colour: str) -> str:
 def wrapped(text: str, width: int = 46) -> str:
     """Escaped text in lines, for a hover label."""
     return "<br>".join(html.escape(line) for line in textwrap.wrap(text, width)) or "default"
+
+
+def line_trace(
+    x: Sequence[float],
+    y: Sequence[float],
+    line: Mapping[str, Any],
+    *,
+    name: str = "",
+    hover: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return a line, in the legend if it is named, and with hover labels if there are any."""
+    trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": dict(line)}
+    trace |= {"name": name} if name else {"showlegend": False}
+    return trace | ({"hoverinfo": "text", "hovertext": hover} if hover else {"hoverinfo": "skip"})
+
+
+def add_small_text(figure: go.Figure, text: str, place: Mapping[str, Any], size: int = 11) -> None:
+    """Write a muted text into the plot, at Plotly's position of an annotation."""
+    figure.add_annotation(text=text, showarrow=False, font={"size": size, "color": MUTED}, **place)
 
 
 def _hover(point: Point, heading: str, units: Units) -> str:

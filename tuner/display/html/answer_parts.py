@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from tuner.display.advice import details, evidence_sentence
 from tuner.display.html.limits_part import limits_part
 from tuner.display.html.pieces import (
     chips,
@@ -24,13 +25,10 @@ from tuner.formatting import Units, change, number, percent, varying_knobs
 from tuner.problem.run_folder import RunFolder
 from tuner.results.choice import carbon_g, cost_of
 from tuner.results.parts import Point
-from tuner.results.recommendation import against_baseline, fresh_launches
 from tuner.results.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-__all__ = ["front_part", "top_part"]
 
 #: More points than this stand in the table folded away below the front.
 _MOST_POINTS = 500
@@ -85,8 +83,8 @@ def top_part(result: Result, units: Units) -> str:
         [
             head,
             f'<p class="lead{"" if result.choice.met else " warning"}">'
-            f"{escape(advice.headline)}</p>",
-            *(f"<p>{escape(sentence)}</p>" for sentence in advice.details),
+            f"{escape(result.headline)}</p>",
+            *(f"<p>{escape(sentence)}</p>" for sentence in details(result)),
             f'<p class="saves">{escape(saves)}</p>' if saves else "",
             _verified(result),
             f"<p>{chips(best.configuration, against=today)}</p>",
@@ -98,7 +96,7 @@ def top_part(result: Result, units: Units) -> str:
 
 def _against(result: Result, best: Point, name: str, interval_of: str) -> str:
     """Compare one of the choice's figures with the baseline's; in grey if it may be none."""
-    base, found = result.baseline, against_baseline(result, best)
+    base, found = result.baseline, result.judged.differences(best)
     if base is None or found is None:
         return ""
     energy, time = found
@@ -107,9 +105,9 @@ def _against(result: Result, best: Point, name: str, interval_of: str) -> str:
         "time_to_solution_s": 1 + time.relative,
         "power_W": (1 + energy.relative) / (1 + time.relative),
     }[name]
-    if fresh_launches(result, best) is not None and name != "power_W":
+    if name != "power_W":
         difference = energy if name == "energy_to_solution_kJ" else time
-        unclear = "" if difference.shown else "no difference shown by fresh launches"
+        unclear = "" if difference.shown else "no difference shown"
     else:
         mine, theirs = getattr(best, interval_of), getattr(base, interval_of)
         overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
@@ -134,8 +132,6 @@ def _head(result: Result) -> str:
             f": {change(1 + energy, 1, 'less energy', 'more energy')} {joined} "
             f"{change(1 + time, 1, 'less time', 'more time')} than today"
         )
-    elif advice is not None and advice.basis == "not_enough":
-        brings = ": not enough was tried"
     elif advice is not None and advice.action == "keep":
         brings = ": keep what runs today"
     kind = "Plan: predicted, nothing was measured" if prediction(result) else "Measured"
@@ -149,12 +145,9 @@ def _head(result: Result) -> str:
 
 
 def _verified(result: Result) -> str:
-    """Return the outcome of the verification as a paragraph; "" if there was none."""
-    said = result.verification
-    if said is None:
-        return ""
-    kind = {"confirmed": "verified", "refuted": "warning"}.get(said.status, "note")
-    return f'<p class="{kind}">{escape(said.sentence)}</p>'
+    """Return how many launches the recommendation rests on, as a paragraph."""
+    sentence = evidence_sentence(result)
+    return f'<p class="note">{escape(sentence)}</p>' if sentence else ""
 
 
 def _price_tiles(result: Result, best: Point) -> list[str]:
@@ -205,11 +198,7 @@ class _Table:
     """Columns and units that the rows of the points' tables share.
 
     Attributes:
-        result: the answer.
-        units: of its figures.
-        names: the knobs to show.
         meters: number of meters; a single one is named once below the table.
-        memory: True if any point's peak memory is known.
     """
 
     result: Result
@@ -278,11 +267,8 @@ class _Table:
 
 def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -> str:
     """Return the section on the front: its figure and its tables."""
-    every = [
-        *result.points,
-        *result.front_points,
-        *(p for p in (result.best, result.baseline) if p),
-    ]
+    chosen = [p for p in (result.best, result.baseline) if p]
+    every = [*result.points, *result.front_points, *chosen]
     if not every:
         return section("The front", "<p>Nothing was measured, so there is no front.</p>")
     fixed = sorted({n for p in every for n in (*p.configuration.launch, *p.configuration.live)})
@@ -302,17 +288,13 @@ def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -
     text += table.html(shown)
     if len(meters) == 1:
         (meter,) = meters
-        how = meter.label
         text += (
-            f'<p class="note">Energy of every point: {meter.scope} scope, {how} '
+            f'<p class="note">Energy of every point: {meter.scope} scope, {meter.label} '
             f"({escape(meter.source)}).</p>"
         )
     if fixed:
-        text += (
-            '<p class="note">The same for every point: '
-            + chips(every[0].configuration, fixed)
-            + "</p>"
-        )
+        same = chips(every[0].configuration, fixed)
+        text += f'<p class="note">The same for every point: {same}</p>'
     others = sorted(result.points, key=lambda p: p.energy_to_solution_kJ)
     if len(others) > len(shown):
         text += (

@@ -12,14 +12,10 @@ from typing import Any
 
 from tuner.display.html.pieces import json_in_html
 from tuner.display.text import changes, found_word
-from tuner.formatting import Units, label, short
+from tuner.formatting import Units, label, probability, short
 from tuner.results.choice import front_of
-from tuner.results.choose import not_refuted
 from tuner.results.parts import Point
-from tuner.results.recommendation import fresh_launches
 from tuner.results.result import Result
-
-__all__ = ["limits_part"]
 
 #: Positions of a slider; the last one is no limit.
 _LAST = 101
@@ -31,15 +27,18 @@ _TIME_OPTIONS = {"s": "s", "h": "h", "days": "d"}
 
 def limits_part(result: Result, units: Units) -> str:
     """Return the sliders with the points that they choose from; "" if there is only one."""
-    front = front_of(not_refuted(result))
+    failed = result.judged.failed
+    front = front_of([point for point in result.points if point.configuration not in failed])
     if len(front) < 2:
         return ""
     shown = [*front, *([result.baseline] if result.baseline else [])]
-    knee = result.choose().point.configuration
+    unlimited = result.choose().point
+    if unlimited.configuration not in [point.configuration for point in front]:
+        front = (*front, unlimited)  # it is dominated, so no limit chooses it
     data = {
         "run": shlex.quote(result.name),
         "found": found_word(result),
-        "knee": next(i for i, point in enumerate(front) if point.configuration == knee),
+        "unlimited": [p.configuration for p in front].index(unlimited.configuration),
         "points": [_point(result, point, units) for point in front],
         "deadline": {
             "unit": units.time,
@@ -78,8 +77,8 @@ def _point(result: Result, point: Point, units: Units) -> dict[str, Any]:
     energy, time = changes(result, point)
     if energy:
         text += f", {energy} and {time} than today"
-        launched = fresh_launches(result, point)
-        text += " (verified)" if launched is not None and launched.survived else ""
+        if point.source == "measured":
+            text += f" ({probability(result.judged.p_better(point))} sure)"
     elif today is not None:
         text += ", as today"
     return {

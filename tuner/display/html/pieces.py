@@ -21,20 +21,6 @@ from tuner.search_spaces.knobs import KNOBS
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = [
-    "chips",
-    "delta",
-    "estimated_mark",
-    "interval",
-    "json_in_html",
-    "panels",
-    "plot_div",
-    "section",
-    "template",
-    "tile",
-    "value_html",
-]
-
 #: A longer list in "what was asked" (the clocks of a GPU) is written as its ends.
 _MOST_ENTRIES = 24
 

@@ -9,8 +9,6 @@ from tuner.display.html.pieces import chips, plot_div, section
 from tuner.formatting import Units, number
 from tuner.results.result import Result
 
-__all__ = ["plan_part"]
-
 
 def plan_part(result: Result) -> str:
     """Return the sections of a plan; "" for a study."""

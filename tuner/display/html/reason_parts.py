@@ -9,9 +9,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from tuner.display.figures.power import Timeline, phase_means
-from tuner.display.html.pieces import chips, delta, estimated_mark, panels, plot_div, section
-from tuner.display.text import energy_mark, prediction
-from tuner.formatting import change, energy_text, number, percent
+from tuner.display.html.pieces import estimated_mark, panels, plot_div, section
+from tuner.display.text import prediction
+from tuner.formatting import change, number, percent
 from tuner.results.result import Result
 
 if TYPE_CHECKING:
@@ -19,72 +19,6 @@ if TYPE_CHECKING:
 
     from tuner.models.analytic.breakdown import Breakdown
     from tuner.results.explain import Explanation
-    from tuner.results.guidelines import Guideline
-    from tuner.results.significance import Difference
-
-__all__ = ["breakdown_part", "explanation_part", "power_part", "verification_part"]
-
-#: Comparisons below which the verdict on a guideline is folded away, and has no colour.
-LEAST_COMPARISONS = 3
-
-
-def verification_part(result: Result) -> str:
-    """Return the section on the attempts to verify a choice against the baseline.
-
-    The outcome itself is shown beside the choice.
-    """
-    said = result.verification
-    if said is None or not said.attempts:
-        return ""
-    today = result.baseline.configuration if result.baseline else None
-    estimated = estimated_mark(energy_mark(result))
-    tried = []
-    for attempt in said.attempts:
-        mark, word = ("best", "survived") if attempt.survived else ("base", "did not survive")
-        reason = attempt.reason[:1].upper() + attempt.reason[1:]
-        methods = dict.fromkeys(p.method for p in (attempt.energy, attempt.step_time) if p)
-        if methods:
-            reason += f". Test: {' and '.join(methods)}"
-        tried.append(
-            f'<h3><span class="mark {mark}">{word}</span>'
-            f"{chips(attempt.configuration, against=today)}</h3>"
-            f"<p>{escape(reason)}.</p>"
-            + _differences(
-                [("Energy a step" + estimated, attempt.energy), ("Step time", attempt.step_time)]
-            )
-        )
-    note = (
-        "Measured again against the baseline by fresh launches in turn, so that a drift of the "
-        f"machine meets both alike; {said.probes} probes, {energy_text(said.energy_kJ)}."
-    )
-    return section("Measured again before it is recommended", "".join(tried), note)
-
-
-def _differences(parts: Sequence[tuple[str, Difference | None]]) -> str:
-    """Return the differences from the baseline as a table, with intervals and p-values."""
-    rows = []
-    for name, part in parts:
-        if part is None:
-            continue
-        told = '<span class="muted">none shown</span>'
-        if part.shown:
-            told = delta(1 + part.relative, 1.0, "less", "more")
-        known = not math.isnan(part.p_value)
-        rows.append(
-            f'<tr><td data-label="Quantity">{name}</td>'
-            f'<td class="n" data-label="Difference">{told}</td>'
-            f'<td class="n" data-label="95 % interval">'
-            f"{part.interval_text if known else 'unknown'}</td>"
-            f'<td class="n" data-label="p">'
-            f"{escape(part.p_text) if known else 'too few repeats'}</td></tr>"
-        )
-    if not rows:
-        return ""
-    heads = "<th>Quantity</th><th>Difference</th><th>95 % interval</th><th>p</th>"
-    return (
-        f'<table class="cards"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
 
 
 def breakdown_part(
@@ -114,8 +48,8 @@ def breakdown_part(
 def explanation_part(
     result: Result, explanation: Explanation | None, figures: Mapping[str, go.Figure]
 ) -> str:
-    """Return the section on the knobs' effects around the choice and the published guidelines."""
-    if explanation is None or not (explanation.knobs or explanation.guidelines):
+    """Return the section on the knobs' effects around the choice."""
+    if explanation is None or not explanation.knobs:
         return ""
     text = ""
     if "knobs" in figures:
@@ -123,32 +57,11 @@ def explanation_part(
         rows = len(figure.layout.yaxis.tickvals)  # two lines of text each
         what = "What each knob changes at the choice"
         text += plot_div("knobs", figure, what, height_px=120 + 34 * rows)
-    if explanation.knobs:
-        items = "".join(f"<li>{escape(effect.sentence)}</li>" for effect in explanation.knobs)
-        text += (
-            f"<details><summary>The same in words ({len(explanation.knobs)})</summary>"
-            f"<ul>{items}</ul></details>"
-        )
-    tested = [said for said in explanation.guidelines if said.comparisons >= LEAST_COMPARISONS]
-    few = [
-        said
-        for said in explanation.guidelines
-        if said.verdict != "not tested" and said not in tested
-    ]
-    rest = [said for said in explanation.guidelines if said.verdict == "not tested"]
-    if tested:
-        text += "<h3>Published guidelines, compared with this run</h3>" + _guidelines(tested)
-    if few:
-        text += (
-            f"<details><summary>{len(few)} more on fewer than {LEAST_COMPARISONS} comparisons, "
-            "which decide nothing</summary>" + _guidelines(few, muted=True) + "</details>"
-        )
-    if rest:
-        text += (
-            f"<details><summary>{len(rest)} more that this run has no points to test</summary>"
-            + _guidelines(rest)
-            + "</details>"
-        )
+    items = "".join(f"<li>{escape(effect.sentence)}</li>" for effect in explanation.knobs)
+    text += (
+        f"<details><summary>The same in words ({len(explanation.knobs)})</summary>"
+        f"<ul>{items}</ul></details>"
+    )
     notes = "".join(f"<p>{escape(note)}</p>" for note in explanation.notes)
     return section(
         "What each knob bought",
@@ -158,22 +71,6 @@ def explanation_part(
     )
 
 
-def _guidelines(guidelines: Sequence[Guideline], *, muted: bool = False) -> str:
-    def colour(said: Guideline) -> str:
-        return "" if muted else said.verdict.replace(" ", "-")
-
-    rows = "".join(
-        f'<tr><td data-label="Guideline">{escape(said.text)} '
-        f'<span class="muted">({escape(said.source)})</span></td>'
-        f'<td data-label="Here"><span class="verdict {colour(said)}">'
-        f"{escape(said.verdict)}</span></td>"
-        f'<td data-label="Evidence" class="muted">{escape(said.evidence)}</td></tr>'
-        for said in guidelines
-    )
-    heads = "<th>What was published</th><th>Here</th><th>Evidence of this run</th>"
-    return f'<table class="cards"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-
-
 def power_part(
     timelines: Mapping[str, Timeline], left_out: Sequence[str], figures: Mapping[str, go.Figure]
 ) -> str:
@@ -181,7 +78,6 @@ def power_part(
 
     Args:
         timelines, left_out: as of `tuner.display.figures.power.shown_timelines`.
-        figures: of the report.
     """
     text = "".join(f'<p class="note">{escape(sentence)}</p>' for sentence in left_out)
     for name, timeline in timelines.items():

@@ -20,18 +20,10 @@ from tuner.formatting import Units, label, number, percent
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
+from tuner.workload.probe import failure_class
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-__all__ = [
-    "about_part",
-    "calibration_part",
-    "failures_part",
-    "live_part",
-    "spent_part",
-    "surrogates_part",
-]
 
 _CONSTRAINTS = {
     "budget_kJ": "energy budget of the job (kJ)",
@@ -136,7 +128,7 @@ def failures_part(result: Result) -> str:
     parts = []
     for record in result.failures:
         failure = record.failure
-        kind = failure.kind.replace("_", " ") if failure else "unknown"
+        kind = failure_class(failure.kind).phrase if failure else "unknown"
         message = failure.message if failure else ""
         tail = failure.log_tail.strip() if failure else ""
         cost = Units.for_values([record.energy_J / 1000], [])

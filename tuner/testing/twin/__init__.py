@@ -6,6 +6,7 @@ a node is no measurement of a GPU: say "twin" beside every figure.
 """
 
 from tuner.testing.twin.build import Libraries, build, compiler
-from tuner.testing.twin.node import STATE, TwinGpu, TwinNode
+from tuner.testing.twin.gpu import TwinGpu
+from tuner.testing.twin.node import STATE, TwinNode
 
 __all__ = ["STATE", "Libraries", "TwinGpu", "TwinNode", "build", "compiler"]

@@ -15,11 +15,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Libraries", "build", "compiler"]
-
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
-NVML = ("physics.c", "replay.c", "nvml_core.c", "nvml_read.c", "nvml_clocks.c")
+NVML = (
+    "physics.c",
+    "clients.c",
+    "replay.c",
+    "nvml_core.c",
+    "nvml_read.c",
+    "nvml_clocks.c",
+    "nvml_health.c",
+)
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,8 @@ def build() -> Libraries:
         for target, soname, names in (
             (made / "lib" / "libnvidia-ml.so.1", True, NVML),
             (made / "lib" / "libcuda.so.1", True, ("cuda.c",)),
-            (made / "libtwin-rank.so", False, ("physics.c", "rank.c")),
-            (made / "libtwin-control.so", False, ("physics.c", "control.c")),
+            (made / "libtwin-rank.so", False, ("physics.c", "rank.c", "cores.c")),
+            (made / "libtwin-control.so", False, ("physics.c", "clients.c", "control.c")),
         ):
             flags = [*FLAGS, f"-Wl,-soname,{target.name}"] if soname else FLAGS
             files = [str(SOURCES / name) for name in names]

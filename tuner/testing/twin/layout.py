@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = ["COLUMNS", "MAX_LOG", "MAX_ROWS", "Node"]
-
 MAGIC = 0x4E495754
 MAX_GPUS, MAX_CLOCKS, MAX_MEMORY_CLOCKS, MAX_PROCESSES, MAX_RANKS = 16, 256, 8, 16, 16
-MAX_FAULTS, MAX_LOG, RING, MAX_ROWS, COLUMNS = 128, 1024, 4096, 6000, 10
+MAX_FAULTS, MAX_LOG, MAX_CLIENTS, MAX_XIDS = 128, 1024, 64, 64
+MAX_WORK, KEPT_STEPS = 64, 8
+RING, MAX_ROWS, COLUMNS = 4096, 6000, 10
+
+MAX_CPUS = 1024
 
 _TEXT = {"uuid": 80, "name": 96, "driver_version": 80}
 
@@ -42,7 +44,13 @@ class Process(ctypes.Structure):
 class Rank(ctypes.Structure):
     """A training process on a GPU."""
 
-    _fields_ = _i("pid told_ns counted_ns")
+    _fields_ = [("pid", ctypes.c_int64), ("done_s", ctypes.c_double * KEPT_STEPS)]
+
+
+class Work(ctypes.Structure):
+    """A submitted step."""
+
+    _fields_ = [*_i("pid step"), *_d("left_s")]
 
 
 class Fault(ctypes.Structure):
@@ -55,6 +63,12 @@ class Entry(ctypes.Structure):
     """A setter that went through."""
 
     _fields_ = [("name", ctypes.c_char * 56), *_d("time_s"), *_i("pid gpu a b")]
+
+
+class Xid(ctypes.Structure):
+    """A reported Xid error."""
+
+    _fields_ = _i("gpu code")
 
 
 class Gpu(ctypes.Structure):
@@ -75,18 +89,23 @@ class Gpu(ctypes.Structure):
         *_i("counter_start_mJ counter_modulus_mJ"),
         *_i("has_counter counter_is_module has_usage usage_is_module gpu_scope"),
         *_i("lockable ignores_lock limit_settable ignores_limit idle_follows application_free"),
-        *_i("default_application_MHz"),
-        *_d("pace clock_free_share host_s"),
+        *_i("default_application_MHz has_ecc power_profiles"),
+        *_d("start_s step_s micro_batch_s sample_s clock_free_share"),
+        *_i("memory_node"),
+        ("cpus", ctypes.c_int64 * (MAX_CPUS // 64)),
         *_d("load heat_MHz"),
-        *_i("lost stalled lock_low lock_high memory_low memory_high"),
+        *_i("lost stalled open_error lock_low lock_high memory_low memory_high"),
         *_i("application_memory application_sm"),
         *_d("limit_W"),
-        *_i("persistence used_bytes compute_count graphics_count"),
+        *_i("persistence started used_bytes compute_count graphics_count"),
         ("compute", Process * MAX_PROCESSES),
         ("graphics", Process * MAX_PROCESSES),
-        *_i("rank_count"),
+        *((name, ctypes.c_int64 * 2) for name in ("ecc_volatile", "ecc_aggregate", "repaired")),
+        *_i("repair_pending rank_count"),
         ("rank", Rank * MAX_RANKS),
-        *_d("time_s energy_J clock_MHz_s busy_s pending_s work_s utilisation"),
+        *_i("work_count"),
+        ("work", Work * MAX_WORK),
+        *_d("time_s energy_J clock_MHz_s busy_s work_s late_s utilisation"),
         *_d("power_W temperature_C clock wanted wanted_s target thermal_MHz regulate_s"),
         *_d("filtered_W filtered_J counter_base_J stalled_J"),
         *_i("reasons asked head filled"),
@@ -103,9 +122,13 @@ class Node(ctypes.Structure):
 
     _fields_ = [
         *_i("magic gpus is_virtual root driver cuda_driver calls descriptor_losses"),
-        *_d("epoch_s now_s call_s"),
+        *_d("epoch_s now_s call_s init_s"),
         *_t("driver_version"),
-        *_i("fault_count log_count"),
+        *_i("fault_count log_count client_count"),
+        ("client", ctypes.c_int64 * MAX_CLIENTS),
+        *_i("xid_count"),
+        ("xid", Xid * MAX_XIDS),
+        *_i("cores"),
         ("fault", Fault * MAX_FAULTS),
         ("log", Entry * MAX_LOG),
         ("gpu", Gpu * MAX_GPUS),

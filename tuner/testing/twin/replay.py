@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tuner.testing.twin import layout
-from tuner.testing.twin.node import TwinGpu, TwinNode
+from tuner.testing.twin.gpu import TwinGpu
+from tuner.testing.twin.node import TwinNode
 from tuner.workload.meters.nvml_recording import COLUMNS, NvmlRecording
-
-__all__ = ["gpus_of", "replayed_node"]
 
 #: The call that a column is read by, as errors are counted in a recording.
 _CALLS = {

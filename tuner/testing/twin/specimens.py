@@ -1,15 +1,13 @@
-"""Twin GPUs with a character: the one whose work is done by ranks on cores."""
+"""Twin GPUs with a character: the one that ranks on cores keep busy."""
 
 from __future__ import annotations
 
-from tuner.testing.twin.node import TwinGpu
+from tuner.testing.twin.gpu import TwinGpu
 
-__all__ = ["CORE_GPU"]
-
-#: A GPU as fast as a part of a core. Sensors and counter are those of an A100 by published
-#: measurements (arXiv 2312.02741: 25 ms of every 100 ms). `pace` leaves seven eighths of a core to
-#: other processes; `cores` and clocks give the peak that joulefront assumes of an unknown GPU
-#: (cores x clock x 8 FLOP): about what a share of a core does in fp32.
+#: A GPU whose ranks compute on cores, which are a few times as fast. Sensors and counter are those
+#: of an A100 as it was measured (arXiv 2312.02741: 25 ms of every 100 ms). `cores` and clocks
+#: give the peak that joulefront assumes of an unknown GPU (cores x clock x 8 FLOP): about what a
+#: share of a core does in fp32.
 CORE_GPU = TwinGpu(
     name="joulefront twin",
     memory_bytes=8 * 2**30,
@@ -27,7 +25,8 @@ CORE_GPU = TwinGpu(
     sensor_period_s=0.1,
     sensor_window_s=0.025,
     counter_delay_s=0.02,
-    pace=8.0,
-    host_s=0.2,
+    step_s=0.04,
+    micro_batch_s=0.02,
+    sample_s=0.03,
     clock_free_share=0.2,
 )

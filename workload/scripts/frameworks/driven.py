@@ -25,8 +25,6 @@ from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.frameworks.wrapper import wrapped
 
-__all__ = ["Bound", "Driven"]
-
 #: Follow from the micro-batch and the replicas, so they need no value today to be set.
 _FOLLOW = ("global_batch", "gradient_accumulation")
 
@@ -114,11 +112,6 @@ class Driven:
         return today, against
 
     def _today(self, name: str, route: Route, known: Mapping[str, Value]) -> Value:
-        """Return today's value of a knob.
-
-        Raises:
-            InputError: it is not known, or none that the driver lists.
-        """
         values = self._values({"data_parallel": self.devices, **known})
         gone = [key for key in route.keys if key in self.bound.gone]
         if gone and not self.levels(name):

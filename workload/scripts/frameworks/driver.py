@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tuner.search_spaces.data_files import read_toml
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
@@ -33,8 +33,6 @@ from tuner.workload.scripts.frameworks.parts import (
     Wrapper,
 )
 from tuner.workload.scripts.frameworks.tables import Table
-
-__all__ = ["Driver", "check_version", "load_driver", "read_driver", "shipped_drivers"]
 
 #: What a route may set: the launch knobs and what follows from them.
 ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gradient_accumulation")
@@ -111,10 +109,6 @@ _RULE = ("why", "require", "divide", "of", "default")
 def read_driver(data: Any, where: str) -> Driver:
     """Make a driver of a parsed TOML file.
 
-    Args:
-        data: the file's content.
-        where: its name, for sentences.
-
     Raises:
         InputError: a key is unknown, missing or not of its type.
     """
@@ -141,6 +135,9 @@ def read_driver(data: Any, where: str) -> Driver:
     versions = table.text("versions", "")
     if versions and not all(_VERSION.fullmatch(part.strip()) for part in versions.split(",")):
         raise InputError(f"versions in {where} must be like '>=0.2,<0.3', not {versions!r}")
+    for name in probe.values("env"):
+        if re.fullmatch(r"(LD|PYTHON)\w*|DYLD_\w*|PATH|BASH_ENV|ENV", name):
+            raise InputError(f"{name} in [probe.env] of {where} would start code of its own")
     return Driver(
         name=name,
         table=data,
@@ -182,7 +179,7 @@ def _route(name: str, table: Table) -> Route:
             raise UnknownName("knob", other, NAMES, where=f" in {table.where}")
     key, levels = table.text("key", ""), table.part("levels")
     if bool(key) == bool(levels.data):
-        raise InputError(f"[knobs.{name}] of {_file(table)} must have either a key or levels")
+        raise InputError(f"[knobs.{name}] of {table.file} must have either a key or levels")
     made = {}
     for text in levels.data:
         level = int(text) if text.isdigit() else text
@@ -291,21 +288,13 @@ def _wrapper(table: Table) -> Wrapper | None:
     return Wrapper(table.text("module"), table.text("function"), table.texts("search"))
 
 
-def _file(table: Table) -> str:
-    return table.where.rpartition(" of ")[2]
-
-
 def load_driver(path: Path) -> Driver:
     """Load a driver from a TOML file.
 
     Raises:
         InputError: it cannot be read, or is no driver.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the framework {str(path)!r}: {error}") from error
-    return read_driver(data, path.name)
+    return read_driver(read_toml(path, f"framework {str(path)!r}"), path.name)
 
 
 @lru_cache(maxsize=1)
@@ -314,7 +303,7 @@ def shipped_drivers() -> tuple[Driver, ...]:
     folder = resources.files("tuner.workload.scripts.frameworks")
     files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
     return tuple(
-        read_driver(tomllib.loads(entry.read_text(encoding="utf-8")), entry.name)
+        read_driver(read_toml(entry, f"framework {entry.name!r}"), entry.name)
         for entry in sorted(files, key=lambda entry: entry.name)
     )
 

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.frameworks.driver import Driver
 from tuner.workload.scripts.frameworks.parts import Source
-
-__all__ = ["Checked", "check_keys", "installed_version", "search_path"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,6 @@ class Checked:
 
     Attributes:
         version: of the installed framework; "" where it is not known.
-        found: keys that its sources declare.
-        gone: keys that they do not.
         files: source files that were read; none where it is not installed.
     """
 
@@ -61,7 +58,6 @@ def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
     """Compare a driver's keys with the framework that a path leads to.
 
     Args:
-        driver: the framework's.
         path: folders that are searched for its source files, in this order.
     """
     declared: set[str] = set()
@@ -86,6 +82,12 @@ def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
 
 
 def _files(source: Source, path: Sequence[Path]) -> list[Path]:
+    parts = Path(source.file or "").parts
+    if Path(*parts).is_absolute() or ".." in parts or parts.count("**") > 1:
+        raise InputError(
+            f"{source.file!r} names files beyond the import path, or needs too long a search; "
+            "write it from a folder of the path, without .. and with ** once at most"
+        )
     for folder in path if source.file else ():
         try:
             found = sorted(file for file in folder.glob(source.file) if file.is_file())

@@ -9,18 +9,6 @@ from typing import Any
 
 from tuner.search_spaces.knobs import Value
 
-__all__ = [
-    "TEMPLATE",
-    "UNSET",
-    "Command",
-    "Recognised",
-    "Route",
-    "Rule",
-    "Source",
-    "Step",
-    "Wrapper",
-]
-
 #: In a level's text: a knob whose value stands there.
 TEMPLATE = re.compile(r"\{(\w+)\}")
 #: In a level: the key must not be given at all.
@@ -104,7 +92,6 @@ class Rule:
     """Configurations that the framework refuses.
 
     Attributes:
-        why: the reason.
         require: condition over launch knobs that must hold.
         divide: degrees whose product must divide `of`.
         of: a launch knob, "world_size", "sequence_length" or a key of the framework; the rule is
@@ -127,7 +114,6 @@ class Step:
         count: "optimizer" (a torch optimizer steps), "call" (a function returns) or "log" (a line
             is printed).
         call: the function, "module:function" or "module:Class.method".
-        line: regular expression that the line must match.
     """
 
     count: str = "optimizer"

@@ -18,8 +18,6 @@ from tuner.workload.scripts.frameworks.driver import (
 from tuner.workload.scripts.frameworks.keys import check_keys, search_path
 from tuner.workload.scripts.frameworks.wrapper import read_function
 
-__all__ = ["recognised"]
-
 
 def recognised(
     words: Sequence[str], cwd: Path, launcher: str = "", given: Path | None = None
@@ -27,9 +25,6 @@ def recognised(
     """Return the framework of a command, with the keys that its installed version lacks.
 
     Args:
-        words: the command of a rank, without launcher and interpreter.
-        cwd: the folder it is started in.
-        launcher: kind of its launcher; "" without one.
         given: driver file that the user names, which then needs no sign in the command.
 
     Raises:

@@ -17,11 +17,8 @@ from typing import Any
 from tuner.search_spaces.declared import FILE_KINDS
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.key_files import changed_text, parsed_file
+from tuner.workload.key_files import changed_text, parsed_file, read_text
 from tuner.workload.scripts.frameworks.parts import UNSET, Command
-from tuner.workload.yaml_keys import read_text
-
-__all__ = ["Settings"]
 
 
 @dataclass(frozen=True)
@@ -29,10 +26,7 @@ class Settings:
     """Keys as a command gives them.
 
     Attributes:
-        command: how the framework spells them.
         words: the command of a rank, without launcher and interpreter.
-        cwd: the folder it is started in.
-        env: the environment of its ranks.
         given: values that neither says, of a configuration that is a function.
     """
 
@@ -147,7 +141,6 @@ class Settings:
 
         Args:
             changes: by key, the new value; `UNSET` takes the key away.
-            folder: takes the changed file.
 
         Raises:
             InputError: a key can be given nowhere, or the file cannot be changed.

@@ -8,14 +8,11 @@ from typing import Any
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.typed import plain_text
 
-__all__ = ["Table"]
-
 
 class Table:
     """Table of a parsed TOML file.
 
     Args:
-        data: the table.
         where: its name and file, for sentences: "[probe] of torchtitan.toml".
         known: the keys that it may have; empty for any.
 
@@ -29,7 +26,7 @@ class Table:
         for key in data:
             if known and key not in known:
                 raise UnknownName("key", str(key)[:80], known, where=f" in {where}")
-        self.data, self.where = data, where
+        self.data, self.where, self.file = data, where, where.rpartition(" of ")[2]
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return a text.
@@ -73,14 +70,11 @@ class Table:
 
     def part(self, key: str, *known: str) -> Table:
         """Return a table inside this one; empty by default."""
-        return Table(
-            self.data.get(key, {}), f"[{key}] of {self.where.rpartition(' of ')[2]}", *known
-        )
+        return Table(self.data.get(key, {}), f"[{key}] of {self.file}", *known)
 
     def parts(self, key: str, *known: str) -> list[Table]:
         """Return the tables of a list; empty by default."""
         value = self.data.get(key, [])
-        file = self.where.rpartition(" of ")[2]
         if not isinstance(value, list):
             raise InputError(f"{key} in {self.where} must be a list of tables, [[{key}]]")
-        return [Table(item, f"[[{key}]] of {file}", *known) for item in value]
+        return [Table(item, f"[[{key}]] of {self.file}", *known) for item in value]

@@ -16,10 +16,8 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.node.rights import run_as
+from tuner.workload.node.rights import without_secrets
 from tuner.workload.scripts.frameworks.parts import UNSET, Wrapper
-
-__all__ = ["MODULE", "read_function", "wrapped"]
 
 MODULE = "joulefront_config"
 _TEXT = '''"""The configuration of {function} with the settings that joulefront chose."""
@@ -96,7 +94,7 @@ def read_function(
 ) -> dict[str, Any]:
     """Return the values that the user's function gives some keys, by an interpreter of its own.
 
-    That interpreter runs the user's code, so it has the rights of the ranks (`run_as`).
+    That interpreter runs the user's code, and gets the environment of the ranks.
 
     Raises:
         InputError: the command does not name the function, or it cannot be called.
@@ -109,7 +107,6 @@ def read_function(
         "keys": list(keys),
         "path": [str(folder) for folder in path],
     }
-    account = run_as()
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _READ],
@@ -120,8 +117,7 @@ def read_function(
             cwd=cwd,
             timeout=_LIMIT_S,
             check=False,
-            env=account.environment(os.environ) if account else None,
-            **(account.options if account else {}),
+            env=without_secrets(os.environ),
         )
     except OSError as error:
         raise InputError(f"{function} of {module} cannot be read: {error}") from error
@@ -136,11 +132,7 @@ def read_function(
 
 
 def _named(wrapper: Wrapper, words: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Return position and value of the options that name the module and its function.
-
-    Raises:
-        InputError: the command does not name them.
-    """
+    """Return position and value of the options that name the module and its function."""
     named = {}
     for option in (wrapper.module, wrapper.function):
         for at, word in enumerate(words):

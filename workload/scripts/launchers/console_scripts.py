@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["as_module"]
-
 _GUARD = re.compile(r"""__name__\s*==\s*["']__main__["']""")
 
 
@@ -22,7 +20,6 @@ def as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
     """Return a command whose first word is an installed one as `-m MODULE ...`, others as they are.
 
     Args:
-        words: the command, without launcher and interpreter.
         cwd: the folder that it is started in; a file of that name there is a script.
 
     Raises:

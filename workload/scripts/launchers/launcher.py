@@ -8,8 +8,6 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["Launcher"]
-
 
 @dataclass(frozen=True)
 class Launcher:
@@ -21,12 +19,13 @@ class Launcher:
         words: its own words as typed, up to the script, without variables in front.
         script: the words after them, as typed.
         processes: ranks that it would start on a node; 0 for one on each device.
-        nodes: the number of nodes on which it starts them.
         env: what it sets for the ranks; `{rank}`, `{local_rank}`, `{node_rank}` and
             `{world_size}` stand for values that differ from rank to rank.
         assigned: the variables written in front of the command (`NAME=VALUE torchrun ...`).
         config: path of its configuration file; "" without one.
         notes: what joulefront leaves out, one sentence each.
+        binding: how it binds ranks to cores (`tuner.workload.node.vendor_binding`); "" if it
+            does not.
     """
 
     kind: str
@@ -38,6 +37,7 @@ class Launcher:
     config: str = ""
     notes: tuple[str, ...] = ()
     nodes: int = 1
+    binding: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
@@ -45,6 +45,8 @@ class Launcher:
         data = {**asdict(self), **lists}
         if self.nodes == 1:  # as in studies from before launchers of several nodes were read
             del data["nodes"]
+        if not self.binding:
+            del data["binding"]
         return data
 
     @classmethod

@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.key_files import check_plain, read_text
 from tuner.workload.scripts.launchers import vendor
 from tuner.workload.scripts.launchers.console_scripts import as_module
 from tuner.workload.scripts.launchers.launcher import Launcher
 from tuner.workload.scripts.launchers.slurm import read_srun, task_environment
-from tuner.workload.yaml_keys import check_plain, read_text
-
-__all__ = ["read_command"]
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
 _PYTHON = re.compile(r"python[\d.]*")
@@ -55,10 +53,6 @@ _LIMIT_S = 180.0
 
 def read_command(words: Sequence[str], cwd: Path) -> tuple[tuple[str, ...], Launcher | None]:
     """Return the words that each rank runs, without the interpreter, and the launcher if any.
-
-    Args:
-        words: the command as pasted, e.g. ("torchrun", "--nproc-per-node", "2", "train.py").
-        cwd: the folder that it is started in.
 
     Raises:
         InputError: the launcher refuses the command, or it cannot be honoured.
@@ -94,7 +88,6 @@ def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _read(
     words: Sequence[str], cwd: Path, environment: Mapping[str, str]
 ) -> tuple[tuple[str, ...], Launcher | None]:
-    """Read a command without variables in front."""
     name, skip = _launcher_of(words)
     if name in _UNREAD:
         raise InputError(
@@ -168,6 +161,7 @@ def _ask(
         config=read["config"],
         notes=tuple(f"{shown}: {note}" for note in read["notes"]),
         nodes=int(read["nodes"]),
+        binding=str(read.get("binding", "")),
     )
     return tuple(read["script"]), launcher
 
@@ -237,7 +231,7 @@ def _read_srun(
     return script, replace(
         launcher,
         words=(*ahead, *launcher.words),
-        env={**srun.env, **inner, **launcher.env},
+        env={**srun.env, **inner, **task_environment(srun.nodes), **launcher.env},
         notes=(*srun.notes, *launcher.notes),
     )
 
@@ -316,12 +310,7 @@ def _pairs(words: Sequence[str]) -> list[str]:
 
 
 def _check_config(option: str, file: str, cwd: Path | None) -> None:
-    """Refuse a configuration file from which a changed one could not be written.
-
-    Raises:
-        InputError: it is standard input, does not exist, is no YAML, or holds anchors, aliases or
-            merge keys, which would carry a changed value to other keys.
-    """
+    """Refuse a configuration file from which a changed one could not be written."""
     if file == "-" or file.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/")):
         raise InputError(
             f"{option} is read from standard input, which is there only once; write it to a file"

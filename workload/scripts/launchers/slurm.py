@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from tuner.search_spaces.errors import InputError
 
-__all__ = ["TASK_OPTIONS", "Srun", "read_srun", "task_environment"]
-
 #: Letters of short options: those that take a value (the next word or the same one), and those
 #: that take none or one in the same word only.
 _SHORT_WITH_VALUE = set("AbBcCdDeFGiJLmMnNopPqrRStTUwWx")
@@ -58,11 +56,8 @@ class Srun:
 
     Attributes:
         words: srun and its options, as typed.
-        rest: the command that it starts.
         tasks: tasks on a node; 0 if neither its options nor the allocation says.
-        nodes: the number of nodes.
         chdir: the folder that it starts in; "" for the current one.
-        env: what its options set for the tasks.
         notes: what joulefront leaves out, one sentence each.
     """
 
@@ -79,7 +74,6 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
     """Read a command that begins with srun.
 
     Args:
-        words: the command.
         environment: of this process; inside an allocation it holds Slurm's own figures.
 
     Raises:
@@ -141,14 +135,19 @@ def _exported(text: str) -> tuple[dict[str, str], list[str]]:
     return env, [f"srun --export={text}: probes keep the whole environment of tuner"]
 
 
-def task_environment() -> dict[str, str]:
-    """Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT")."""
+def task_environment(nodes: int = 0) -> dict[str, str]:
+    """Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT").
+
+    Args:
+        nodes: their number, if the task on each is a launcher; 0: each rank is a task.
+    """
+    tasks = str(nodes) if nodes else "{world_size}"
     return {
-        "SLURM_PROCID": "{rank}",
-        "SLURM_LOCALID": "{local_rank}",
+        "SLURM_PROCID": "{node_rank}" if nodes else "{rank}",
+        "SLURM_LOCALID": "0" if nodes else "{local_rank}",
         "SLURM_NODEID": "{node_rank}",
-        "SLURM_NTASKS": "{world_size}",
-        "SLURM_NPROCS": "{world_size}",
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
     }
 
 
@@ -194,17 +193,12 @@ def _nodes(told: Mapping[str, str], environment: Mapping[str, str]) -> int:
     """Return the number of nodes; a range ("1-4") asks for its largest."""
     text = told.get("nodes", "")
     if not text:
-        if "ntasks" in told or "ntasks-per-node" in told:
-            return 1 if told.get("ntasks") == "1" else _in_allocation(environment)
-        return _in_allocation(environment)
+        one = told.get("ntasks") == "1"
+        return 1 if one else _first_number(environment.get("SLURM_NNODES", "")) or 1
     numbers = [int(number) for number in re.findall(r"\d+", text.partition(":")[0])]
     if not numbers:
         raise InputError(f"srun's --nodes={text} is no number of nodes")
     return numbers[-1]
-
-
-def _in_allocation(environment: Mapping[str, str]) -> int:
-    return _first_number(environment.get("SLURM_NNODES", "")) or 1
 
 
 def _number(told: Mapping[str, str], name: str) -> int:

@@ -10,6 +10,7 @@ is started.
     given       the number of words at the end of the arguments that the launcher leaves alone
     processes   ranks on a node; 0 for one on each device
     nodes       the number of nodes
+    binding     how it binds ranks to cores, "numa:MODE" or "cores:LIST"; absent if it does not
     env         what the launcher sets for the ranks
     config      its configuration file, or ""
     notes       what joulefront leaves out, one sentence each
@@ -86,12 +87,13 @@ def _torchrun(args: argparse.Namespace) -> dict[str, Any]:
     if each.isdigit() and not processes:
         raise Refused("--nproc-per-node must be at least 1")
     notes = []
-    if getattr(args, "numa_binding", None):
-        notes.append(f"--numa-binding {args.numa_binding} is not applied in probes")
     if least != nodes:
         notes.append(f"--nnodes {args.nnodes} may shrink, and probes take {nodes} nodes")
     env = {**_elastic(args, nodes), **_one_thread(processes)}
-    return _read(args, processes, env, notes=notes, nodes=nodes)
+    read = _read(args, processes, env, notes=notes, nodes=nodes)
+    if mode := getattr(args, "numa_binding", None):
+        read["binding"] = f"numa:{getattr(mode, 'value', mode)}"
+    return read
 
 
 def _elastic(args: argparse.Namespace, nodes: int) -> dict[str, str]:
@@ -150,12 +152,12 @@ def deepspeed(arguments: Sequence[str]) -> dict[str, Any]:
         slots = args.include.partition(":")[2]
         processes = _first_devices(slots, f"--include {args.include}") if slots else 0
     notes = []
-    if args.bind_cores_to_rank:
-        notes.append("--bind_cores_to_rank is not applied in probes")
     if getattr(args, "venv_script", None):
         notes.append("--venv_script is not sourced: probes run in the environment of tuner")
     env = {"CROSS_RANK": "{node_rank}", "CROSS_SIZE": str(nodes)}
     read = _read(args, processes, env, notes, args.user_script, args.user_args, nodes)
+    if args.bind_cores_to_rank:
+        read["binding"] = f"cores:{args.bind_core_list or ''}"
     if not args.no_local_rank:
         read["script"].insert(2 if args.module else 1, "--local_rank={local_rank}")
     return read

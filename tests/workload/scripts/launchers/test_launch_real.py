@@ -16,7 +16,7 @@ from tuner.testing.commands import finished
 from tuner.testing.scripts import inspected
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.probe import ProbeRequest, WindowPolicy
-from tuner.workload.scripts.script_job import Script
+from tuner.workload.scripts.command import Script
 
 CLUSTER = detect_cluster()
 SCRIPT = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,9 +147,10 @@ def test_deepspeed(arguments: str, processes: int, script: list[str]) -> None:
 def test_deepspeed_starts_a_module(tmp_path: Path) -> None:
     answer = vendor.deepspeed(["--module", "--num_gpus", "1", "pkg.train", "x"])
     assert answer["script"] == ["-m", "pkg.train", "--local_rank={local_rank}", "x"]
-    assert vendor.deepspeed(["--bind_cores_to_rank", "t.py"])["notes"] == [
-        "--bind_cores_to_rank is not applied in probes"
-    ]
+    cores = ["--bind_cores_to_rank", "--bind_core_list", "0-3,8"]
+    assert vendor.deepspeed([*cores, "t.py"])["binding"] == "cores:0-3,8"
+    assert vendor.deepspeed([*cores[:1], "t.py"])["binding"] == "cores:"
+    assert vendor.torchrun(["--numa-binding", "node", "t.py"])["binding"] == "numa:node"
 
 
 @pytest.mark.parametrize(
@@ -260,6 +262,15 @@ def test_a_task_of_srun_knows_its_number(folder: Path) -> None:
     job = blank_job(Script("srun -n 2 python train.py", cwd=folder), GPU)
     env = job.start(job.baseline, folder / "probe").environment(1, 2, 1)
     assert (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NTASKS"]) == ("1", "1", "2")
+
+
+def test_ranks_of_a_launcher_are_told_of_the_task_that_is_their_launcher(folder: Path) -> None:
+    """Scripts under `srun torchrun` name files by SLURM_PROCID, the number of the node."""
+    command = "srun -N2 --ntasks-per-node=1 torchrun --nnodes 2 --nproc-per-node 4 train.py"
+    job = blank_job(Script(command, cwd=folder), replace(GPU, devices_per_node=4), nodes=2)
+    env = job.start(job.baseline, folder / "probe").environment(5, 8, 1, 1)
+    told = {name: env[f"SLURM_{name}"] for name in ("PROCID", "LOCALID", "NODEID", "NTASKS")}
+    assert told == {"PROCID": "1", "LOCALID": "0", "NODEID": "1", "NTASKS": "2"}
 
 
 def test_what_srun_sets_for_its_tasks(folder: Path) -> None:

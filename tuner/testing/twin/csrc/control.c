@@ -14,6 +14,7 @@ EXPORT void twin_start(node_t *node) {
 
 EXPORT void twin_update(node_t *node) {
     double now_s = twin_now(node);
+    twin_release(node);
     for (int64_t i = 0; i < node->gpus; i++) {
         twin_advance(&node->gpu[i], now_s);
         node->gpu[i].asked = 1;

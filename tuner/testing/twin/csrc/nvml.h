@@ -2,6 +2,8 @@
 #ifndef TWIN_NVML_H
 #define TWIN_NVML_H
 
+#include <stdlib.h>
+
 #include "state.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -14,11 +16,16 @@ enum {
     NO_PERMISSION = 4,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
     LIBRARY_NOT_FOUND = 12,
     GPU_IS_LOST = 15,
+    LIB_RM_VERSION_MISMATCH = 18,
+    VERSION_MISMATCH = 25,
     UNKNOWN = 999
 };
 enum { POWER_AVERAGE = 185, POWER_INSTANT = 186, TOTAL_ENERGY = 83 };
+enum { AMPERE = 7 };
 enum { SCOPE_GPU = 0, SCOPE_MODULE = 1, SCOPE_MEMORY = 2, CLOCK_MEM = 2 };
 
 typedef struct {
@@ -35,10 +42,16 @@ typedef struct {
 typedef struct {
     unsigned long long total, free, used;
 } memory_t;
+/* Versions of structs: the number of the version and the size. */
+enum { MEMORY_V2 = 0x2000028, TEMPERATURE_V1 = 0x100000c, PROFILES_V1 = 0x1000064 };
 typedef struct {
     unsigned int version;
     unsigned long long total, reserved, free, used;
 } memory_v2_t;
+typedef struct {
+    unsigned int version;
+    int sensor, celsius;
+} temperature_t;
 typedef struct {
     unsigned int pid;
     unsigned long long used;
@@ -57,6 +70,8 @@ extern node_t *node;
 extern char handles[MAX_GPUS];
 int enter(const char *name, const void *device, gpu_t **gpu);
 int leave(int result);
+int injected(const char *name, int64_t gpu);
+int field_health(const gpu_t *gpu, field_t *field);
 void log_setter(const char *name, const gpu_t *gpu, int64_t a, int64_t b);
 
 /* Columns of a recording. */
@@ -79,7 +94,7 @@ enum { ENERGY, INSTANT, AVERAGED, MODULE, SM, MEMORY, TEMPERATURE, UTILISATION, 
     int result = enter(NAME, device, &gpu);               \
     if (result) return result
 #define PERMITTED(FREE) \
-    if (!node->root && !(FREE)) return leave(NO_PERMISSION)
+    if (!node->root && !(FREE) && !getenv("JOULEFRONT_TWIN_ROOT")) return leave(NO_PERMISSION)
 #define REQUIRE(OFFERED) \
     if (!(OFFERED)) return leave(NOT_SUPPORTED)
 

@@ -54,12 +54,11 @@ int leave(int result) {
     return result;
 }
 
-static int injected(const char *name, int64_t gpu) {
+int injected(const char *name, int64_t gpu) {
     int result = SUCCESS;
     for (int64_t i = 0; i < node->fault_count; i++) {
         fault_t *fault = &node->fault[i];
-        if (strcmp(fault->name, name) || (fault->gpu >= 0 && gpu >= 0 && fault->gpu != gpu))
-            continue;
+        if (strcmp(fault->name, name) || (fault->gpu >= 0 && fault->gpu != gpu)) continue;
         fault->calls++;
         if (fault->calls >= fault->first && fault->calls < fault->first + fault->times)
             result = (int)fault->code;
@@ -67,7 +66,7 @@ static int injected(const char *name, int64_t gpu) {
     return result;
 }
 
-/* Begin a call. On SUCCESS the node is locked and up to date, and leave() must follow. */
+/* Begin a call; without a name, errors are injected by the caller. On SUCCESS the node is locked and up to date, and leave() must follow. */
 int enter(const char *name, const void *device, gpu_t **gpu) {
     int64_t index = device ? (const char *)device - handles : -1;
     if (references <= 0 || owner != getpid()) return UNINITIALIZED;
@@ -78,10 +77,11 @@ int enter(const char *name, const void *device, gpu_t **gpu) {
         pthread_mutex_unlock(&mutex);
         return UNKNOWN;
     }
+    if (!node->is_virtual) twin_sleep(node, node->call_s); /* other processes do not wait */
     flock(descriptor, LOCK_EX);
     node->calls++;
-    if (node->is_virtual) node->now_s += node->call_s;
-    int result = injected(name, index);
+    if (node->is_virtual) twin_sleep(node, node->call_s);
+    int result = name ? injected(name, index) : SUCCESS;
     if (result) return leave(result);
     if (gpu) {
         *gpu = &node->gpu[index];
@@ -117,6 +117,7 @@ EXPORT int nvmlInitWithFlags(unsigned int flags) {
     if (!result) {
         flock(descriptor, LOCK_EX);
         result = injected("nvmlInit", -1);
+        if (!result && !references) twin_sleep(node, node->init_s + twin_enter(node));
         flock(descriptor, LOCK_UN);
         if (result && !references) close(descriptor);
     }
@@ -131,7 +132,12 @@ EXPORT int nvmlShutdown(void) {
     if (references <= 0 || owner != getpid()) return UNINITIALIZED;
     pthread_mutex_lock(&mutex);
     if (!--references) {
-        if (!descriptor_lost()) close(descriptor);
+        twin_leave(node);
+        if (!descriptor_lost()) {
+            flock(descriptor, LOCK_EX);
+            twin_release(node);
+            close(descriptor); /* which unlocks */
+        }
         munmap(node, sizeof(node_t));
         node = NULL;
     }
@@ -149,7 +155,11 @@ EXPORT const char *nvmlErrorString(int result) {
     case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
     case LIBRARY_NOT_FOUND: return "NVML Shared Library Not Found";
+    case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case TIMEOUT: return "Timeout";
     case GPU_IS_LOST: return "GPU is lost";
+    case LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
+    case VERSION_MISMATCH: return "Argument Version Mismatch";
     default: return "Unknown Error";
     }
 }

@@ -49,12 +49,19 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned int *out) {
     return leave(SUCCESS);
 }
 EXPORT int nvmlDeviceGetCount(unsigned int *out) { return nvmlDeviceGetCount_v2(out); }
+/* Open a GPU: one that is lost, or may not be used, is counted and answers with its error. */
+static int open_gpu(const char *name, int64_t index, void **out) {
+    const gpu_t *gpu = &node->gpu[index];
+    int result = injected(name, index);
+    if (!result) result = gpu->lost ? GPU_IS_LOST : (int)gpu->open_error;
+    if (!result) *out = &handles[index];
+    return leave(result);
+}
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **out) {
-    int result = enter("nvmlDeviceGetHandleByIndex", NULL, NULL);
+    int result = enter(NULL, NULL, NULL);
     if (result) return result;
     if (index >= node->gpus) return leave(INVALID_ARGUMENT);
-    *out = &handles[index];
-    return leave(SUCCESS);
+    return open_gpu("nvmlDeviceGetHandleByIndex", index, out);
 }
 EXPORT int nvmlDeviceGetHandleByIndex(unsigned int index, void **out) {
     return nvmlDeviceGetHandleByIndex_v2(index, out);
@@ -62,17 +69,18 @@ EXPORT int nvmlDeviceGetHandleByIndex(unsigned int index, void **out) {
 static void bus_id(const gpu_t *gpu, char *out) {
     snprintf(out, 32, "%08X:%02X:00.0", 0U, (unsigned int)gpu->pci_bus);
 }
+/* The bus of an address: DOMAIN:BUS:DEVICE.FUNCTION, or without domain, function or both. */
+static int64_t bus_of(const char *address) {
+    unsigned int parts[3] = {0};
+    int count = sscanf(address, "%x:%x:%x", &parts[0], &parts[1], &parts[2]);
+    return count == 3 ? parts[1] : count == 2 ? parts[0] : 0;
+}
 static int find(const char *name, const char *wanted, int by_bus, void **out) {
-    char bus[32];
-    int result = enter(name, NULL, NULL);
+    int result = enter(NULL, NULL, NULL);
     if (result) return result;
-    for (int64_t i = 0; i < node->gpus; i++) {
-        bus_id(&node->gpu[i], bus);
-        if (!strcmp(wanted, by_bus ? bus : node->gpu[i].uuid)) {
-            *out = &handles[i];
-            return leave(SUCCESS);
-        }
-    }
+    for (int64_t i = 0; i < node->gpus; i++)
+        if (by_bus ? node->gpu[i].pci_bus == bus_of(wanted) : !strcmp(wanted, node->gpu[i].uuid))
+            return open_gpu(name, i, out);
     return leave(NOT_FOUND);
 }
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
@@ -89,6 +97,23 @@ GET(nvmlDeviceGetUUID, char *out, unsigned int length) {
 GET(nvmlDeviceGetName, char *out, unsigned int length) {
     BEGIN("nvmlDeviceGetName");
     return text(out, length, gpu->name);
+}
+/* A set of cores or memory nodes, in words of a long. */
+static int bits(unsigned int words, unsigned long *out, const int64_t *from, unsigned int have) {
+    memset(out, 0, words * sizeof *out);
+    for (unsigned int i = 0; i < words && i < have; i++) out[i] = (unsigned long)from[i];
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetCpuAffinity, unsigned int words, unsigned long *out) {
+    BEGIN("nvmlDeviceGetCpuAffinity");
+    REQUIRE(gpu->memory_node >= 0);
+    return bits(words, out, gpu->cpus, MAX_CPUS / 64);
+}
+GET(nvmlDeviceGetMemoryAffinity, unsigned int words, unsigned long *out, unsigned int scope) {
+    BEGIN("nvmlDeviceGetMemoryAffinity");
+    REQUIRE(gpu->memory_node >= 0 && scope <= 1);
+    int64_t node_bit = (int64_t)1 << gpu->memory_node;
+    return bits(words, out, &node_bit, 1);
 }
 /* A getter of one number. */
 #define NUMBER(NAME, FAULT, TYPE, OFFERED, VALUE) \
@@ -126,7 +151,8 @@ PLAIN(nvmlDeviceGetC2cModeInfoV, unsigned int, gpu->c2c, 1)
 
 static unsigned long long counter_mJ(const gpu_t *gpu) {
     double joules = twin_counter_J(gpu, node->epoch_s, twin_now(node));
-    int64_t value = gpu->counter_start_mJ + (int64_t)(1000 * joules);
+    /* The part: a sum that is a whole number must not differ between two calls by its rounding. */
+    int64_t value = gpu->counter_start_mJ + (int64_t)(1000 * joules + 1e-3);
     return (unsigned long long)(gpu->counter_modulus_mJ ? value % gpu->counter_modulus_mJ : value);
 }
 static double watts(const gpu_t *gpu, int averaged, int module) {
@@ -166,13 +192,14 @@ GET(nvmlDeviceGetFieldValues, int count, field_t *fields) {
     for (int i = 0; i < count; i++) {
         field_t *field = &fields[i];
         field->timestamp = (int64_t)(1e6 * twin_now(node));
-        field->result = NOT_SUPPORTED;
         if (field->field == POWER_AVERAGE || field->field == POWER_INSTANT) {
             field->result = field_power(gpu, field);
         } else if (field->field == TOTAL_ENERGY && gpu->has_counter) {
             field->type = 3; /* unsigned long long */
             field->value.ull = counter_mJ(gpu);
             field->result = SUCCESS;
+        } else {
+            field->result = field_health(gpu, field);
         }
     }
     return leave(SUCCESS);
@@ -187,6 +214,7 @@ GET(nvmlDeviceGetMemoryInfo, memory_t *out) {
 }
 GET(nvmlDeviceGetMemoryInfo_v2, memory_v2_t *out) {
     BEGIN("nvmlDeviceGetMemoryInfo");
+    if (out->version != MEMORY_V2) return leave(VERSION_MISMATCH);
     out->total = (unsigned long long)gpu->memory_bytes;
     out->reserved = (unsigned long long)gpu->reserved_bytes;
     out->used = (unsigned long long)gpu->used_bytes;
@@ -264,6 +292,13 @@ GET(nvmlDeviceGetTemperature, int sensor, unsigned int *out) {
     *out = (unsigned int)(gpu->temperature_C + 0.5);
     return leave(SUCCESS);
 }
+GET(nvmlDeviceGetTemperatureV, temperature_t *out) {
+    unsigned int celsius;
+    if (out->version != TEMPERATURE_V1) return VERSION_MISMATCH;
+    int result = nvmlDeviceGetTemperature(device, out->sensor, &celsius);
+    if (!result) out->celsius = (int)celsius;
+    return result;
+}
 GET(nvmlDeviceGetUtilizationRates, utilization_t *out) {
     BEGIN("nvmlDeviceGetUtilizationRates");
     if (gpu->row_count) {
@@ -272,7 +307,7 @@ GET(nvmlDeviceGetUtilizationRates, utilization_t *out) {
         out->gpu = out->memory = code ? 0 : (unsigned int)value;
         return leave(code);
     }
-    out->gpu = (unsigned int)(100 * (gpu->pace > 0 ? gpu->utilisation : gpu->load) + 0.5);
+    out->gpu = (unsigned int)(100 * (twin_trains(gpu) ? gpu->utilisation : gpu->load) + 0.5);
     out->memory = out->gpu / 2;
     return leave(SUCCESS);
 }

@@ -1,18 +1,21 @@
 /* Physics of one twin GPU, integrated lazily up to the time of the call that asks.
  *
  * True power is idle (with leakage that grows by temperature) plus k V(f)^2 f u: the clock f by
- * locks, limit, heat and reach, the load u as the test sets it, or as the device's ranks make it: a
- * second of a rank's CPU time is work for twin_device_s seconds of the device, and the rank is held
- * back until the device has done it (rank.c). Sensors see the true power through a
+ * locks, limit, heat and reach, the load u as the test sets it, or as the device's ranks make it: it
+ * is 1 while there is work, of which a second takes twin_device_s seconds at the device's clock, and
+ * ranks wait until their steps are done (rank.c). Sensors see the true power through a
  * first-order filter; the counter publishes the filtered energy of some time ago, the power sensor
  * the mean over a short span, both at their own ticks. */
 #include "state.h"
 
 #include <math.h>
+#include <string.h>
 #include <time.h>
 
 enum { IDLE = 1, APPLICATION = 2, POWER_CAP = 4, THERMAL = 0x20 };
 static const double STEP_S = 0.001, REGULATE_S = 0.01, REST_C = 30.0, HYSTERESIS_K = 2.0;
+enum { MAX_Q = 2 };                      /* bit of the profile */
+static const double MAX_Q_SHARE = 0.8;   /* of the highest clock */
 static const double UTILISATION_S = 0.15; /* time constant of the utilisation that NVML reports */
 
 double twin_now(const node_t *node) {
@@ -20,6 +23,15 @@ double twin_now(const node_t *node) {
     if (node->is_virtual) return node->now_s;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Let time pass: the node's own, where it is virtual. */
+void twin_sleep(node_t *node, double seconds) {
+    struct timespec rest = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
+    if (node->is_virtual)
+        node->now_s += seconds;
+    else if (seconds > 0)
+        nanosleep(&rest, NULL);
 }
 
 static double top_MHz(const gpu_t *gpu) { return (double)gpu->clock_MHz[gpu->clocks - 1]; }
@@ -35,11 +47,13 @@ int64_t twin_memory_MHz(const gpu_t *gpu) {
 /* Relative voltage at a share of the top clock: flat below a knee, then rising. */
 static double voltage(double share) { return fmax(0.7, 0.4 + 0.6 * share); }
 
-/* The law of speed: seconds of the device for a second of a rank's CPU time. A share of the work is
- * bound by memory and does not follow the clock. */
+int twin_trains(const gpu_t *gpu) { return gpu->step_s + gpu->micro_batch_s + gpu->sample_s > 0; }
+
+/* The law of speed: seconds for a second of work at the highest clock. A share of the work is bound
+ * by memory and does not follow the clock. */
 double twin_device_s(const gpu_t *gpu, double clock) {
     double bound = gpu->clock_free_share;
-    return gpu->pace * (bound + (1.0 - bound) * top_MHz(gpu) / clock);
+    return bound + (1.0 - bound) * top_MHz(gpu) / clock;
 }
 
 /* The law of power. */
@@ -61,18 +75,28 @@ int twin_lives(int64_t pid) {
     return !clock_gettime((clockid_t)(~(unsigned int)pid << 3 | 2), &used);
 }
 
-/* Take in what the ranks have computed since the last call, and forget those that are gone. */
-static void submit(gpu_t *gpu) {
+/* Forget ranks that are gone, and their work. */
+static void forget_dead_ranks(gpu_t *gpu) {
     for (int64_t i = 0; i < gpu->rank_count; i++) {
-        rank_t *rank = &gpu->rank[i];
-        int64_t told_ns = __atomic_load_n(&rank->told_ns, __ATOMIC_RELAXED);
-        gpu->pending_s += 1e-9 * (double)(told_ns - rank->counted_ns);
-        rank->counted_ns = told_ns;
-        if (!twin_lives(rank->pid)) {
-            *rank = gpu->rank[--gpu->rank_count];
-            i--;
-        }
+        int64_t kept = 0, pid = gpu->rank[i].pid;
+        if (twin_lives(pid)) continue;
+        for (int64_t at = 0; at < gpu->work_count; at++)
+            if (gpu->work[at].pid != pid) gpu->work[kept++] = gpu->work[at];
+        gpu->work_count = kept;
+        gpu->rank[i--] = gpu->rank[--gpu->rank_count];
     }
+}
+
+/* Count what was done of the oldest step, and take it off the queue once it is done. */
+static void execute(gpu_t *gpu, double done_s) {
+    work_t *first = &gpu->work[0];
+    gpu->work_s += done_s;
+    first->left_s -= done_s;
+    if (first->left_s > 1e-9) return;
+    for (int64_t i = 0; i < gpu->rank_count; i++)
+        if (gpu->rank[i].pid == first->pid)
+            gpu->rank[i].done_s[first->step % KEPT_STEPS] = gpu->time_s;
+    memmove(first, first + 1, (size_t)--gpu->work_count * sizeof *first);
 }
 
 /* The highest listed clock of at most `clock`; the lowest listed if none is. */
@@ -109,8 +133,10 @@ static double target_MHz(gpu_t *gpu) {
         clock = fmin(fmax(clock, (double)gpu->lock_low), (double)gpu->lock_high);
         if ((double)gpu->lock_high < top_MHz(gpu)) reasons |= APPLICATION;
     }
-    /* The voltage limiter of a consumer card is no reason that NVML reports. */
+    /* Neither the voltage limiter of a consumer card nor a profile is a reason that NVML reports. */
     if (gpu->reach_MHz > 0 && active) clock = fmin(clock, gpu->reach_MHz);
+    if (gpu->power_profiles > 0 && gpu->power_profiles & MAX_Q)
+        clock = fmin(clock, MAX_Q_SHARE * top_MHz(gpu));
     if (heat < clock) {
         clock = heat;
         reasons |= THERMAL;
@@ -144,6 +170,11 @@ void twin_begin(gpu_t *gpu, double now_s) {
 
 static void step(gpu_t *gpu, double to_s) {
     double left_s = to_s - gpu->time_s, decay;
+    int works = gpu->work_count > 0;
+    if (twin_trains(gpu) && works != (gpu->load > 0)) {
+        gpu->load = works;
+        gpu->asked = 1;
+    }
     if (gpu->time_s >= gpu->regulate_s) {
         regulate_heat(gpu);
         gpu->regulate_s = gpu->time_s + REGULATE_S;
@@ -162,16 +193,12 @@ static void step(gpu_t *gpu, double to_s) {
         else
             left_s = fmin(left_s, due_s);
     }
+    if (works) left_s = fmin(left_s, gpu->work[0].left_s * twin_device_s(gpu, gpu->clock));
     double watts = power_W(gpu, gpu->clock), before_W = gpu->filtered_W;
     gpu->power_W = watts;
     gpu->energy_J += watts * left_s;
     gpu->clock_MHz_s += gpu->clock * left_s;
     if (gpu->load > 0) gpu->busy_s += left_s;
-    if (gpu->pace > 0) {
-        double done_s = fmin(gpu->pending_s, gpu->load * left_s / twin_device_s(gpu, gpu->clock));
-        gpu->pending_s -= done_s;
-        gpu->work_s += done_s;
-    }
     gpu->utilisation += (gpu->load - gpu->utilisation) * (1.0 - exp(-left_s / UTILISATION_S));
     decay = gpu->filter_s > 0 ? exp(-left_s / gpu->filter_s) : 0.0;
     gpu->filtered_W = watts + (before_W - watts) * decay;
@@ -180,19 +207,15 @@ static void step(gpu_t *gpu, double to_s) {
     double rest_C = gpu->ambient_C + gpu->heat_K_per_W * watts;
     gpu->temperature_C = rest_C + (gpu->temperature_C - rest_C) * exp(-left_s / gpu->heat_s);
     gpu->time_s += left_s;
+    if (works) execute(gpu, left_s / twin_device_s(gpu, gpu->clock));
     remember(gpu);
 }
 
 void twin_advance(gpu_t *gpu, double now_s) {
     /* A gap that nobody asked about is integrated in coarser steps. */
     double span_s = now_s - gpu->time_s, step_s = fmax(STEP_S, span_s / 20000);
-    if (gpu->pace > 0 && span_s > 1e-9) {
-        submit(gpu);
-        /* Spread over the span; what is too much for it waits. */
-        gpu->load = fmin(1.0, gpu->pending_s * twin_device_s(gpu, gpu->clock) / span_s);
-        gpu->asked = 1;
-    }
     while (gpu->time_s < now_s - 1e-9) step(gpu, fmin(gpu->time_s + step_s, now_s));
+    forget_dead_ranks(gpu);
 }
 
 /* Filtered energy at a time of the recent past, interpolated in the ring. */

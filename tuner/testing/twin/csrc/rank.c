@@ -1,74 +1,58 @@
-/* Library of a training process on a twin node (LD_PRELOAD): the process computes on a core, and is
- * held back so that its work takes as long as the law of speed (physics.c) says.
+/* Library of a training process on a twin node (LD_PRELOAD): the process computes on a core, and its
+ * GPU takes the time that the law of speed (physics.c) gives for each optimizer step.
  *
- * A process becomes a rank when LOCAL_RANK is set: in its environment at the start, or later by
- * setenv, as a fork server's child does. From then on a timer of its main thread's CPU time
- * interrupts it every few milliseconds, and the handler sleeps for what the device would still
- * compute. Other threads are not counted: one that spins while the main thread sleeps would add to
- * the sleep without end. Time that the main thread waited for a core is taken off that sleep:
- * neighbours on the machine do not slow the device, as long as they leave the rank the share of a
- * core that the law asks for. */
+ * A process becomes a rank when joulefront's hook greets its agent ("hello RANK PID"), and the lines
+ * "step N T" and "at N T M" tell where its steps end. As on a real device, the work of the next
+ * steps is submitted before the present one is done, so that a process which waits for a core delays
+ * nothing as long as it is less than AHEAD steps late; at each step's end the process waits for its
+ * device, and the line gets the time at which the device was done. How long the process computed
+ * does not matter.
+ *
+ * The work of a step follows from what the process does: the micro-batches that its lines report,
+ * the size of a micro-batch in the DeepSpeed configuration that it opens, and the number of ranks
+ * that share a replica. */
 #define _GNU_SOURCE
 #include "state.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define sigev_notify_thread_id _sigev_un._tid
 
-static const int64_t TICK_NS = 4000000;
-/* Lateness that is made up for later, seconds: more of it is lost, as on a busy machine. */
-static const double LATE_S = 0.05;
+enum { AHEAD = 4 }; /* below KEPT_STEPS */
+static const double LOOK_S = 0.02; /* between two looks at a device that is not done */
 
-static pid_t owner; /* the process that is held back: a forked child has its own timers */
-static timer_t timer;
+static pid_t owner; /* the process that is a rank; a forked child is none */
+static int hook = -1, descriptor = -1;
 static node_t *node;
 static gpu_t *gpu;
-static int64_t counted_ns, waited_ns;
-static double owed_s;
+static int64_t done, until = 1, submitted, counted_at; /* optimizer steps */
+static double micro_batches;   /* of a step, as reported; 0: not known */
+static double began_s, began_device_s; /* of the present step, on the host and on the device */
+static double samples = 1, accumulation = 1, batch; /* of the configuration; 0: unknown */
 
-static double seconds(void) {
+static int is_rank(int file) { return file >= 0 && file == hook && owner == getpid(); }
+static double host_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
-
-/* CPU time of the calling thread: the main one, which alone is interrupted. */
-static int64_t spent_ns(void) {
-    struct timespec used;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-    return (int64_t)used.tv_sec * 1000000000 + used.tv_nsec;
+static void lock(void) {
+    flock(descriptor, LOCK_EX);
+    twin_advance(gpu, twin_now(node));
 }
-
-/* Tell the device what was computed. Entries move up when an earlier rank ends. */
-static void tell(int64_t now_ns) {
-    for (int64_t at = 0; at < gpu->rank_count; at++)
-        if (gpu->rank[at].pid == getpid())
-            __atomic_store_n(&gpu->rank[at].told_ns, now_ns, __ATOMIC_RELAXED);
-}
-
-/* Time that the main thread was ready and had no core (Documentation/scheduler/sched-stats). */
-static int64_t run_delay_ns(void) {
-    char text[96] = "";
-    long long ran, waited = 0;
-    int file = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
-    if (file < 0) return 0;
-    if (read(file, text, sizeof text - 1) <= 0 || sscanf(text, "%lld %lld", &ran, &waited) != 2)
-        waited = 0;
-    close(file);
-    return waited;
-}
+static void unlock(void) { flock(descriptor, LOCK_UN); }
 
 /* The number of this rank's GPU: its entry of CUDA_VISIBLE_DEVICES, an index or a UUID. */
 static int64_t own_gpu(void) {
@@ -85,106 +69,187 @@ static int64_t own_gpu(void) {
     return -1;
 }
 
-/* A rank's own helpers (compilers, lscpu) inherit its environment, and are no ranks. */
-static int of_a_rank(void) {
-    for (int64_t i = 0; i < node->gpus; i++)
-        for (int64_t at = 0; at < node->gpu[i].rank_count; at++)
-            if (node->gpu[i].rank[at].pid == getppid()) return 1;
-    return 0;
-}
-
-/* Enter this process in the list of its GPU; 0 if it has none here, or not yet. */
-static int join(void) {
+/* Enter this process in the list of its GPU, if it has one here. */
+static void join(int file) {
     const char *path = getenv("JOULEFRONT_TWIN");
     struct stat found;
-    int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1, joined = 0;
-    if (file < 0) return 0;
-    if (!fstat(file, &found) && found.st_size >= (off_t)sizeof(node_t) &&
-        !flock(file, LOCK_EX | LOCK_NB)) { /* NB: NVML in this very process may hold the lock */
-        void *mapped = mmap(NULL, sizeof(node_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        if (mapped != MAP_FAILED) {
-            node = mapped;
-            int64_t index = own_gpu(), at = 0;
-            gpu_t *own = index >= 0 && index < node->gpus ? &node->gpu[index] : NULL;
-            if (of_a_rank()) {
-                timer_delete(timer);
-                owner = 0;
-            } else if (own && own->pace > 0 && 1e-9 * (double)spent_ns() >= own->host_s) {
-                while (at < own->rank_count && own->rank[at].pid != getpid()) at++;
-                if (at < own->rank_count)
-                    joined = 1; /* a rank that has replaced its program */
-                else if (at < MAX_RANKS) {
-                    twin_advance(own, twin_now(node));
-                    own->rank[at].pid = getpid();
-                    own->rank[at].told_ns = own->rank[at].counted_ns = spent_ns();
-                    own->rank_count++;
-                    joined = 1;
-                }
-            }
-            if (joined) {
-                gpu = own;
-                counted_ns = spent_ns();
-                waited_ns = run_delay_ns();
-            } else {
-                munmap(mapped, sizeof(node_t));
-                node = NULL;
-            }
-        }
-        flock(file, LOCK_UN);
+    owner = 0;
+    descriptor = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (descriptor < 0 || fstat(descriptor, &found) || found.st_size < (off_t)sizeof(node_t)) return;
+    node = mmap(NULL, sizeof(node_t), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (node == MAP_FAILED) return;
+    int64_t index = own_gpu(), at = 0;
+    if (index < 0 || index >= node->gpus || !twin_trains(&node->gpu[index])) return;
+    gpu = &node->gpu[index];
+    lock();
+    while (at < gpu->rank_count && gpu->rank[at].pid != getpid()) at++;
+    if (at < MAX_RANKS) {
+        gpu->rank[at] = (rank_t){.pid = getpid()};
+        if (at == gpu->rank_count) gpu->rank_count++;
+        owner = getpid();
+        hook = file;
     }
-    close(file);
-    return joined;
+    unlock();
+    done = submitted = counted_at = 0;
+    micro_batches = 0;
+    until = 1;
+    began_s = host_now();
+    began_device_s = twin_now(node);
 }
 
-static void hold_back(int number) {
-    int before = errno;
-    (void)number;
-    if (owner == getpid() && (gpu || join())) {
-        int64_t now_ns = spent_ns(), delay_ns = run_delay_ns();
-        double factor = twin_device_s(gpu, gpu->clock);
-        owed_s += 1e-9 * ((double)(now_ns - counted_ns) * (factor - 1) -
-                          (double)(delay_ns - waited_ns));
-        if (owed_s < -LATE_S) owed_s = -LATE_S;
-        counted_ns = now_ns;
-        tell(now_ns);
-        if (owed_s > 0) {
-            double began_s = seconds();
-            struct timespec rest = {(time_t)owed_s, (long)(1e9 * (owed_s - (double)(time_t)owed_s))};
-            nanosleep(&rest, NULL);
-            owed_s -= seconds() - began_s;
-            delay_ns = run_delay_ns(); /* a late end of the sleep is in its length already */
+/* Work of a step, seconds of the device at its highest clock. */
+static double work_s(void) {
+    const char *world = getenv("WORLD_SIZE");
+    double ranks = world && atoi(world) > 0 ? atoi(world) : 1, replicas = ranks;
+    double count = micro_batches > 0 ? micro_batches : accumulation;
+    if (batch > 0) replicas = batch / (samples * accumulation);
+    return gpu->step_s + count * (gpu->micro_batch_s + gpu->sample_s * samples * replicas / ranks);
+}
+
+static void submit(int64_t last) {
+    while (submitted < last && gpu->work_count < MAX_WORK)
+        gpu->work[gpu->work_count++] = (work_t){getpid(), ++submitted, work_s()};
+}
+
+/* Wait until the device has done a step; return when it had. */
+static double wait_for(int64_t step) {
+    for (;;) {
+        double left_s = 0, done_s = 0;
+        int waits = 0;
+        lock();
+        for (int64_t i = 0; i < gpu->work_count && !waits; i++) {
+            left_s += gpu->work[i].left_s * twin_device_s(gpu, gpu->clock);
+            waits = gpu->work[i].pid == getpid() && gpu->work[i].step == step;
         }
-        waited_ns = delay_ns;
+        for (int64_t i = 0; i < gpu->rank_count; i++)
+            if (gpu->rank[i].pid == getpid()) done_s = gpu->rank[i].done_s[step % KEPT_STEPS];
+        if (left_s > LOOK_S) left_s = LOOK_S;
+        if (waits && node->is_virtual) twin_sleep(node, left_s);
+        unlock();
+        if (!waits) return done_s;
+        if (!node->is_virtual) twin_sleep(node, left_s);
     }
-    errno = before;
 }
 
-static void become_rank(void) {
-    struct sigaction action = {0};
-    struct sigevent event = {0};
-    struct itimerspec every = {{0, TICK_NS}, {0, TICK_NS}};
-    if (owner == getpid() || !getenv("JOULEFRONT_TWIN")) return;
-    action.sa_handler = hold_back;
-    action.sa_flags = SA_RESTART;
-    event.sigev_notify = SIGEV_THREAD_ID;
-    event.sigev_signo = SIGRTMAX - 3;
-    event.sigev_notify_thread_id = getpid(); /* the main thread, which computes */
-    if (sigaction(event.sigev_signo, &action, NULL)) return;
-    if (timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer)) return;
-    owner = getpid();
-    gpu = NULL;
-    owed_s = 0.0;
-    timer_settime(timer, 0, &every, NULL);
+/* Take in the end of a step on the host; return its end on the device. */
+static double step_ends(int64_t step, int is_boundary, double taken) {
+    int64_t last = step + AHEAD < until ? step + AHEAD : until;
+    lock();
+    if (submitted < until && submitted >= step && !gpu->work_count)
+        for (int64_t i = 0; i < gpu->rank_count; i++)
+            if (gpu->rank[i].pid == getpid())
+                gpu->late_s += twin_now(node) - gpu->rank[i].done_s[submitted % KEPT_STEPS];
+    submit(is_boundary || last < step ? step : last);
+    unlock();
+    if (is_boundary) {
+        if (taken > 0) micro_batches = taken / (double)(step - counted_at);
+        counted_at = step;
+    }
+    done = step;
+    return wait_for(step);
 }
 
-__attribute__((constructor)) static void start(void) {
-    if (getenv("LOCAL_RANK")) become_rank();
+/* Copy lines of the hook with the device's times: that of the step's end, and those of the phases in
+ * it at their share of the step. Returns the length; -1 if there is no room. */
+static int64_t with_device_times(const char *text, char *out, size_t room) {
+    double host_s = 0, device_s = 0, taken = 0;
+    long long step;
+    size_t used = 0;
+    for (const char *line = text; *line; line = strchr(line, '\n') + 1) {
+        int boundary = sscanf(line, "at %lld %lf %lf", &step, &host_s, &taken) == 3;
+        if (boundary || sscanf(line, "step %lld %lf", &step, &host_s) == 2)
+            device_s = step_ends(step, boundary, taken);
+    }
+    double scale = host_s > began_s ? (device_s - began_device_s) / (host_s - began_s) : 0;
+    for (const char *line = text; *line; line = strchr(line, '\n') + 1) {
+        char kind[32], name[128], rest[64] = "";
+        double at_s;
+        if (used + strcspn(line, "\n") + 32 > room) return -1;
+        if (device_s > 0 && sscanf(line, "%31s %127s %lf%63[^\n]", kind, name, &at_s, rest) >= 3)
+            used += (size_t)sprintf(out + used, "%s %s %.7f%s\n", kind, name,
+                                    device_s - scale * (host_s - at_s), rest);
+        else
+            used += (size_t)sprintf(out + used, "%.*s\n", (int)strcspn(line, "\n"), line);
+    }
+    began_s = host_now();
+    began_device_s = device_s;
+    return (int64_t)used;
 }
 
-EXPORT int setenv(const char *name, const char *value, int overwrite) {
-    static int (*real)(const char *, const char *, int);
-    if (!real) real = (int (*)(const char *, const char *, int))dlsym(RTLD_NEXT, "setenv");
-    int result = real(name, value, overwrite);
-    if (!result && !strcmp(name, "LOCAL_RANK")) become_rank();
-    return result;
+EXPORT ssize_t send(int file, const void *data, size_t length, int flags) {
+    static ssize_t (*real)(int, const void *, size_t, int);
+    char text[16384], out[16384];
+    if (!real) real = (ssize_t (*)(int, const void *, size_t, int))dlsym(RTLD_NEXT, "send");
+    if (length > 6 && !memcmp(data, "hello ", 6)) join(file);
+    if (!is_rank(file) || length >= sizeof text || ((const char *)data)[length - 1] != '\n')
+        return real(file, data, length, flags);
+    memcpy(text, data, length);
+    text[length] = 0;
+    if (strncmp(text, "step ", 5) && strncmp(text, "at ", 3) && strncmp(text, "phase ", 6))
+        return real(file, data, length, flags);
+    int64_t left = with_device_times(text, out, sizeof out);
+    if (left < 0) return real(file, data, length, flags);
+    for (const char *next = out; left > 0;) {
+        ssize_t sent = real(file, next, (size_t)left, flags);
+        if (sent < 0 && errno != EINTR) return sent;
+        if (sent > 0) next += sent, left -= sent;
+    }
+    return (ssize_t)length;
+}
+
+/* The agent's commands: "run N" begins the next steps, "set JSON" may change the accumulation. */
+EXPORT ssize_t recv(int file, void *data, size_t length, int flags) {
+    static ssize_t (*real)(int, void *, size_t, int);
+    static const char key[] = "\"gradient_accumulation\": ";
+    char text[4096];
+    if (!real) real = (ssize_t (*)(int, void *, size_t, int))dlsym(RTLD_NEXT, "recv");
+    ssize_t got = real(file, data, length, flags);
+    if (!is_rank(file) || got <= 0 || got >= (ssize_t)sizeof text) return got;
+    memcpy(text, data, (size_t)got);
+    text[got] = 0;
+    const char *set = strstr(text, key);
+    if (set) micro_batches = atof(set + sizeof key - 1);
+    if (!strncmp(text, "run ", 4)) {
+        until = atoll(text + 4);
+        lock();
+        submit(done + AHEAD < until ? done + AHEAD : until);
+        unlock();
+        began_s = host_now();
+        began_device_s = twin_now(node);
+    }
+    return got;
+}
+
+static void read_number(const char *text, const char *key, double *out) {
+    const char *found = strstr(text, key);
+    if (found && atof(found + strlen(key)) > 0) *out = atof(found + strlen(key));
+}
+
+/* The configuration that this rank opens: sizes of its batches. */
+static void look_into(const char *path, int file) {
+    char text[65536];
+    size_t length = strlen(path);
+    if (owner != getpid() || length < 5 || strcmp(path + length - 5, ".json")) return;
+    ssize_t got = pread(file, text, sizeof text - 1, 0);
+    if (got <= 0) return;
+    text[got] = 0;
+    read_number(text, "\"train_micro_batch_size_per_gpu\": ", &samples);
+    read_number(text, "\"gradient_accumulation_steps\": ", &accumulation);
+    read_number(text, "\"global_batch\": ", &batch);
+}
+
+EXPORT int open64(const char *path, int flags, ...) {
+    static int (*real)(const char *, int, ...);
+    va_list arguments;
+    va_start(arguments, flags);
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, mode_t) : 0;
+    va_end(arguments);
+    if (!real) real = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open64");
+    int file = real(path, flags, mode);
+    if (file >= 0 && (flags & O_ACCMODE) == O_RDONLY) {
+        int before = errno;
+        look_into(path, file);
+        errno = before;
+    }
+    return file;
 }

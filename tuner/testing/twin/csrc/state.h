@@ -15,8 +15,13 @@ enum {
     MAX_MEMORY_CLOCKS = 8,
     MAX_PROCESSES = 16,
     MAX_RANKS = 16,
+    MAX_WORK = 64,
+    KEPT_STEPS = 8,
+    MAX_CPUS = 1024,
     MAX_FAULTS = 128,
     MAX_LOG = 1024,
+    MAX_CLIENTS = 64,
+    MAX_XIDS = 64,
     RING = 4096,
     MAX_ROWS = 6000,
     COLUMNS = 10
@@ -26,10 +31,17 @@ typedef struct {
     int64_t pid, bytes;
 } process_t;
 
-/* A training process: CPU time of its main thread as it tells it, and what is counted already. */
+/* A training process, and when the device had done its last steps. */
 typedef struct {
-    int64_t pid, told_ns, counted_ns;
+    int64_t pid;
+    double done_s[KEPT_STEPS];
 } rank_t;
+
+/* A step that is submitted: what is left of it, seconds of the device at its highest clock. */
+typedef struct {
+    int64_t pid, step;
+    double left_s;
+} work_t;
 
 typedef struct {
     char name[56];
@@ -42,6 +54,10 @@ typedef struct {
     double time_s;
     int64_t pid, gpu, a, b;
 } log_t;
+
+typedef struct {
+    int64_t gpu, code;
+} xid_t;
 
 typedef struct {
     /* What the device is. */
@@ -61,23 +77,31 @@ typedef struct {
     int64_t counter_start_mJ, counter_modulus_mJ;
     int64_t has_counter, counter_is_module, has_usage, usage_is_module, gpu_scope; /* 0, 1, 2 */
     int64_t lockable, ignores_lock, limit_settable, ignores_limit, idle_follows, application_free;
-    int64_t default_application_MHz;
-    double pace, clock_free_share, host_s; /* pace > 0: the load is the ranks' (physics.c) */
+    int64_t default_application_MHz, has_ecc;
+    int64_t power_profiles; /* mask of those in effect; -1: not supported */
+    double start_s; /* of the first client's nvmlInit, when persistence mode is off */
+    /* Device time of a rank's work: if there is any, the load is the ranks' (physics.c). */
+    double step_s, micro_batch_s, sample_s, clock_free_share;
+    int64_t memory_node, cpus[MAX_CPUS / 64]; /* nearest to it; memory_node -1: not supported */
 
     /* What was asked of it. */
     double load, heat_MHz; /* heat_MHz: a forced thermal cap; 0: none */
-    int64_t lost, stalled;
+    int64_t lost, stalled, open_error; /* open_error: NVML's code when the GPU is opened */
     int64_t lock_low, lock_high, memory_low, memory_high, application_memory, application_sm;
     double limit_W;
-    int64_t persistence, used_bytes;
+    int64_t persistence, started, used_bytes; /* started: the driver holds it */
     int64_t compute_count, graphics_count;
     process_t compute[MAX_PROCESSES], graphics[MAX_PROCESSES];
+    /* Of corrected and of uncorrected errors: counts, and pages retired or rows remapped. */
+    int64_t ecc_volatile[2], ecc_aggregate[2], repaired[2], repair_pending;
     int64_t rank_count;
     rank_t rank[MAX_RANKS];
+    int64_t work_count;
+    work_t work[MAX_WORK];
 
     /* What it does. */
     double time_s, energy_J, clock_MHz_s, busy_s; /* the exact truth */
-    double pending_s, work_s, utilisation; /* CPU seconds submitted and executed; recent load */
+    double work_s, late_s, utilisation; /* work that is done, wait for ranks' cores; recent load */
     double power_W, temperature_C, clock, wanted, wanted_s, target, thermal_MHz, regulate_s;
     double filtered_W, filtered_J, counter_base_J, stalled_J;
     int64_t reasons, asked, head, filled; /* asked: something may have changed since `target` */
@@ -91,9 +115,12 @@ typedef struct {
 
 typedef struct {
     int64_t magic, gpus, is_virtual, root, driver, cuda_driver, calls, descriptor_losses;
-    double epoch_s, now_s, call_s;
+    double epoch_s, now_s, call_s, init_s;
     char driver_version[80];
-    int64_t fault_count, log_count;
+    int64_t fault_count, log_count, client_count, client[MAX_CLIENTS];
+    int64_t xid_count;
+    xid_t xid[MAX_XIDS];
+    int64_t cores; /* of the node's processor; 0: those of this machine (cores.c) */
     fault_t fault[MAX_FAULTS];
     log_t log[MAX_LOG];
     gpu_t gpu[MAX_GPUS];
@@ -101,8 +128,13 @@ typedef struct {
 
 double twin_now(const node_t *node);
 double twin_device_s(const gpu_t *gpu, double clock);
+int twin_trains(const gpu_t *gpu);
 double twin_power_W(const gpu_t *gpu, double clock, double load);
 int twin_lives(int64_t pid);
+void twin_sleep(node_t *node, double seconds);
+void twin_release(node_t *node);
+double twin_enter(node_t *node);
+void twin_leave(node_t *node);
 void twin_begin(gpu_t *gpu, double now_s);
 void twin_advance(gpu_t *gpu, double now_s);
 double twin_counter_J(const gpu_t *gpu, double epoch_s, double now_s);

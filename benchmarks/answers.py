@@ -1,0 +1,188 @@
+"""Whether every place names the same choice, and whether what was measured well gets into it.
+
+`one_choice_everywhere` is the share of recorded runs (tests/golden/recorded) in which the places
+that name what to run agree (`front`, `choose`, `apply`, the report, Python), and those that name
+the best of what was measured (`front`, `explain`, `compare`). `answers_lost` counts whole studies
+that measured what saves 73 % and whose answer does not train with it: ten launches of which five
+save, with launches that differ by 1 %, under limits, after interrupts, and where the baseline or
+the node fails when it is launched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, arguments, publish
+from benchmarks.noisy_cluster import Noise, NoisyRunner, Truth
+from tests.golden import NAMES, prepared
+from tuner.api import load_result
+from tuner.cli.main import main as tuner_command
+from tuner.executors.local import SimulatedExecutor
+from tuner.problem.run_folder import RunFolder
+from tuner.problem.settings import SearchSettings
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.study.callbacks import Progress
+from tuner.study.session import Session
+from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
+
+#: What the made-up launches save, a share, and which of them do.
+SAVING, GOOD = 0.73, range(2, 7)
+
+
+def named(run: str, runs: Path) -> tuple[set[str], set[str]]:
+    """Return the names that the places give to what to run, and to the best that was measured."""
+    result = load_result(run, runs_dir=runs)
+    assert result.recommended is not None
+    front = _json(runs, "front", run)
+    advised = {
+        result.recommended.configuration.short,
+        _short(front["recommendation"]["point"]),
+    }
+    best = {_short(front["best"]["configuration"])}
+    best.add(_short(_json(runs, "explain", run)["point"]["configuration"]))
+    page = runs / "report.html"
+    _printed(runs, "report", run, "--out", str(page))
+    head = re.search("<h1>.*?</h1>", page.read_text("utf-8"))
+    assert head is not None
+    assert result.recommendation is not None
+    keeps = "keep what runs today" in head[0]
+    if keeps != (result.recommendation.action == "keep"):
+        advised.add("the report's headline")
+    advised.add(_short(_json(runs, "choose", run)["point"]["configuration"]))
+    with tempfile.TemporaryDirectory() as out:
+        if applied := _json(runs, "apply", run, "--out", out):
+            advised.add(_short(applied["point"]["configuration"]))
+    if compared := _json(runs, "compare", run):  # refused where the best is what runs today
+        best.add(compared["b"])
+    return advised, best
+
+
+def _printed(runs: Path, *words: str) -> str:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
+        tuner_command([*words, "--runs-dir", str(runs)])
+    return output.getvalue()
+
+
+def _json(runs: Path, *words: str) -> Any:
+    text = _printed(runs, *words, "--json")
+    return json.loads(text) if text else None
+
+
+def _short(configuration: dict[str, Any]) -> str:
+    return Configuration.from_json(configuration).short
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way in which a study ends.
+
+    Attributes:
+        name: of the case.
+        settings: limits of the study.
+        interrupted: number of the probe at whose start it is interrupted; None if it is not.
+        fails: what fails when the baseline is launched again: "" or a kind of failure.
+    """
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    interrupted: int | None = None
+    fails: str = ""
+
+
+CASES = (
+    *(Case(f"{probes} probes", {"max_probes": probes}) for probes in (24, 11, 8, 5)),
+    *(Case(f"{seconds} s", {"search_s": seconds}) for seconds in (600.0, 300.0, 150.0)),
+    *(Case(f"{budget_kJ} kJ", {"probe_budget_kJ": budget_kJ}) for budget_kJ in (60.0, 30.0)),
+    *(Case(f"interrupted at probe {n}", {"max_probes": 24}, n) for n in (4, 8, 14)),
+    Case("no verification", {"max_probes": 12, "verify": False}),
+    Case("the baseline runs out of memory again", {"max_probes": 24}, fails="out_of_memory"),
+    Case("the node fails again", {"max_probes": 24}, fails="node"),
+)
+
+
+class _Failing(NoisyRunner):
+    """A runner on which the launches of the baseline fail from the second on."""
+
+    def __init__(self, truth: Truth, noise: Noise, *, seed: int, fails: str) -> None:
+        super().__init__(truth, noise, seed=seed)
+        self._today, self._fails = truth.baseline.launch, fails
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        """Measure a launch, or fail."""
+        record = super().run(request)
+        if not self._fails or request.purpose != "verify" or request.launch != self._today:
+            return record
+        return replace(record, measurements=(), failure=Failure(self._fails, "made up"))
+
+
+def _truth() -> Truth:
+    launches = [Configuration(Settings(micro_batch=number + 1)) for number in range(10)]
+    times_s = [0.25 * (1 - SAVING if number in GOOD else 1 + 0.02 * number) for number in range(10)]
+    return Truth("made-up", {c: (s, 300.0) for c, s in zip(launches, times_s, strict=True)})
+
+
+def lost(case: Case, seed: int) -> bool | None:
+    """Return whether a study's answer lost the saving; None if the search did not measure it."""
+    truth = _truth()
+    executor = SimulatedExecutor(_Failing(truth, Noise(0.01), seed=seed, fails=case.fails))
+    started = 0
+
+    def count(event: Progress) -> None:
+        nonlocal started
+        started += event.kind == "started"
+        if case.interrupted is not None and started > case.interrupted:
+            raise KeyboardInterrupt
+
+    with tempfile.TemporaryDirectory() as folder:
+        session = Session(
+            truth.problem(),
+            lambda run, say: executor,
+            run=RunFolder.named(folder, "study"),
+            settings=SearchSettings(seed=seed, **case.settings),
+            notify=count,
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            session.run()
+        result = load_result("study", runs_dir=folder)
+    saves = {point.configuration.get("micro_batch") for point in result.points}
+    if not saves & {number + 1 for number in GOOD}:
+        return None
+    assert result.recommendation is not None
+    advised = result.recommendation.point.configuration.get("micro_batch")
+    return result.recommendation.action != "train" or advised not in {n + 1 for n in GOOD}
+
+
+def main() -> None:
+    parser = arguments("whether every place names one choice, and no answer is lost")
+    parser.add_argument("--seeds", type=int, default=6, help="studies of each case")
+    options = parser.parse_args()
+    agreed = 0
+    with tempfile.TemporaryDirectory() as work:
+        prepared(Path(work))
+        for run in NAMES:
+            advised, best = named(run, Path(work) / "runs")
+            agreed += len(advised) == len(best) == 1
+            print(f"{run}: run {' or '.join(sorted(advised))}; best {' or '.join(sorted(best))}")
+    every = 0
+    for case in CASES:
+        found = [lost(case, seed) for seed in range(options.seeds)]
+        told = [answer for answer in found if answer is not None]
+        every += sum(told)
+        print(f"{case.name}: {sum(told)} of {len(told)} answers lost", flush=True)
+    figures = [
+        Figure("one_choice_everywhere", agreed / len(NAMES), "ratio"),
+        Figure("answers_lost", every, "count"),
+    ]
+    publish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

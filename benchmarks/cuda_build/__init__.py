@@ -1,0 +1,1 @@
+"""Ranks under torch's CUDA build, on a machine without a GPU."""

@@ -1,0 +1,1 @@
+"""First hour on a borrowed GPU (docs/develop/gpu-hour.md)."""

@@ -1,0 +1,83 @@
+"""A node whose probe failed by the node is set aside, unless no other is left."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.executors.ray_executor import Flight, RayExecutor
+from tuner.executors.ray_nodes import NodePool, Slot
+from tuner.study.rules import node_failures
+from tuner.testing.studies import record, request
+from tuner.workload.probe import Failure, FailureKind, MeterInfo
+
+ray = pytest.importorskip("ray")
+
+
+def executor_with(slots: list[Slot], answer: dict[str, Any], said: list[str]) -> RayExecutor:
+    made = object.__new__(RayExecutor)
+    made._ray = SimpleNamespace(
+        get=lambda result: answer,
+        exceptions=ray.exceptions,
+        util=SimpleNamespace(remove_placement_group=lambda lease: None),
+    )
+    made._say, made._done, made.pool = said.append, deque(), object.__new__(NodePool)
+    made.pool.slots = slots
+    made._flights = [Flight(request(), slots[:1], None, 0.0)]
+    slots[0].taken = True
+    return made
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind", "aside"),
+    [(2, "node", True), (1, "node", False), (2, "crash", False)],
+)
+def test_second_day_7_a_node_with_damaged_gpus_is_set_aside(
+    nodes: int, kind: FailureKind, aside: bool
+) -> None:
+    """second_day_7: the launch, which is not blamed, is proposed again and goes to another."""
+    failed = record(failure=Failure(kind, "GPU-1 has 2 more uncorrectable memory errors"))
+    slots = [Slot(f"id{n}", f"node{n}", "", SimpleNamespace(), 1.0) for n in range(nodes)]
+    said: list[str] = []
+    executor = executor_with(slots, failed.to_json(), said)
+    executor._land(executor._flights[0])
+    assert executor._done.popleft().failure == failed.failure
+    now_s = time.monotonic()
+    assert slots[0].free(now_s) != aside
+    assert all(slot.free(now_s) for slot in slots[1:])
+    assert bool(said) == aside
+    if aside:
+        assert said == ["node0 is set aside: GPU-1 has 2 more uncorrectable memory errors"]
+        assert not slots[0].free(now_s + 300)
+        assert slots[0].free(now_s + 601)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "aside"), [(4, True), (3, False)], ids=["enough are left", "the next would wait"]
+)
+def test_two_nodes_are_set_aside_only_if_two_are_left(nodes: int, aside: bool) -> None:
+    """One of them is sound; probes of two nodes would wait ten minutes for it, and others, too."""
+    failed = record(failure=Failure("node", "GPU-1 has 2 more uncorrectable memory errors"))
+    slots = [Slot(f"id{n}", f"node{n}", "", SimpleNamespace(), 1.0) for n in range(nodes)]
+    executor = executor_with(slots, failed.to_json(), [])
+    executor._flights[0].slots = slots[:2]
+    executor._land(executor._flights[0])
+    assert [slot.free(time.monotonic()) for slot in slots[:2]] == [not aside] * 2
+
+
+def test_nodes_that_leave_at_once_do_not_end_the_search() -> None:
+    """A cluster of spot nodes: each leaves once, which is no node that fails again and again."""
+    slots = [Slot(f"id{n}", f"node{n}", "", SimpleNamespace(), 1.0) for n in range(16)]
+    executor = executor_with(slots, {}, [])
+    executor.pool.meter = MeterInfo("nvml", "gpu", "NVML")
+    executor._ray.nodes = list
+    executor.pool._listed, executor._refresh_nodes = {}, lambda: None  # type: ignore[method-assign]
+    for slot in slots[:3]:
+        executor._lost(Flight(request(), [slot], None, 0.0), "the actor died")
+    records = list(executor._done)
+    assert [one.host for one in records] == ["node0", "node1", "node2"]
+    assert node_failures(records, 0) is None

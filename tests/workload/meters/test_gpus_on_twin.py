@@ -1,0 +1,231 @@
+"""GPUs that cannot be opened take nothing from the others, and NVML that fails is never no GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from tuner.cli.main import main
+from tuner.search_spaces.errors import InputError
+from tuner.study.question import _device_elsewhere
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.meters.errors import MeterError, NoDriver
+from tuner.workload.meters.gpus import (
+    cuda_numbering,
+    open_nvml,
+    temperature_C,
+    unusable_gpus,
+    visible_gpus,
+)
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.machine_facts import machine_facts
+from tuner.workload.node.preflight import look
+
+pytestmark = pytest.mark.twin
+Make = Callable[..., TwinNode]
+HIDDEN = {"open_error": pynvml.NVML_ERROR_NO_PERMISSION}
+LOST = {"lost": 1}
+
+
+def node_of(make: Make, count: int, broken: dict[int, dict[str, int]]) -> TwinNode:
+    node = make(*(TwinGpu(uuid=f"GPU-{index}") for index in range(count)))
+    for index, state in broken.items():
+        node.set(index, **state)
+    return node
+
+
+def seen(environ: dict[str, str]) -> list[int]:
+    nvml = open_nvml()
+    try:
+        return [gpu.index for gpu in visible_gpus(nvml, environ=environ)]
+    finally:
+        nvml.nvmlShutdown()
+
+
+@pytest.mark.parametrize(
+    ("count", "broken", "named", "indices", "numbers"),
+    [
+        (4, {2: HIDDEN}, None, [0, 1, 3], None),
+        (4, {2: HIDDEN}, "0,1", [0, 1], "0,1"),
+        (4, {0: HIDDEN, 1: HIDDEN}, "0,1", [2, 3], "0,1"),  # Slurm counts what the job may open
+        (4, {0: HIDDEN}, "GPU-3,GPU-1", [3, 1], "2,0"),
+        (8, {3: LOST}, "0,1,2", [0, 1, 2], "0,1,2"),
+        (8, {3: LOST}, None, [0, 1, 2, 4, 5, 6, 7], None),
+        (8, {3: LOST}, "GPU-2,GPU-5", [2, 5], "GPU-2,GPU-5"),
+        (4, {1: {"open_error": pynvml.NVML_ERROR_UNINITIALIZED}}, "0", [0], "0"),
+        (2, {0: HIDDEN, 1: HIDDEN}, "", [], ""),
+    ],
+)
+def test_second_day_3_a_gpu_that_cannot_be_opened_is_left_out(
+    twin_node: Make,
+    count: int,
+    broken: dict[int, dict[str, int]],
+    named: str | None,
+    indices: list[int],
+    numbers: str | None,
+) -> None:
+    """second_day_3: one GPU without permission, or lost, took the whole node away."""
+    node_of(twin_node, count, broken)
+    environ = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
+    assert seen(environ) == indices
+    assert cuda_numbering(environ).get("CUDA_VISIBLE_DEVICES") == numbers
+    cluster = detect_cluster(environ=environ)
+    expected = ("cuda", len(indices)) if indices else ("cpu", cluster.devices_per_node)
+    assert (cluster.device.type, cluster.devices_per_node) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "broken", "says"),
+    [
+        ("3", {3: LOST}, "'3', which names no GPU of this machine: .* 3 of NVML: GPU is lost"),
+        ("1", {1: LOST}, "GPU 1 cannot be used .GPU is lost.*name GPUs by UUID"),
+        ("0,2", {1: LOST}, "'2', but GPU 1 cannot be used|names no GPU"),
+        ("GPU-1", {1: HIDDEN}, "'GPU-1', which names no GPU .*Insufficient Permissions"),
+        ("9", {}, "'9', which names no GPU of this machine: 0 = GPU-0, 1 = GPU-1"),
+        (None, dict.fromkeys(range(4), HIDDEN), "NVML opens no GPU: GPU 0 of NVML: Insufficient"),
+        (None, dict.fromkeys(range(4), LOST), "NVML opens no GPU: GPU 0 of NVML: GPU is lost"),
+    ],
+)
+def test_second_day_3_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
+    twin_node: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    named: str | None,
+    broken: dict[int, dict[str, int]],
+    says: str,
+) -> None:
+    """second_day_3: an entry that names a GPU that cannot be used is an error."""
+    node_of(twin_node, 4, broken)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    with pytest.raises(InputError, match=says):
+        detect_cluster()
+    assert main(["probe", "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tuner: ")
+
+
+def test_second_day_3_doctor_notes_a_broken_gpu(twin_node: Make, tmp_path: Path) -> None:
+    """second_day_3: the others are listed, and the reason against it."""
+    node_of(twin_node, 3, {1: LOST})
+    nvml = open_nvml()
+    assert unusable_gpus(nvml) == {1: "GPU is lost"}
+    nvml.nvmlShutdown()
+    facts = machine_facts(extensions=tmp_path, environ={})
+    assert [gpu.index for gpu in facts.gpus] == [0, 2]
+    assert "GPU 1 cannot be used: GPU is lost" in facts.notes
+
+
+class TestNvmlThatDoesNotStart:
+    """second_day_4: it turned a node of GPUs into a CPU study."""
+
+    @pytest.mark.parametrize(
+        ("code", "says"),
+        [
+            (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "mismatch; reboot, or reload the driver"),
+            (pynvml.NVML_ERROR_UNKNOWN, "Unknown Error"),
+            (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions"),
+        ],
+    )
+    def test_second_day_4_is_an_error(
+        self,
+        twin_node: Make,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        code: int,
+        says: str,
+    ) -> None:
+        """second_day_4: under Ray, too, such a node is not one of cores."""
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        twin_node(TwinGpu(), TwinGpu()).fail("nvmlInit", code)
+        with pytest.raises(InputError, match=says):
+            detect_cluster()
+        facts = look()
+        assert facts.kind == ""
+        assert says in facts.refusals()[0]
+        assert main(["probe", "--quiet"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line
+        assert "--cluster cpu-2" in line
+        assert not machine_facts().ready
+
+    def test_second_day_4_unless_cores_are_asked_for(
+        self, twin_node: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """second_day_4: by a CPU cluster, or by hiding the GPUs."""
+        twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+        assert _device_elsewhere("cpu-2") is None
+        for hidden in ("", "-1", "NoDevFiles"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+            assert detect_cluster().device.type == "cpu"
+
+    @pytest.mark.parametrize(
+        "code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED]
+    )
+    def test_second_day_4_no_driver_is_no_gpu_unless_there_is_its_file(
+        self, twin_node: Make, tmp_path: Path, code: int
+    ) -> None:
+        """second_day_4: a container without the driver's library may still have the GPU's file."""
+        twin_node().fail("nvmlInit", code)
+        with pytest.raises(NoDriver):
+            open_nvml(dev=tmp_path)
+        assert detect_cluster(dev=tmp_path, environ={}).device.type == "cpu"
+        (tmp_path / "nvidiactl").touch()
+        assert detect_cluster(dev=tmp_path, environ={}).device.type == "cpu"
+        (tmp_path / "nvidia3").touch()
+        with pytest.raises(InputError, match="GPUs of this machine cannot be asked"):
+            detect_cluster(dev=tmp_path, environ={})
+
+    def test_second_day_4_an_absent_binding_is_no_gpu_either(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """second_day_4: without nvidia-ml-py, and with a GPU's file."""
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        with pytest.raises(NoDriver, match="nvidia-ml-py is not installed"):
+            open_nvml(dev=tmp_path)
+        (tmp_path / "nvidia0").touch()
+        with pytest.raises(MeterError) as found:
+            open_nvml(dev=tmp_path)
+        assert not isinstance(found.value, NoDriver)
+
+
+@pytest.mark.parametrize("gone", ["nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"])
+def test_second_day_16_temperature_is_read_by_the_call_that_the_driver_has(
+    twin_node: Make, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """second_day_16: CUDA 14 removes nvmlDeviceGetTemperature."""
+    twin_node(TwinGpu(ambient_C=41.0))
+    nvml = open_nvml()
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    whole = pynvml._nvmlGetFunctionPointer
+
+    def found(name: str) -> Any:
+        if name == gone:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return whole(name)
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", found)
+    assert temperature_C(nvml, handle) >= 41.0
+
+
+def test_second_day_16_nodes_under_other_power_profiles_are_of_another_kind(
+    twin_node: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """second_day_16: under Max-Q a GPU has other clocks and powers under the same settings."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    node = twin_node(TwinGpu(power_profiles=0), TwinGpu(power_profiles=0))
+    plain = look().kind
+    assert plain == "A100-SXM-80GB"
+    node.set(power_profiles=1 << pynvml.NVML_POWER_PROFILE_MAX_Q)
+    assert look().kind == f"{plain} (MAX_Q)"
+    assert _device_elsewhere(detect_cluster()) is None
+    node.set(0, power_profiles=0)
+    (sentence,) = look().refusals()
+    assert "different GPUs" in sentence
+    assert "(MAX_Q)" in sentence

@@ -1,0 +1,170 @@
+"""Binding of ranks to cores, of real processes on a twin GPU node."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.binding import OFFLOAD_RULE, bound_ranks, rule_of
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.rank_group import ServerError
+from tuner.workload.node.rank_launch import Place, RankLaunch
+from tuner.workload.node.rank_server import RankServer, control_socket
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRequest
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.launchers import Launcher
+
+SHOW = """
+import os
+policies = {line.split()[1] for line in open("/proc/self/numa_maps")}
+cores, threads = sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"]
+print("cores", cores, "threads", threads, flush=True)
+print("memory", sorted(policies), flush=True)
+print("shown", flush=True)
+"""
+CORES = sorted(os.sched_getaffinity(0))
+two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+
+
+@pytest.fixture
+def cluster(twin_node: Callable[..., TwinNode]) -> Cluster:
+    """A twin node of two GPUs whose memory node is this machine's first."""
+    gpu = TwinGpu(cpus=tuple(CORES), memory_node=0)
+    twin_node(gpu, gpu, virtual_time=False, children=True)
+    return detect_cluster()
+
+
+@pytest.fixture
+def start(
+    cluster: Cluster, tmp_path: Path
+) -> Iterator[Callable[..., tuple[list[str], dict[str, Any]]]]:
+    """Start the ranks of a command; return what each printed, and what the record keeps."""
+    runners = []
+
+    def started(command: str, ranks: int = 2, on: Cluster = cluster) -> Any:
+        (tmp_path / "show.py").write_text(SHOW)
+        job = blank_job(Script(command, cwd=tmp_path), on)
+        runner = LocalRunner(job, on, run_dir=tmp_path / "run")
+        runners.append(runner)
+        request = ProbeRequest("p", Configuration.of(data_parallel=ranks).launch)
+        launch = RankLaunch(runner.node, request)
+        runner.prepare()
+        listener, address, remove = control_socket()
+        try:
+            specs = launch.specs(address, Place(0, ranks, ("127.0.0.1", 1), "lo"))
+            group = runner.node.server.spawn(specs, listener)
+            logs = [Path(spec.log) for spec in specs]
+            end_s = time.monotonic() + 60
+            while time.monotonic() < end_s and not all(_shown(log) for log in logs):
+                time.sleep(0.05)
+            group.kill()
+        finally:
+            remove()
+        return [log.read_text() for log in logs], launch.environment["binding"]
+
+    yield started
+    for runner in runners:
+        runner.close()
+
+
+def _shown(log: Path) -> bool:
+    return log.exists() and "shown" in log.read_text()
+
+
+@pytest.mark.twin
+@pytest.mark.real
+@two_cores
+@pytest.mark.parametrize(
+    ("command", "threads"),
+    [
+        ("deepspeed --num_gpus 2 --bind_cores_to_rank show.py", "1"),
+        ("torchrun --nproc-per-node 2 --numa-binding exclusive show.py", "1"),
+    ],
+)
+def test_second_day_6_ranks_have_the_cores_that_the_command_asks_for(
+    start: Callable[..., Any], command: str, threads: str
+) -> None:
+    """Without the option, ranks on GPUs share all cores. It is a part of finding_14, too."""
+    logs, kept = start(command)
+    for rank, log in enumerate(logs):
+        assert f"cores [{CORES[rank]}] threads {threads}" in log, log
+    assert kept["cpus"] == [str(core) for core in CORES[:2]]
+    if "deepspeed" in command:
+        assert all("'bind:0'" in log for log in logs), logs
+
+
+@pytest.mark.slow
+@pytest.mark.twin
+@pytest.mark.real
+@two_cores
+def test_second_day_6_a_list_of_cores_is_divided_and_a_wrong_one_refused(
+    start: Callable[..., Any],
+) -> None:
+    last = CORES[-1]
+    logs, kept = start(f"deepspeed --bind_cores_to_rank --bind_core_list {last} show.py", ranks=1)
+    assert f"cores [{last}] " in logs[0]
+    assert kept["rule"] == f"cores:{last}"
+    with pytest.raises(InputError, match="--bind_cores_to_rank cannot be applied on this node"):
+        start(f"deepspeed --bind_cores_to_rank --bind_core_list {last} show.py", ranks=2)
+
+
+@pytest.mark.slow
+@pytest.mark.twin
+@pytest.mark.real
+def test_second_day_6_torchruns_binding_needs_gpus(start: Callable[..., Any]) -> None:
+    cores = replace(load_cluster("cpu-2"), devices_per_node=2)
+    command = "torchrun --nproc-per-node 2 --numa-binding node show.py"
+    with pytest.raises(InputError, match="--numa-binding node cannot be applied"):
+        start(command, on=cores)
+
+
+def test_second_day_6_the_built_in_program_is_bound_under_offload_on_gpus() -> None:
+    job, gpus = load_job(), load_cluster("h100-32")
+    plain = Configuration.of(data_parallel=2)
+    offload = Configuration.of(data_parallel=2, zero_stage=2, optimizer_offload="cpu")
+    assert rule_of(plain, job, gpus) == ""
+    assert rule_of(offload, job, gpus) == OFFLOAD_RULE
+    assert rule_of(offload, job, load_cluster("cpu-2")) == ""
+
+
+@pytest.mark.twin
+def test_second_day_6_offload_is_measured_unbound_where_no_binding_is_possible(
+    twin_node: Callable[..., TwinNode],
+) -> None:
+    """The rule is given the memory node of each GPU; one that refuses costs no probe."""
+    twin_node(TwinGpu(memory_node=3), TwinGpu(memory_node=1), TwinGpu())
+    given = []
+
+    def bind(rule: str, ranks: int, gpu_nodes: list[int]) -> None:
+        given.append((rule, ranks, gpu_nodes))
+        raise ServerError("RuntimeError: numactl CLI is required for NUMA binding\nmore")
+
+    server = cast(RankServer, SimpleNamespace(bind=bind))
+    found = bound_ranks(OFFLOAD_RULE, server, 2, on_gpus=True, asked=False)
+    assert found == ([], "RuntimeError: numactl CLI is required for NUMA binding")
+    assert given == [(OFFLOAD_RULE, 2, [3, 1, 0])]
+    with pytest.raises(InputError, match="--numa-binding exclusive cannot be applied"):
+        bound_ranks(OFFLOAD_RULE, server, 2, on_gpus=True, asked=True)
+    given_away = cast(RankServer, SimpleNamespace(bind=lambda *_: [{"cpus": [4000, 4001]}]))
+    with pytest.raises(InputError, match="cores 4000-4001 are not among"):
+        bound_ranks("cores:4000-4001", given_away, 1, on_gpus=True, asked=True)
+
+
+def test_second_day_6_a_binding_is_kept_with_the_job() -> None:
+    launcher = Launcher("torchrun", ("torchrun",), ("t.py",), 2, binding="numa:node")
+    assert Launcher.from_json(launcher.to_json()) == launcher
+    assert "binding" not in replace(launcher, binding="").to_json()

@@ -1,0 +1,68 @@
+"""The fork server and ranks with torch's CUDA build, which this environment's torch may not be.
+
+It is installed once into a cached folder, by the pip of this environment with its settings.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.cuda_build.cases import launch, run_tuner
+from benchmarks.cuda_build.install import NotInstalled, pinned
+
+LAUNCHES = (pytest.mark.slow, pytest.mark.real, pytest.mark.twin, pytest.mark.timeout(600))
+
+
+def launches(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that installs the CUDA build and launches with it."""
+    for mark in LAUNCHES:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture(scope="module")
+def packages() -> Path:
+    try:
+        return pinned(limit_s=240.0)
+    except NotInstalled as error:
+        pytest.skip(str(error))
+
+
+@launches
+@pytest.mark.parametrize("case", ["built-in program", "Trainer script"])
+def test_ranks_of_the_cuda_build_reach_their_own_cuinit(packages: Path, case: str) -> None:
+    """second_day_1, second_day_12: nothing starts or spoils CUDA before the fork."""
+    found = launch(case, packages)
+    assert found.bad_forks == []
+    assert (found.touches, found.why) == (0, "")
+    assert found.reached == len(found.ranks) == 3
+
+
+@launches
+def test_a_cuda_build_newer_than_the_driver_is_one_sentence(packages: Path, tmp_path: Path) -> None:
+    words = ("probe", "tiny-gpt", "--runs-dir", str(tmp_path / "runs"))
+    code, told = run_tuner(packages, tmp_path, *words, cuda_driver=12040)
+    assert code == 2, told
+    assert "supports CUDA 12.4; update the driver" in told
+    assert "Traceback" not in told
+
+
+def test_without_a_network_or_room_it_is_left_out_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": "", "CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(NotInstalled, match=r"pip cannot install torch===.*No matching"):
+        pinned()
+    with pytest.raises(NotInstalled, match="no CUDA build of torch is installed in"):
+        pinned(limit_s=0.0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=11e9))
+    with pytest.raises(NotInstalled, match=r"has 11 GB free, and .* needs 12 GB"):
+        pinned()
+    assert [path.name for path in (tmp_path / "joulefront" / "cuda-build").iterdir()] == ["lock"]

@@ -1,0 +1,175 @@
+"""A damaged GPU is the node's fault, and a GPU that others use is not measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from benchmarks.twin.front import small_job
+from tuner.cli.main import main
+from tuner.search_spaces.configuration import Settings
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.measure.window import ProbeFailed
+from tuner.workload.node.between_launches import memory_of
+from tuner.workload.node.gpu_watch import GpuWatch, fault_counters, new_faults
+from tuner.workload.node.host import family
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import Failure, FailureKind, ProbeRequest
+
+pytestmark = pytest.mark.twin
+Make = Callable[..., TwinNode]
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("kind", ["crash", "hang", "time_limit"])
+    @pytest.mark.parametrize(
+        ("compute", "says"),
+        [((8, 0), "1 more remapped rows"), ((7, 0), "1 more retired pages")],
+    )
+    def test_second_day_7_a_failure_in_which_a_counter_moved_is_the_nodes(
+        self, twin_node: Make, kind: FailureKind, compute: tuple[int, int], says: str
+    ) -> None:
+        """second_day_7: CUDA says "illegal memory access" for it, too."""
+        node = twin_node(TwinGpu(), TwinGpu(compute=compute))
+        watch, failure = GpuWatch(True), Failure(kind, "an illegal memory access was encountered")
+        assert watch.cause(failure) is failure
+        node.ecc_error(1, corrected=5, uncorrected=0)  # which the GPU has repaired
+        assert watch.cause(failure) is failure
+        node.ecc_error(1, uncorrected=1)
+        found = watch.cause(failure)
+        assert found.kind == "node"
+        assert not found.blames_configuration
+        assert "1 more uncorrectable memory errors" in found.message
+        assert says in found.message
+        assert failure.message in found.message
+
+    def test_second_day_7_a_lost_gpu_is_the_nodes(self, twin_node: Make) -> None:
+        """second_day_7: also where CUDA_VISIBLE_DEVICES names the others only by their absence."""
+        node = twin_node(TwinGpu(), TwinGpu(uuid="GPU-b"))
+        watch = GpuWatch(True)
+        node.set(1, lost=1)
+        assert watch.cause(Failure("crash", "x")).message == "GPU-b cannot be used any more: x"
+
+    @pytest.mark.parametrize("kind", ["out_of_memory", "refused", "cancelled"])
+    def test_what_the_configuration_or_the_user_did_stays_so(
+        self, twin_node: Make, kind: FailureKind
+    ) -> None:
+        node = twin_node()
+        watch = GpuWatch(True)
+        node.ecc_error(uncorrected=1)
+        assert watch.cause(Failure(kind, "x")).kind == kind
+
+    def test_errors_from_before_the_probe_and_cards_without_counters_blame_nothing(
+        self, twin_node: Make
+    ) -> None:
+        node = twin_node(TwinGpu(), TwinGpu(has_ecc=False))
+        node.ecc_error(uncorrected=3)
+        before = fault_counters()
+        assert [sum(counters.values()) > 0 for counters in before.values()] == [True, False]
+        assert new_faults(before, fault_counters()) == ""
+        node.fail("nvmlInit", pynvml.NVML_ERROR_UNKNOWN)
+        assert fault_counters() == {}
+        assert GpuWatch(True).cause(Failure("crash", "x")).kind == "crash"
+
+
+class TestOthers:
+    @pytest.fixture
+    def worker(self) -> Iterator[tuple[int, int]]:
+        """A process and one that it has started: SuperOffload's worker."""
+        code = (
+            "import subprocess, sys; child = subprocess.Popen(['sleep', '60']); "
+            "print(child.pid, flush=True); sys.stdin.read(); child.kill()"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as parent:
+            assert parent.stdin is not None
+            assert parent.stdout is not None
+            yield parent.pid, int(parent.stdout.readline())
+            parent.stdin.close()
+
+    def test_second_day_8_an_inline_probe_on_a_gpu_in_use_is_refused(
+        self, twin_node: Make, tmp_path: Path
+    ) -> None:
+        """second_day_8 (and finding_6): nothing is launched, and the launch is not blamed."""
+        node = twin_node(TwinGpu(), TwinGpu(), virtual_time=False)
+        node.processes(1, compute=[(77, GIB)])
+        request = ProbeRequest("p0000", Settings(data_parallel=1))
+        with closing(LocalRunner(small_job(), detect_cluster(), run_dir=tmp_path)) as runner:
+            record = runner.run(request)
+            assert record.failure is not None
+            assert record.failure.kind == "node"
+            assert record.failure.message == "GPU 1 is used by process 77"
+            assert not runner.node.server.alive
+            node.processes(1)
+            node.set(1, lost=1)
+            for _ in range(2):
+                record = runner.run(request)
+                assert record.failure is not None
+                assert record.failure.kind == "node"
+                assert "GPU-00000001" in record.failure.message
+            assert not runner.node.server.alive
+
+    def test_second_day_8_so_is_tuner_probe(
+        self, twin_node: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """second_day_8: tuner probe, record and calibrate run the same probe."""
+        twin_node(TwinGpu(), virtual_time=False).processes(0, compute=[(77, GIB)])
+        words = ["tiny-gpt", "data_parallel=1", "--quiet", "--runs-dir", str(tmp_path)]
+        assert main(["probe", *words]) == 1
+        assert "GPU 0 is used by process 77" in capsys.readouterr().out
+
+    def test_second_day_8_a_process_that_comes_in_a_window_is_noted(self, twin_node: Make) -> None:
+        """second_day_8: at the end of each window, as contention of cores."""
+        node = twin_node(TwinGpu(), TwinGpu())
+        watch = GpuWatch(True)
+        watch.require_free()
+        node.processes(0, compute=[(41, 30 * GIB), (42, GIB)])
+        assert watch.others({41, 42}) == ""
+        node.processes(1, compute=[(77, GIB)])
+        assert watch.others({41, 42}) == "at the end of the window, GPU 1 is used by process 77"
+        with pytest.raises(ProbeFailed, match="GPU 0 is used by processes 41, 42; GPU 1 is used"):
+            watch.require_free()
+        # None of the ranks is listed: NVML numbers processes of another container's.
+        assert watch.others({1041, 1042}) == ""
+        node.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
+        assert watch.others({41}) == ""
+
+    def test_second_day_15_what_ranks_have_started_is_their_own(
+        self, twin_node: Make, worker: tuple[int, int]
+    ) -> None:
+        """second_day_15: SuperOffload's worker is a second CUDA process of each rank."""
+        rank, helper = worker
+        node = twin_node()
+        node.processes(0, compute=[(rank, 30 * GIB), (helper, GIB)])
+        own = {rank, *family(rank)}
+        assert helper in own
+        assert memory_of(own, environ={}) == 31 * GIB
+        assert GpuWatch(True).others(own) == ""
+        assert GpuWatch(True).others({rank}) != ""
+
+    def test_cores_have_no_gpus_to_watch(self, twin_node: Make) -> None:
+        node = twin_node()
+        node.processes(0, compute=[(77, GIB)])
+        watch = GpuWatch(False)
+        watch.require_free()
+        node.ecc_error(uncorrected=1)
+        assert watch.others({1}) == ""
+        assert watch.cause(Failure("crash", "x")).kind == "crash"
+
+
+def test_a_process_that_is_gone_has_no_family() -> None:
+    assert family(0) == set()

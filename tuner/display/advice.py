@@ -1,0 +1,232 @@
+"""Sentences of a recommendation: what to do, what it brings and how sure it is."""
+
+from __future__ import annotations
+
+import math
+
+from tuner.formatting import (
+    Units,
+    change,
+    duration,
+    energy_text,
+    label,
+    percent,
+    probability,
+    settings_text,
+)
+from tuner.problem.stop_reason import no_verdict_phrase
+from tuner.results.choice import limits_phrase
+from tuner.results.parts import Evidence, Point
+from tuner.results.recommendation import LEAST_TRIED, Recommendation, too_little_tried
+from tuner.results.result import Result
+
+#: Probability from which on a candidate is said to be probably better, and below which it is said
+#: not to be.
+PROBABLY, UNLIKELY = 0.5, 0.05
+#: Two-sided probability of no difference from which on a headline names no difference: nine in ten
+#: on one side, since how sure the whole is stands beside it.
+UNCLEAR = 0.2
+
+
+def headline(result: Result) -> str:
+    """Return what to do and how sure it is, in one sentence; "" if nothing was measured."""
+    advice = result.recommendation
+    if advice is None:
+        return ""
+    if advice.action == "train":
+        return _train(result, advice)
+    return _keep(result, advice)
+
+
+def _limits(result: Result) -> str:
+    shown = [*result.points, *([result.best] if result.best else [])]
+    return limits_phrase(result.constraints, Units.of(shown))
+
+
+def _train(result: Result, advice: Recommendation) -> str:
+    point, baseline = advice.point, result.baseline
+    if baseline is None:
+        text = f"Train with {settings_text(point.configuration)}: "
+        if result.choice.met:
+            found = "predicted" if advice.evidence is Evidence.PREDICTED else "measured"
+            text += f"the best of {len(result.points)} {found} configurations"
+        else:
+            text += f"nothing measured trains {_limits(result)}, and this comes nearest"
+        return f"{text}. What you run today was not measured, so no saving is known."
+    text = f"Train with {settings_text(point.configuration, baseline.configuration)}: "
+    text += _changes(advice, label(point.meter.mark))
+    if advice.evidence is Evidence.PREDICTED:
+        text += " (predicted, not measured)"
+    elif not advice.for_limits and advice.p_better is not None:
+        text += f" ({probability(advice.p_better)} sure)"
+    if advice.for_limits:
+        text += f"; it trains {_limits(result)} with a probability of "
+        text += f"{probability(result.choice.p_all_met or 0.0)}, and what you run today does not"
+    elif not result.choice.met:
+        text += f"; nothing measured trains {_limits(result)}, and this comes nearest"
+    return f"{text}."
+
+
+def _changes(advice: Recommendation, estimated: str) -> str:
+    """ "82 % less energy and 12 % more time than today; no difference in ... shown"."""
+    if advice.energy is None or advice.time is None:
+        return "as today"
+    shown, unclear = [], []
+    for found, word in ((advice.energy, f"energy{estimated}"), (advice.time, "time")):
+        if found.p_value < UNCLEAR:
+            shown.append((found.relative, word))
+        else:
+            unclear.append(word)
+    shown.sort(key=lambda each: each[0])  # the saving first
+    words = [change(1 + share, 1.0, f"less {word}", f"more {word}") for share, word in shown]
+    mixed = len(shown) == 2 and shown[0][0] < 0 < shown[1][0]
+    text = f"{(' but ' if mixed else ' and ').join(words)} than today" if words else ""
+    if unclear:
+        text += ("; " if text else "") + f"no difference in {' or '.join(unclear)} shown"
+    return text
+
+
+def _keep(result: Result, advice: Recommendation) -> str:
+    count = len({point.configuration for point in result.points}) - 1
+    found = "predicted" if advice.evidence is Evidence.PREDICTED else "measured"
+    if count < 1:
+        return f"Keep what you run today: nothing else was {found}."
+    if too_little_tried(result) and advice.promising is None:
+        tried = f"{len(result.points)} of {int(result.about.get('candidates', 0)):,}"
+        return f"Keep what you run today: only {tried} configurations were tried."
+    among = f"among {count} other{'s' * (count != 1)}"
+    promising, p = advice.promising, advice.p_better or 0.0
+    if result.choice.baseline_met is False:
+        among += f", although today does not train {_limits(result)}"
+    if promising is None or p < UNLIKELY:
+        return f"Keep what you run today: nothing better was found {among}."
+    name = settings_text(promising.configuration, advice.point.configuration)
+    saves = _saving(result, promising)
+    verb = "probably saves" if p >= PROBABLY else "may save"
+    if not saves:
+        verb, saves = ("is probably better" if p >= PROBABLY else "may be better"), ""
+    text = f"Keep what you run today for now: {name} {verb}{saves} ({probability(p)} sure)"
+    return f"{text}{_more_text(advice)}."
+
+
+def _saving(result: Result, point: Point) -> str:
+    """Return " 10 % energy and 9 % time" by which a point is below the baseline; "" if by none."""
+    found = result.judged.differences(point)
+    if found is None:
+        return ""
+    estimated = label(point.meter.mark)
+    pairs = zip(found, (f"energy{estimated}", "time"), strict=True)
+    saved = [f"{percent(-each.relative)} {word}" for each, word in pairs if each.relative < -0.005]
+    return f" {' and '.join(saved)}" if saved else ""
+
+
+def _more_text(advice: Recommendation) -> str:
+    """Return ": 2 more launches, about 35 s, would tell"; "" if none are worth it."""
+    if advice.more is None:
+        return ""
+    count = advice.more.launches
+    text = f": {count} more launch{'es' * (count != 1)}"
+    if advice.launch_s:
+        text += f", about {duration(count * advice.launch_s)},"
+    return f"{text} would tell"
+
+
+def details(result: Result) -> tuple[str, ...]:
+    """Return what stands beside the recommendation: a trade, a better candidate, more launches."""
+    advice, baseline = result.recommendation, result.baseline
+    if advice is None or baseline is None:
+        return ()
+    lines = []
+    if advice.action == "train" and advice.promising is not None:
+        name = settings_text(advice.promising.configuration, baseline.configuration)
+        p = result.judged.p_better(advice.promising)
+        saves = _saving(result, advice.promising)
+        verb = "probably saves" if p >= PROBABLY else "may save"
+        text = f"{name} {verb}{saves or ' more'} ({probability(p)} sure)"
+        lines.append(f"{text}{_more_text(advice)}.")
+    if advice.trade is not None:
+        lines.append(_trade(result, advice.trade))
+    if advice.evidence is Evidence.PREDICTED:
+        lines.append(
+            "Every figure is predicted by the analytic models; `tuner optimize` on the machine "
+            "itself measures."
+        )
+    if advice.action == "keep" and too_little_tried(result) and advice.more is None:
+        lines.append(_limits_were_short(result))
+    elif advice.more is not None:
+        lines.append(f"The same command with --name {result.name} and higher limits makes them.")
+    return tuple(lines)
+
+
+def _trade(result: Result, trade: Point) -> str:
+    """Return the sentence on a point that saves one of energy and time for more of the other."""
+    advice, baseline = result.recommendation, result.baseline
+    assert advice is not None and baseline is not None  # noqa: PT018
+    energy = trade.energy_to_solution_kJ / baseline.energy_to_solution_kJ
+    time = trade.time_to_solution_s / baseline.time_to_solution_s
+    goal = "energy" if trade.energy_to_solution_kJ < advice.point.energy_to_solution_kJ else "time"
+    name = settings_text(trade.configuration, baseline.configuration)
+    words = [
+        (energy, change(energy, 1.0, "less energy", "more energy")),
+        (time, change(time, 1.0, "less time", "more time")),
+    ]
+    words.sort(key=lambda each: each[0])
+    joined = " for " if words[0][0] < 1 < words[1][0] else " and "
+    text = joined.join(word for _, word in words)
+    return f"A trade: {name} takes {text} than today (--choose least-{goal})."
+
+
+def _limits_were_short(result: Result) -> str:
+    """Return how large the limits of the search should be."""
+    spent, stop = result.spent, result.stop
+    if not spent.probes or stop is None:
+        return ""
+    each_kJ, each_s = spent.energy_kJ / spent.probes, spent.time_s / spent.probes
+    count = max(4 * LEAST_TRIED, 2 * spent.probes)
+    limit = {
+        "max_probes": f"--max-probes {count}",
+        "probe_budget": f"--probe-budget {_round_up(count * each_kJ):g}kJ",
+        "time": f"--search-time {_round_up(count * each_s):g}s",
+    }.get(stop.kind, "")
+    mark = label(result.points[0].meter.mark) if result.points else ""
+    return (
+        f"A probe takes about {energy_text(each_kJ)}{mark} and {duration(each_s)} here; allow "
+        f"about {count} of them: the same command with --name {result.name} {limit} continues "
+        "from here."
+    )
+
+
+def _round_up(value: float) -> float:
+    """Return a value rounded up to two significant digits."""
+    if value <= 0:  # a table may record no energy, or no time
+        return 0.0
+    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / scale) * scale
+
+
+def evidence_sentence(result: Result) -> str:
+    """Return how many launches the recommendation rests on, and why there are no more."""
+    advice, baseline = result.recommendation, result.baseline
+    if advice is None or baseline is None or advice.evidence is Evidence.PREDICTED:
+        return ""
+    if baseline.configuration not in result.launches:  # past runs in a CSV file have none
+        return ""
+    point = advice.promising or advice.point
+    if advice.action == "train":
+        point = advice.point
+    launches = {
+        each.configuration: set(result.launches.get(each.configuration, ()))
+        for each in (point, baseline)
+    }
+    fresh = len(launches[point.configuration] & result.judged.fresh)
+    text = f"By {_count(len(launches[point.configuration]))} of it"
+    text += f", {fresh} of them after it was chosen," if fresh else ""
+    text += f" and {len(launches[baseline.configuration])} of today"
+    if point.configuration == baseline.configuration:
+        text = f"By {_count(len(launches[point.configuration]))} of today"
+    ended = result.verification.ended if result.verification is not None else None
+    return f"{text}; no more were made: {no_verdict_phrase(ended)}." if ended else f"{text}."
+
+
+def _count(launches: int) -> str:
+    return f"{launches} launch{'es' * (launches != 1)}"

@@ -1,0 +1,353 @@
+"""Judgement of measured configurations against the baseline, by one posterior.
+
+Everything that is said of a configuration comes from here: how it differs from the baseline, the
+probability that it is better in what was asked, and the probability that it meets the limits.
+
+The best of several measured configurations looks better than it is. So a configuration counts as
+better with the least of two probabilities: that of the posterior, which shrinks the configurations
+towards each other, and that of its own launches, which is either by launches made after it was
+chosen, or by all of them less what the choice among the configurations may have added (the
+union bound, Bonferroni 1936).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from scipy.stats import norm
+
+from tuner.problem.constraints import Constraints
+from tuner.results.choice import LIKELY, Chance, cost_of, decide, excess, is_relative
+from tuner.results.gain import Gain
+from tuner.results.parts import Choice, Point
+from tuner.results.posterior import DRAWS, Posterior
+from tuner.results.significance import Difference
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.measure.statistics import log_error
+from tuner.workload.probe import ProbeRecord
+
+#: Probability from which on a configuration is recommended, and from which on no further launch is
+#: bought; the larger one allows for looking after each launch (`python -m benchmarks.verdicts`).
+SURE, ENOUGH = 0.95, 0.99
+#: Least log saving that is worth a change.
+MARGIN = 0.005
+#: Launches that are bought at most in one study.
+MOST_LAUNCHES = 16
+#: Smallest probability of becoming sure for which launches are bought.
+FUTILE = 0.05
+#: Share of launches that measure something else than what was asked, for reasons that no spread of
+#: launches tells: even a choice that seems sure is launched once more if that is worth it.
+OUTLIERS = 0.01
+#: Energy of the training over that of a launch where the training is unknown.
+LONG_TRAINING = 2000.0
+
+
+@dataclass(frozen=True)
+class More:
+    """Further launches that are expected to decide.
+
+    Attributes:
+        launches: their number.
+        of_baseline: whether the next one is the baseline's.
+    """
+
+    launches: int
+    of_baseline: bool
+
+
+def failed_again(records: Sequence[ProbeRecord]) -> frozenset[Configuration]:
+    """Return the configurations whose last verifying launch failed for their own fault."""
+    last: dict[Configuration, bool] = {}
+    for record in records:
+        if record.request.purpose != "verify":
+            continue
+        if record.failure is None or record.failure.blames_configuration:
+            last[record.request.configurations()[0]] = not record.measurements
+    return frozenset(each for each, failed in last.items() if failed)
+
+
+def difference_of_points(quantity: str, a: Point, b: Point) -> Difference:
+    """Return how `b` differs from `a` in "energy_per_step" or "step_time", by their 90 % intervals.
+
+    The errors of the two points are taken as independent and normal in the logarithm.
+    """
+    if quantity == "step_time":
+        values = a.time_to_solution_s, b.time_to_solution_s
+        intervals = a.time_interval_s, b.time_interval_s
+    else:
+        values = a.energy_to_solution_kJ, b.energy_to_solution_kJ
+        intervals = a.energy_interval_kJ, b.energy_interval_kJ
+    error = math.hypot(*map(log_error, intervals))
+    return difference(quantity, math.log(values[1] / values[0]), error)
+
+
+def difference(quantity: str, log: float, error: float) -> Difference:
+    """Return the difference of two values whose log ratio has this standard error."""
+    return _difference(quantity, Gain.normal(-log, error), "intervals of the points")
+
+
+def _difference(quantity: str, gain: Gain, method: str) -> Difference:
+    low, high = gain.interval(0.95)
+    p_less = gain.above(0.0)
+    return Difference(
+        quantity,
+        math.expm1(-gain.mean),
+        math.expm1(-high),
+        math.expm1(-low),
+        2 * min(p_less, 1 - p_less),
+        method,
+    )
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judge of the points of a study under one set of constraints.
+
+    Attributes:
+        points: the measured points; of a plan, the predicted ones.
+        baseline: today's; None if it was not measured.
+        constraints: limits and objective, resolved against the baseline.
+        steps: that make the solution.
+        posterior: of the points; None for predictions, which have intervals only.
+        fresh: numbers of the launches that were made to verify a choice.
+        failed: configurations that failed when they were launched again.
+        ratio_sd: standard deviations of log time and log energy over the baseline's, of a plan.
+    """
+
+    points: Sequence[Point]
+    baseline: Point | None
+    constraints: Constraints
+    steps: int
+    posterior: Posterior | None = None
+    fresh: frozenset[int] = frozenset()
+    failed: frozenset[Configuration] = frozenset()
+    ratio_sd: dict[Configuration, tuple[float, float]] | None = None
+
+    # -- limits ----------------------------------------------------------------------------------
+
+    def _drawn(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
+        """Return draws of a point's log time (s) and log power (W) of the whole job."""
+        draws = self.posterior.draws if self.posterior is not None else {}
+        if point.configuration in draws:
+            time, power = draws[point.configuration]
+            return time + math.log(self.steps), power
+        normal = np.random.default_rng(0).standard_normal((2, DRAWS))
+        time_se, energy_se = log_error(point.time_interval_s), log_error(point.energy_interval_kJ)
+        power_se = math.sqrt(max(energy_se**2 - time_se**2, 0.0))
+        time = math.log(point.time_to_solution_s) + time_se * normal[0]
+        return time, math.log(point.power_W) + power_se * normal[1]
+
+    def chance(self, point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
+        """Return the probability that a point meets each limit, and that it meets all.
+
+        A peak and a number of GPUs are met or not. The limit on slowdown is relative to the
+        baseline, draw by draw, so the baseline meets it for certain.
+        """
+        if not constraints.limits:
+            return {}, 1.0
+        time, power = self._drawn(point)
+        beyond = excess(point, constraints)
+        met, every = {}, np.ones(DRAWS, dtype=bool)
+        for name, limit in constraints.limits.items():
+            log = math.log(limit) + 1e-12  # a figure without any error may equal its limit
+            if name == "budget_kJ":
+                holds = time + power - math.log(1000) <= log
+            elif name == "deadline_s" and is_relative(constraints) and self.baseline is not None:
+                share = math.log1p(constraints.max_slowdown or 0.0) + 1e-12
+                holds = time - self._drawn(self.baseline)[0] <= share
+            elif name == "deadline_s":
+                holds = time <= log
+            elif name == "power_cap_W":
+                holds = power <= log
+            else:
+                holds = np.full(DRAWS, beyond[name] <= 0)
+            met[name] = float(holds.mean())
+            every &= holds
+        return met, float(every.mean())
+
+    # -- the choice ------------------------------------------------------------------------------
+
+    def choose(self, among: Sequence[Point] | None = None) -> tuple[Point | None, Choice]:
+        """Return the point that is best by the posterior's means, and how it was chosen.
+
+        Args:
+            among: points to choose from; None for all that did not fail when launched again.
+        """
+        if among is None:
+            among = [p for p in self.points if p.configuration not in self.failed]
+            among = among or self.points
+        chance: Chance = self.chance
+        asked, today = self.constraints, self.baseline
+        best, choice = decide(among, asked, today, chance=chance, beside=self.points)
+        if today is None:
+            return best, choice
+        _, kept = decide([today], asked, today, chance=chance)
+        return best, replace(
+            choice,
+            baseline_met=kept.met,
+            baseline_value=kept.objective_value,
+            baseline_p_met=kept.p_all_met,
+        )
+
+    @cached_property
+    def baseline_met(self) -> float | None:
+        """Probability that the baseline meets the limits; None without either."""
+        if self.baseline is None or not self.constraints.limits:
+            return None
+        return self.chance(self.baseline, self.constraints)[1]
+
+    # -- against the baseline --------------------------------------------------------------------
+
+    def differences(self, point: Point) -> tuple[Difference, Difference] | None:
+        """Return how a point differs from the baseline in energy and in time.
+
+        None if the baseline was not measured, or is the point.
+        """
+        today = self.baseline
+        if today is None or point.configuration == today.configuration:
+            return None
+        if self._compared(point):
+            method = "posterior of all launches"
+            return (
+                _difference("energy_per_step", self._saving(point, 1.0, 0.0), method),
+                _difference("step_time", self._saving(point, 0.0, 1.0), method),
+            )
+        if self.ratio_sd is not None and point.configuration in self.ratio_sd:
+            time_sd, energy_sd = self.ratio_sd[point.configuration]
+            energy = math.log(point.energy_to_solution_kJ / today.energy_to_solution_kJ)
+            time = math.log(point.time_to_solution_s / today.time_to_solution_s)
+            return (
+                difference("energy_per_step", energy, energy_sd),
+                difference("step_time", time, time_sd),
+            )
+        return (
+            difference_of_points("energy_per_step", today, point),
+            difference_of_points("step_time", today, point),
+        )
+
+    def _compared(self, point: Point) -> bool:
+        """Return whether the posterior holds the point and the baseline."""
+        if self.posterior is None or self.baseline is None:
+            return False
+        held = self.posterior.configurations
+        return point.configuration in held and self.baseline.configuration in held
+
+    def _saving(self, point: Point, energy: float, time: float) -> Gain:
+        assert self.posterior is not None and self.baseline is not None  # noqa: PT018
+        return self.posterior.saving(point.configuration, self.baseline.configuration, energy, time)
+
+    def _weights(self, point: Point) -> tuple[float, float, float]:
+        """Return the objective's log gain as weights of log energy and log time, and a constant.
+
+        The price is a sum of a term in energy and one in time; its logarithm is linear in theirs
+        near the point.
+        """
+        goal = self.constraints.goal
+        if goal == "least-time":
+            return 0.0, 1.0, 0.0
+        if goal in ("least-energy", "least-carbon"):
+            return 1.0, 0.0, 0.0
+        if goal != "least-cost" or self.baseline is None:
+            return 1.0, 1.0, 0.0
+        rates, today = self.constraints.rates, self.baseline
+        mine, before = cost_of(point, rates), cost_of(today, rates)
+        only_energy = {k: v for k, v in rates.items() if k == "price_per_kWh"}
+        energy = cost_of(point, only_energy) / mine
+        logs = energy * math.log(today.energy_to_solution_kJ / point.energy_to_solution_kJ)
+        logs += (1 - energy) * math.log(today.time_to_solution_s / point.time_to_solution_s)
+        return energy, 1 - energy, math.log(before / mine) - logs
+
+    def gain(self, point: Point) -> Gain | None:
+        """Return the log gain of the objective against the baseline; None without one."""
+        if self.baseline is None or point.configuration == self.baseline.configuration:
+            return None
+        energy, time, more = self._weights(point)
+        if self._compared(point):
+            return self._saving(point, energy, time).shifted(more)
+        pair = self.differences(point)
+        assert pair is not None
+        means = [-math.log1p(each.relative) for each in pair]
+        errors = [
+            (math.log1p(each.high) - math.log1p(each.low)) / (2 * norm.ppf(0.975)) for each in pair
+        ]
+        mean = energy * means[0] + time * means[1] + more
+        error = math.hypot(energy * errors[0], time * errors[1])
+        return Gain.normal(mean, error)
+
+    def p_for_limits(self, point: Point) -> float:
+        """Return the probability that a point meets the limits and the baseline misses them."""
+        missed = 1 - (1.0 if self.baseline_met is None else self.baseline_met)
+        return missed and missed * self.chance(point, self.constraints)[1]
+
+    def p_better(self, point: Point) -> float:
+        """Return the probability that a point is better than the baseline in what was asked.
+
+        Where the point probably meets the limits and the baseline does not, it is that of this.
+        """
+        if self.baseline is None or point.configuration == self.baseline.configuration:
+            return 0.0
+        for_limits = self.p_for_limits(point)
+        if for_limits >= LIKELY:
+            return for_limits
+        gain = self.gain(point)
+        assert gain is not None
+        joint = gain.above(MARGIN)
+        if not self._compared(point):
+            return joint
+        return min(joint, self._by_launches(point))
+
+    def _by_launches(self, point: Point) -> float:
+        """Return the probability by the launches of the point and of the baseline alone."""
+        assert self.posterior is not None and self.baseline is not None  # noqa: PT018
+        energy, time, more = self._weights(point)
+        pair = point.configuration, self.baseline.configuration
+        every = self.posterior.by_launches(*pair, energy, time)
+        assert every is not None
+        chosen_among = max(1, len(self.posterior.configurations) - 1)  # of one launch, too
+        by_all = 1 - chosen_among * (1 - every.above(MARGIN - more))
+        fresh = self.posterior.by_launches(*pair, energy, time, only=self.fresh)
+        return max(by_all, fresh.above(MARGIN - more) if fresh is not None else 0.0, 0.0)
+
+    # -- further launches ------------------------------------------------------------------------
+
+    def more(self, point: Point, launch_share: float | None) -> More | None:
+        """Return the launches that are worth it to become sure of a point; None if none are.
+
+        Each of k launches, of whichever of the two is less known, narrows the saving as another
+        launch of both would; their worth is the saving that they let the training have, less what
+        they take.
+
+        Args:
+            point: the choice.
+            launch_share: energy of a launch over that of the whole training; None if unknown.
+        """
+        gain = self.gain(point)
+        if gain is None or not self._compared(point):
+            return None
+        assert self.posterior is not None and self.baseline is not None  # noqa: PT018
+        training = 1 / launch_share if launch_share else LONG_TRAINING
+        fresh = self.posterior.launches_of(point.configuration) & self.fresh
+        if self.p_better(point) >= ENOUGH:
+            worth_one = not fresh and OUTLIERS * gain.mean * training > 1
+            return More(1, of_baseline=False) if worth_one else None
+        energy, time, _ = self._weights(point)
+        spread = self.posterior.launch_sd(energy, time) ** 2
+        mean, sd = gain.mean, gain.sd
+        best, worth = 0, 0.0
+        for k in range(1, MOST_LAUNCHES - len(self.fresh) + 1):
+            left = 1 / (1 / sd**2 + k / (4 * spread))  # variance that remains: half of each
+            moves = math.sqrt(max(sd**2 - left, 1e-14))
+            z = (mean - MARGIN - float(norm.ppf(SURE)) * math.sqrt(left)) / moves
+            reach = float(norm.cdf(z))
+            value = (mean * reach + moves * float(norm.pdf(z))) * training - k
+            if reach > FUTILE and value > worth:
+                best, worth = k, value
+        if not best:
+            return None
+        today = self.baseline.configuration
+        of_today = len(self.posterior.launches_of(today))
+        return More(best, of_baseline=today not in self.failed and of_today <= len(fresh))

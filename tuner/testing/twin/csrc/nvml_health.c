@@ -1,0 +1,140 @@
+/* Errors of the hardware as the twin's NVML counts and reports them, and power profiles. */
+#include "nvml.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int repairs_rows(const gpu_t *gpu) { return gpu->architecture >= AMPERE; }
+
+GET(nvmlDeviceGetEccMode, int *current, int *pending) {
+    BEGIN("nvmlDeviceGetEccMode");
+    REQUIRE(gpu->has_ecc);
+    *current = *pending = 1;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetTotalEccErrors, unsigned int kind, unsigned int counter, unsigned long long *out) {
+    BEGIN("nvmlDeviceGetTotalEccErrors");
+    REQUIRE(gpu->has_ecc);
+    if (kind > 1 || counter > 1) return leave(INVALID_ARGUMENT);
+    *out = (unsigned long long)(counter ? gpu->ecc_aggregate : gpu->ecc_volatile)[kind];
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetRemappedRows, unsigned int *corrected, unsigned int *uncorrected,
+    unsigned int *pending, unsigned int *failed) {
+    BEGIN("nvmlDeviceGetRemappedRows");
+    REQUIRE(gpu->has_ecc && repairs_rows(gpu));
+    *corrected = (unsigned int)gpu->repaired[0];
+    *uncorrected = (unsigned int)gpu->repaired[1];
+    *pending = (unsigned int)gpu->repair_pending;
+    *failed = 0;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetRetiredPages, unsigned int cause, unsigned int *count, unsigned long long *out) {
+    BEGIN("nvmlDeviceGetRetiredPages");
+    REQUIRE(gpu->has_ecc && !repairs_rows(gpu));
+    if (cause > 1) return leave(INVALID_ARGUMENT);
+    int fits = *count >= gpu->repaired[cause];
+    *count = (unsigned int)gpu->repaired[cause];
+    if (!fits) return leave(INSUFFICIENT_SIZE);
+    for (unsigned int i = 0; i < *count; i++) out[i] = 4096ULL * (2 * i + cause);
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetRetiredPagesPendingStatus, int *out) {
+    BEGIN("nvmlDeviceGetRetiredPagesPendingStatus");
+    REQUIRE(gpu->has_ecc && !repairs_rows(gpu));
+    *out = (int)gpu->repair_pending;
+    return leave(SUCCESS);
+}
+int field_health(const gpu_t *gpu, field_t *field) {
+    int rows = repairs_rows(gpu);
+    int64_t value;
+    if (!gpu->has_ecc) return NOT_SUPPORTED;
+    switch (field->field) {
+    case 3: value = gpu->ecc_volatile[0]; break; /* NVML_FI_DEV_ECC_SBE_VOL_TOTAL */
+    case 4: value = gpu->ecc_volatile[1]; break;
+    case 5: value = gpu->ecc_aggregate[0]; break;
+    case 6: value = gpu->ecc_aggregate[1]; break;
+    case 29: case 30: /* NVML_FI_DEV_RETIRED_SBE, _DBE */
+        if (rows) return NOT_SUPPORTED;
+        value = gpu->repaired[field->field - 29];
+        break;
+    case 142: case 143: /* NVML_FI_DEV_REMAPPED_COR, _UNC */
+        if (!rows) return NOT_SUPPORTED;
+        value = gpu->repaired[field->field - 142];
+        break;
+    case 31: case 144:
+        if (rows != (field->field == 144)) return NOT_SUPPORTED;
+        value = gpu->repair_pending;
+        break;
+    default: return NOT_SUPPORTED;
+    }
+    field->type = 3; /* unsigned long long */
+    field->value.ull = (unsigned long long)value;
+    return SUCCESS;
+}
+
+/* Event sets: of the events, Xid errors happen here. */
+typedef struct {
+    int64_t seen;
+    unsigned int gpus;
+} event_set_t;
+typedef struct {
+    void *device;
+    unsigned long long type, data;
+    unsigned int gpu_instance, compute_instance;
+} event_t;
+static const unsigned long long XID_EVENT = 8;
+
+EXPORT int nvmlEventSetCreate(event_set_t **out) {
+    int result = enter("nvmlEventSetCreate", NULL, NULL);
+    if (result) return result;
+    *out = calloc(1, sizeof **out);
+    if (*out) (*out)->seen = node->xid_count;
+    return leave(*out ? SUCCESS : UNKNOWN);
+}
+EXPORT int nvmlEventSetFree(event_set_t *set) {
+    free(set);
+    return SUCCESS;
+}
+GET(nvmlDeviceGetSupportedEventTypes, unsigned long long *out) {
+    BEGIN("nvmlDeviceGetSupportedEventTypes");
+    *out = XID_EVENT;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceRegisterEvents, unsigned long long types, event_set_t *set) {
+    BEGIN("nvmlDeviceRegisterEvents");
+    REQUIRE(!(types & ~XID_EVENT));
+    if (types) set->gpus |= 1U << (gpu - node->gpu);
+    return leave(SUCCESS);
+}
+EXPORT int nvmlEventSetWait_v2(event_set_t *set, event_t *out, unsigned int timeout_ms) {
+    for (double left_s = timeout_ms / 1000.0;; left_s -= 0.01) {
+        int result = enter("nvmlEventSetWait", NULL, NULL);
+        if (result) return result;
+        while (set->seen < node->xid_count) {
+            xid_t *found = &node->xid[set->seen++ % MAX_XIDS];
+            if (!(set->gpus & 1U << found->gpu)) continue;
+            memset(out, 0, sizeof *out);
+            out->device = &handles[found->gpu];
+            out->type = XID_EVENT;
+            out->data = (unsigned long long)found->code;
+            out->gpu_instance = out->compute_instance = 0xffffffffU;
+            return leave(SUCCESS);
+        }
+        if (left_s <= 0) return leave(TIMEOUT);
+        leave(SUCCESS);
+        twin_sleep(node, left_s < 0.01 ? left_s : 0.01);
+    }
+}
+
+typedef struct {
+    unsigned int version, effective[8], requested[8], enforced[8];
+} profiles_t;
+GET(nvmlDeviceWorkloadPowerProfileGetCurrentProfiles, profiles_t *out) {
+    BEGIN("nvmlDeviceWorkloadPowerProfileGetCurrentProfiles");
+    REQUIRE(gpu->power_profiles >= 0);
+    if (out->version != PROFILES_V1) return leave(VERSION_MISMATCH);
+    memset(out->effective, 0, sizeof *out - sizeof out->version);
+    out->effective[0] = out->requested[0] = out->enforced[0] = (unsigned int)gpu->power_profiles;
+    return leave(SUCCESS);
+}

@@ -1,0 +1,88 @@
+"""Binding of ranks to cores and memory: what today's command asks for, or that of offload.
+
+On a node with several sockets a rank that offloads works on memory of its processor; where it runs
+then changes the step time by a third (DeepSpeed, pull request 7474). Launch files start a
+configuration with the binding under which it was measured.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import KNOBS
+from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
+from tuner.workload.node.host import core_ranges
+from tuner.workload.node.rank_group import ServerError
+from tuner.workload.node.rank_server import RankServer
+
+#: The binding of the built-in program's ranks under offload: each has cores of its own, of those
+#: nearest to its GPU, and its memory is allocated there because it runs there.
+OFFLOAD_RULE = "numa:exclusive"
+_OFFLOAD = ("optimizer_offload", "parameter_offload", "activation_offload")
+
+
+def rule_of(configuration: Configuration, job: TrainingJob, cluster: Cluster | None) -> str:
+    """Return the rule by which ranks are bound (`tuner.workload.node.vendor_binding`), or ""."""
+    if hasattr(job, "launcher"):  # a script, which is started as today
+        return job.launcher.binding if job.launcher is not None else ""
+    offloads = any(configuration.get(name) != KNOBS[name].default for name in _OFFLOAD)
+    on_gpus = cluster is None or cluster.device.type == "cuda"
+    return OFFLOAD_RULE if offloads and on_gpus else ""
+
+
+def bound_ranks(
+    rule: str, server: RankServer, ranks: int, *, on_gpus: bool, asked: bool
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the binding of each rank of this node, and why there is none, or "".
+
+    Args:
+        rule: of `rule_of`.
+        asked: today's command asks for it.
+
+    Raises:
+        InputError: it is asked for and cannot be applied here.
+    """
+    try:
+        if rule.startswith("numa:") and not on_gpus:
+            raise ServerError("torch asks CUDA for the memory node of each GPU, and there is none")
+        bound = server.bind(rule, ranks, _gpu_nodes() if on_gpus else [])
+        granted = os.sched_getaffinity(0)
+        if other := {core for own in bound for core in own["cpus"]} - granted:
+            raise ServerError(
+                f"cores {core_ranges(other)} are not among {core_ranges(granted)}, which may be "
+                "used here"
+            )
+        return bound, ""
+    except ServerError as error:
+        why = str(error).strip().splitlines()[0]
+    if asked:
+        kind, _, value = rule.partition(":")
+        option = f"--numa-binding {value}" if kind == "numa" else "--bind_cores_to_rank"
+        raise InputError(
+            f"{option} cannot be applied on this node: {why}; leave it out of the command"
+        )
+    return [], why
+
+
+def _gpu_nodes() -> list[int]:
+    """Return the memory node of each visible GPU, in CUDA's order; 0 where there is one only."""
+    nvml = open_nvml()
+    try:
+        return [
+            _lowest(ask(nvml, (), partial(nvml.nvmlDeviceGetMemoryAffinity, gpu.handle, 16, 0)))
+            for gpu in visible_gpus(nvml)
+        ]
+    finally:
+        ask(nvml, None, nvml.nvmlShutdown)
+
+
+def _lowest(words: Any) -> int:
+    """Return the number of the lowest bit that is set in words of 64 bits; 0 without any."""
+    bits = sum(int(word) << 64 * at for at, word in enumerate(words))
+    return (bits & -bits).bit_length() - 1 if bits else 0
