@@ -26,7 +26,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 #: Samplers by the environment that they run in, with the script and its arguments.
-EXTERNAL = {
+EXTERNAL: dict[str, dict[str, tuple[str, ...]]] = {
     "smac3": {"smac3-sweep": ("smac3_sampler.py",)},
     "hebo": {"hebo-sweep": ("hebo_sampler.py",)},
     "kernel_tuner": {
