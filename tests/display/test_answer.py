@@ -83,7 +83,7 @@ def test_finding_19_a_ranking_of_parallelisms_is_said_to_be_the_programs():
     mixed = replace(result, job=job, points=(*result.points, split))
     assert "of this program" in program_note(mixed)
     assert program_note(mixed) in answer_lines(mixed)
-    assert program_note(mixed) in top_part(mixed, units_of(mixed))
+    assert program_note(mixed) in top_part(mixed, units_of(mixed), {})
     assert program_note(replace(mixed, job=None)) == ""  # a recorded table
     script = ScriptJob(
         name="mine", model={}, sequence_length=0, global_batch=8, steps=9, precision="fp32"

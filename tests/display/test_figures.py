@@ -186,9 +186,9 @@ def test_the_band_and_the_predicted_points_are_drawn() -> None:
     assert band.fill == "tonexty"
     assert all(math.isfinite(v) for v in (*band.x, *band.y))
     assert len(band.x) == len(result.front_points)
-    assert list(traces["predicted"].x) == [900.0]
+    assert list(traces["points never tried"].x) == [900.0]
     # Of an open symbol the marker's own colour is the edge: white would not be seen.
-    assert traces["predicted"].marker.color == PURPLE
+    assert traces["points never tried"].marker.color == PURPLE
     page = render_report(result)
     assert "shaded band" in page
     assert "Predicted to be on the front, not measured: 1" in page
@@ -240,6 +240,6 @@ def test_a_notebook_shows_the_choice_and_the_front() -> None:
     shown = result._repr_html_()
     assert result.headline in shown
     assert shown.count("<tr>") == len(result.front_points) + 1
-    assert "<b>chosen</b>" in shown
+    assert "<b>recommended</b>" in shown
     hostile = replace(result, name="<script>alert(1)</script>")
     assert "<script" not in hostile._repr_html_()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.report_page import look
 from tuner.display.plots import front_figure
 from tuner.display.report import write_report
 from tuner.results.explain import Explanation, KnobEffect
@@ -184,6 +185,31 @@ def check_in_frame(
     assert found, "the page's own check never finished"
     said: dict = json.loads(unescape(found[1]))
     return said
+
+
+@pytest.mark.parametrize(("screen", "most_px"), [((1400, 900), 300), ((400, 800), 700)])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_front_comes_first(
+    screen: tuple[int, int], most_px: int, dark: bool, tmp_path: Path
+) -> None:
+    result = large_result()
+    found = look(replace(result, attainment=attained(result)), tmp_path, screen, dark=dark)
+    assert found.begins_px < most_px
+    assert set(found.before) == {"front", "today", "recommended"}
+    more = ("dominated points", "80 % band of the true front", "its median")
+    added = [name for name in found.after if name not in found.before]
+    assert len(added) == 3
+    assert all(name.startswith(more) for name in added)
+    assert found.filled
+    assert not found.errors
+    assert found.sideways_px <= 0
+
+
+def test_of_two_points_no_band_is_drawn() -> None:
+    result = large_result()
+    few = replace(result, front_points=result.front_points[:2], attainment=attained(result))
+    names = [trace.name for trace in front_figure(few).data]
+    assert "80 % band of the true front" not in names
 
 
 def test_a_figure_as_a_picture(tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ from tuner.results.parts import Evidence, Point
 from tuner.results.recommendation import LEAST_TRIED, Recommendation, too_little_tried
 from tuner.results.result import Result
 
-#: Probability from which on a candidate is said to be probably better, and below which it is said
-#: not to be.
-PROBABLY, UNLIKELY = 0.5, 0.05
+#: Probability from which on a candidate is said to be probably better.
+PROBABLY = 0.5
 #: Two-sided probability of no difference from which on a headline names no difference: nine in ten
 #: on one side, since how sure the whole is stands beside it.
 UNCLEAR = 0.2
@@ -98,7 +97,7 @@ def _keep(result: Result, advice: Recommendation) -> str:
     promising, p = advice.promising, advice.p_better or 0.0
     if result.choice.baseline_met is False:
         among += f", although today does not train {_limits(result)}"
-    if promising is None or p < UNLIKELY:
+    if promising is None:
         return f"Keep what you run today: nothing better was found {among}."
     name = settings_text(promising.configuration, advice.point.configuration)
     saves = _saving(result, promising)

@@ -12,6 +12,7 @@ import base64
 import json
 import string
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -37,6 +38,7 @@ from tuner.display.html.search_parts import (
     surrogates_part,
 )
 from tuner.display.text import units_of
+from tuner.results.explain import Explanation
 from tuner.results.result import Result
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.probe import ProbeRecord
@@ -68,6 +70,14 @@ def packed_plotly() -> str:
     return base64.b64encode(packed.read_bytes()).decode("ascii")
 
 
+def _bought(explanation: Explanation | None) -> Explanation | None:
+    """Return the effects of the knobs' values against today's alone, where any is known."""
+    if explanation is None:
+        return None
+    effects = tuple(effect for effect in explanation.knobs if effect.of_baseline)
+    return replace(explanation, knobs=effects or explanation.knobs)
+
+
 def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str:
     """Return the whole page as text."""
     units = units_of(result)
@@ -75,11 +85,11 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
     steps = breakdown(result)
     timelines, left_out = shown_timelines(result, records)
     figures = plots.figures(
-        result, records, explanation=explanation, parts=steps, timelines=timelines
+        result, records, explanation=_bought(explanation), parts=steps, timelines=timelines
     )
     parts = [
-        top_part(result, units),
-        front_part(result, units, figures),
+        top_part(result, units, figures),
+        front_part(result, units),
         plan_part(result),
         live_part(figures),
         breakdown_part(result, steps, figures),

@@ -121,12 +121,12 @@ def comparison(result: Result, units: Units) -> str:
 
 
 def role(result: Result, point: Point) -> str:
-    """Return "chosen" for the recommended point, "promising" for the unproven one, else ""."""
+    """Return "recommended" or "promising" for such a point, else ""."""
     advice = result.recommendation
     if advice is None:
         return ""
     if point.configuration == advice.point.configuration:
-        return "chosen"
+        return "recommended"
     promising = advice.promising
     return "promising" if promising and point.configuration == promising.configuration else ""
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: Launch settings without which nothing is said about a space; a search of a short training ends by
 #: itself after about so many.
 LEAST_TRIED = 4
+#: Probability to be better below which a candidate is not called promising.
+UNLIKELY = 0.05
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,11 @@ class Recommendation:
         point: the configuration to run.
         evidence: what the probabilities rest on.
         p_better: probability that `point` is better than the baseline in what was asked, or meets
-            the limits if the baseline does not; of "keep", that of `promising`. None if unknown.
+            the limits if the baseline does not; of "keep", that of the choice. None if unknown.
         for_limits: True if `point` is recommended because the baseline misses the limits.
         energy, time: difference of `point` from the baseline; None if unknown or the same.
-        promising: the choice, where it is not sure enough; None if there is none.
+        promising: the choice, where it is neither sure enough nor unlikely to be better; None if
+            there is none.
         trade: the point of the front that saves most energy for more time, or most time for more
             energy, where nothing was asked; None if there is none.
         more: launches that would probably tell whether `promising` is better, and would be worth
@@ -118,7 +121,8 @@ def advise(judge: Judge, best: Point, *, met: bool = True) -> Recommendation:
     second, choice = judge.choose([today, *sure])
     if second is not None and second is not today and choice.met:
         return _train(judge, second, judge.p_better(second), promising=best)
-    return Recommendation("keep", today, evidence_of(judge, best), p_best, promising=best)
+    promising = best if p_best >= UNLIKELY else None
+    return Recommendation("keep", today, evidence_of(judge, best), p_best, promising=promising)
 
 
 def _train(

@@ -51,6 +51,25 @@
     figure.layout.shapes = [...(figure.layout.shapes || []), ...shapes];
   };
 
+  // What the front leaves out at first, and the point whose figures the tiles show.
+  const more = document.getElementById("front-more");
+  const known = document.getElementById("front-points");
+  const clickable = known ? JSON.parse(known.textContent) : [];
+  const fillTiles = (event) => {
+    const at = event.points[0];
+    const point = clickable.find((each) => each.x === at.x && each.y === at.y);
+    if (!point) return;
+    document.getElementById("tiles-of").textContent = point.name;
+    document.getElementById("tiles-knobs").innerHTML = point.knobs;
+    for (const [name, [value, ...lines]] of Object.entries(point.tiles)) {
+      const tile = document.querySelector(`[data-tile="${name}"]`);
+      const [amount, ...unit] = value.split(" ");
+      tile.querySelector(".value").firstChild.textContent = `${amount} `;
+      tile.querySelector(".unit").textContent = unit.join(" ");
+      tile.querySelector(".lines").innerHTML = lines.filter(Boolean).join("<br>");
+    }
+  };
+
   const draw = (isDark, width, some = plots) =>
     Promise.all(
       some.map((plot) => {
@@ -58,13 +77,21 @@
         if (isDark) text = text.replace(/#[0-9a-f]{6}/g, (colour) => palette[colour] || colour);
         const figure = JSON.parse(text);
         if (plot.id === "plot-front" && limits && limits.moved) mark(figure, isDark);
+        if (plot.id === "plot-front" && more) {
+          figure.data.forEach((trace) => {
+            if (trace.visible === "legendonly") trace.visible = more.checked;
+          });
+        }
         if (touch.matches) figure.layout.dragmode = false; // a finger scrolls the page
         if (width) figure.layout.width = width;
         return Plotly.react(plot, figure.data, figure.layout, config);
       }),
     );
 
-  draw(dark.matches);
+  const front = document.getElementById("plot-front");
+  const redraw = () => draw(dark.matches, undefined, [front]);
+  draw(dark.matches).then(() => front && front.on("plotly_click", fillTiles));
+  if (more) more.addEventListener("change", redraw);
   dark.addEventListener("change", () => draw(dark.matches));
   let waiting = false;
   document.addEventListener("limits", () => {
@@ -72,7 +99,7 @@
     waiting = true;
     setTimeout(() => {
       waiting = false;
-      draw(dark.matches, undefined, plots.filter((plot) => plot.id === "plot-front"));
+      redraw();
     }, 30);
   });
 

@@ -28,6 +28,8 @@ _FLAGS = (
     "--hide-scrollbars",
     "--enable-logging=stderr",
 )
+#: The page is shown as a dark system shows it.
+_DARK = "--blink-settings=preferredColorScheme=0"
 
 
 def chromium() -> str | None:
@@ -60,12 +62,16 @@ def _run(page: Path | str, *flags: str, wait_ms: int, timeout_s: float) -> tuple
 
 
 def dump_dom(
-    page: Path | str, *, wait_ms: int = 4000, width: int = 1200, timeout_s: float = 120.0
+    page: Path | str,
+    *,
+    wait_ms: int = 4000,
+    width: int = 1200,
+    dark: bool = False,
+    timeout_s: float = 120.0,
 ) -> tuple[str, list[str]]:
     """Return the DOM of a page (file or URL) after its scripts, and its lines on the console."""
-    dom, log = _run(
-        page, "--dump-dom", f"--window-size={width},900", wait_ms=wait_ms, timeout_s=timeout_s
-    )
+    flags = ["--dump-dom", f"--window-size={width},900", *[_DARK] * dark]
+    dom, log = _run(page, *flags, wait_ms=wait_ms, timeout_s=timeout_s)
     return dom, [line for line in log.splitlines() if ":CONSOLE" in line]
 
 
@@ -87,7 +93,7 @@ def screenshot(
     flags = [f"--screenshot={picture.resolve()}", f"--window-size={width},{height}"]
     flags.append(f"--force-device-scale-factor={scale}")
     if dark:
-        flags.append("--blink-settings=preferredColorScheme=0")
+        flags.append(_DARK)
     if width >= 500:
         _run(page, *flags, wait_ms=wait_ms, timeout_s=timeout_s)
         return picture

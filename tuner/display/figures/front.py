@@ -33,12 +33,16 @@ if TYPE_CHECKING:
 _NARROW = 36
 
 
-def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
-    """Energy against time: the points, the front as the staircase that it attains, the baseline,
-    the choice, 90 % intervals, the band in which the true front lies, points that are only
-    predicted, and the constraints. None where nothing was measured."""
+def front_figure(result: Result) -> go.Figure | None:
+    """Return energy against time: today, what is recommended, the front and the limits.
+
+    Dominated and predicted points and the band in which the true front lies are in the legend
+    alone until they are asked for. None where nothing was measured.
+    """
     every = {p.configuration: p for p in (*result.points, *result.front_points)}
-    for point in (result.baseline, result.best):
+    advice = result.recommendation
+    named = [p for p in (advice.point, advice.promising) if p is not None] if advice else []
+    for point in (result.baseline, *named):
         if point is not None:
             every.setdefault(point.configuration, point)
     if not every:
@@ -49,10 +53,10 @@ def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
     front = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
     dominated = [p for c, p in every.items() if c not in on_front and p.windows]
     predicted = [p for c, p in every.items() if c not in on_front and not p.windows]
-    shown = [p for p in (*front, result.best, result.baseline) if p]
+    shown = [p for p in (*front, *named, result.baseline) if p]
     limit_kJ, limit_s = result.constraints.get("budget_kJ"), result.constraints.get("deadline_s")
     band = result.attainment or Attainment((), (), (), (), 0)
-    near = _near(shown, [*dominated, *predicted])
+    near = shown or list(every.values())  # others may lie outside the view
     x_axis = Axis(
         (p.time_to_solution_s / units.s for p in near),
         [t / units.s for p in shown for t in p.time_interval_s]
@@ -73,11 +77,19 @@ def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
     _add_band(figure, result, units, x_axis)
     if dominated:
         marker = {"color": FAINT, "size": 6, "opacity": 0.55}
-        figure.add_trace(points_trace(dominated, "dominated", "Dominated", units, marker, False))
+        far = sum(
+            not x_axis.holds(p.time_to_solution_s / units.s)
+            or not y_axis.holds(p.energy_to_solution_kJ / units.kJ)
+            for p in dominated
+        )
+        name = "dominated points" + (f" ({far} of them outside this view)" if far else "")
+        trace = points_trace(dominated, name, "Dominated", units, marker, False)
+        figure.add_trace({**trace, "visible": "legendonly"})
     if predicted:
         # Of an open symbol the marker's own colour draws the edge.
         marker = {"color": PURPLE, "size": 8, "symbol": "circle-open", "line": {"width": 1.5}}
-        figure.add_trace(points_trace(predicted, "predicted", "Predicted", units, marker, False))
+        trace = points_trace(predicted, "points never tried", "Predicted", units, marker, False)
+        figure.add_trace({**trace, "visible": "legendonly"})
     if len(front) > 1:
         stairs = {"shape": "hv", "color": BLUE, "width": 1.5}
         x = [p.time_to_solution_s / units.s for p in front]
@@ -93,20 +105,16 @@ def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
             figure.add_trace(points_trace(some, name, "On the front", units, marker))
     if result.baseline is not None:
         marker = {"color": ORANGE, "size": 11, "symbol": "diamond"}
-        figure.add_trace(points_trace([result.baseline], "baseline", "Baseline", units, marker))
-    if result.best is not None:
-        marker = {
-            "color": "rgba(0,0,0,0)",
-            "size": 19,
-            "symbol": "circle",
-            "line": {"width": 2.5, "color": GREEN},
-        }
-        word = chosen or role(result, result.best) or "chosen"
-        trace = points_trace([result.best], word, word.capitalize(), units, marker, False)
+        figure.add_trace(points_trace([result.baseline], "today", "Today", units, marker))
+    for point in named:
+        word = role(result, point)
+        ring = {"width": 2.5, "color": GREEN if word == "recommended" else PURPLE}
+        marker = {"color": "rgba(0,0,0,0)", "size": 19, "symbol": "circle", "line": ring}
+        trace = points_trace([point], word, word.capitalize(), units, marker, False)
         figure.add_trace(trace)
+    _add_percent_of_today(figure, result, units, x_axis, y_axis)
+    figure.update_layout(legend=_legend_corner(shown, units, x_axis, y_axis))
     outside = _add_constraints(figure, result, units, x_axis, y_axis)
-    if far := len(every) - len({p.configuration for p in near}):
-        outside.append(f"{far} dominated point{'s' * (far != 1)}")
     if outside:  # below the axis, where no label of a line or a point can be
         lines = textwrap.wrap("outside this view: " + ", ".join(outside), _NARROW)
         title = figure.layout.xaxis.title
@@ -114,28 +122,10 @@ def front_figure(result: Result, *, chosen: str = "") -> go.Figure | None:
     return figure
 
 
-def _near(shown: Sequence[Point], others: Sequence[Point]) -> list[Point]:
-    """Return the points to fit the view to.
-
-    These are front, choice and baseline, and the others within twice their span beyond them, so
-    that one slow point does not squeeze the rest.
-    """
-    if not shown:
-        return list(others)
-
-    def reach(values: Sequence[float]) -> float:
-        return max(values) + 2 * max(max(values) - min(values), 0.2 * max(values))
-
-    time = reach([p.time_to_solution_s for p in shown])
-    energy = reach([p.energy_to_solution_kJ for p in shown])
-    near = [p for p in others if p.time_to_solution_s <= time and p.energy_to_solution_kJ <= energy]
-    return [*shown, *near]
-
-
 def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> None:
     """Draw the band of the true front: between its 10 % and 90 % attainment surfaces."""
     band = result.attainment
-    if band is None or len(band.time_s) < 2:
+    if band is None or len(band.time_s) < 2 or len(result.front_points) < 3:
         return
     columns = (band.time_s, band.energy_kJ_10, band.energy_kJ_50, band.energy_kJ_90)
     known = [
@@ -149,11 +139,73 @@ def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> 
         [round(v, 6) for v in column] for column in zip(*known, strict=True)
     )
     edge = {"shape": "hv", "width": 0, "color": BLUE}
-    figure.add_trace(line_trace(times, high, edge))
+    hidden = {"visible": "legendonly"}
+    figure.add_trace({**line_trace(times, high, edge), **hidden})
     band_trace = line_trace(times, low, edge, name="80 % band of the true front")
-    figure.add_trace({**band_trace, "fill": "tonexty", "fillcolor": translucent(BLUE)})
+    figure.add_trace({**band_trace, "fill": "tonexty", "fillcolor": translucent(BLUE), **hidden})
     dotted = {"shape": "hv", "width": 1, "color": BLUE, "dash": "dot"}
-    figure.add_trace(line_trace(times, middle, dotted, name="median of the true front"))
+    median = line_trace(times, middle, dotted, name="its median")
+    figure.add_trace({**median, **hidden})
+
+
+def _add_percent_of_today(
+    figure: go.Figure, result: Result, units: Units, x_axis: Axis, y_axis: Axis
+) -> None:
+    """Add axes at the top and the right that tell the change against today in per cent."""
+    today = result.baseline
+    if today is None:
+        return
+    for along, axis, value, side in (
+        ("x", x_axis, today.time_to_solution_s / units.s, "top"),
+        ("y", y_axis, today.energy_to_solution_kJ / units.kJ, "right"),
+    ):
+        if axis.log or not value > 0:
+            return
+        layout = {
+            "overlaying": along,
+            "side": side,
+            "anchor": "y2" if along == "x" else "x2",
+            "range": [100 * (end / value - 1) for end in (axis.low, axis.high)],
+            "tickformat": "+.3~g",
+            "ticksuffix": " %",
+            "tickfont": {"color": MUTED, "size": 11},
+            "showgrid": False,
+            "zeroline": False,
+            "tickmode": "auto",
+            "nticks": 6,
+            "automargin": True,
+        }
+        figure.update_layout({f"{along}axis2": layout})
+    # An axis is drawn where a trace is on it.
+    empty = {"x": [None], "y": [None], "xaxis": "x2", "yaxis": "y2", "showlegend": False}
+    figure.add_trace({"type": "scatter", "hoverinfo": "skip", **empty})
+
+
+def _legend_corner(
+    shown: Sequence[Point], units: Units, x_axis: Axis, y_axis: Axis
+) -> dict[str, Any]:
+    """Return the legend in the corner with the fewest points: nothing dominates the front, so that
+    it is mostly the one next to the origin."""
+    places = [
+        (
+            x_axis.share(p.time_to_solution_s / units.s),
+            y_axis.share(p.energy_to_solution_kJ / units.kJ),
+        )
+        for p in shown
+    ]
+
+    def crowd(corner: tuple[int, int]) -> int:
+        return sum(abs(x - corner[0]) < 0.45 and abs(y - corner[1]) < 0.4 for x, y in places)
+
+    x, y = min(((0, 0), (1, 1), (0, 1), (1, 0)), key=crowd)
+    return {
+        "orientation": "v",
+        "x": x,
+        "xanchor": ("left", "right")[x],
+        "y": y,
+        "yanchor": ("bottom", "top")[y],
+        "bgcolor": "rgba(0,0,0,0)",
+    }
 
 
 def _add_constraints(

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tuner.display.advice import details, evidence_sentence
 from tuner.display.html.limits_part import limits_part
 from tuner.display.html.pieces import (
     chips,
-    delta,
     estimated_mark,
     interval,
+    json_in_html,
     plot_div,
+    prose,
     section,
     tile,
 )
 from tuner.display.program_note import program_note
-from tuner.display.text import comparison, energy_mark, prediction, role, spent_text
+from tuner.display.text import energy_mark, prediction, role, spent_text
 from tuner.formatting import Units, change, number, percent, varying_knobs
 from tuner.problem.run_folder import RunFolder
 from tuner.results.choice import carbon_g, cost_of
@@ -34,120 +36,146 @@ if TYPE_CHECKING:
 _MOST_POINTS = 500
 
 
-def top_part(result: Result, units: Units) -> str:
-    """Return the head of the page: the recommendation and its main figures."""
-    advice, base = result.recommendation, result.baseline
-    head = _head(result)
-    if said := prediction(result):
-        head += f'<p class="warning">{escape(said)}</p>'
-    if note := program_note(result):
-        head += f"<p>{escape(note)}</p>"
+def top_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -> str:
+    """Return the first screen: what to do, the front, and the recommendation's main figures."""
+    advice = result.recommendation
+    lead = result.headline if advice is not None else result.choice.sentence
+    warning = "" if advice is not None and result.choice.met else ' class="warning"'
+    head = f'<h1{warning}>{prose(lead)}</h1>\n<p class="note">{escape(_facts(result))}</p>'
     if advice is None:
-        return (
-            f'{head}\n<p class="lead">{escape(result.choice.sentence)}</p>\n'
-            '<p class="warning">No configuration was chosen.</p>'
-        )
-    best = advice.point
-    estimated = best.meter.mark
-    energy, time = best.energy_interval_kJ, best.time_interval_s
-    tiles = [
-        tile(
-            "Energy to solution",
-            units.energy_text(best.energy_to_solution_kJ),
-            [
-                interval(units.interval_text(energy, units.kJ), units.energy),
-                _against(result, best, "energy_to_solution_kJ", "energy_interval_kJ"),
-            ],
-            estimated,
-        ),
-        tile(
-            "Time to solution",
-            units.time_text(best.time_to_solution_s),
-            [
-                interval(units.interval_text(time, units.s), units.time),
-                _against(result, best, "time_to_solution_s", "time_interval_s"),
-            ],
-        ),
-        tile(
-            "Average power",
-            f"{number(best.power_W)} W",
-            [_against(result, best, "power_W", "power_interval_W")],
-            estimated,
-        ),
-        *_price_tiles(result, best),
-        _spent_tile(result, units),
-    ]
-    saves = comparison(result, units)
-    today = base.configuration if base else None
+        return f'{head}\n<p class="warning">No configuration was chosen.</p>'
+    plot = ""
+    if "front" in figures:
+        plot = '<div class="front">'
+        plot += plot_div("front", figures["front"], "Energy to solution against time to solution")
+        plot += _more_toggle(figures["front"])
+        plot += _shown_points(result, units) + "</div>"
+    sentences = [*details(result), program_note(result)]
+    if result.choice.rule != "better-in-both":
+        sentences.append(f"Chosen: {result.choice.sentence}")
+    sentences.append(evidence_sentence(result))
     return "\n".join(
         [
             head,
-            f'<p class="lead{"" if result.choice.met else " warning"}">'
-            f"{escape(result.headline)}</p>",
-            *(f"<p>{escape(sentence)}</p>" for sentence in details(result)),
-            f'<p class="saves">{escape(saves)}</p>' if saves else "",
-            _verified(result),
-            f"<p>{chips(best.configuration, against=today)}</p>",
-            f'<div class="figures">{"".join(tiles)}</div>',
-            f'<p class="note">How it was chosen: {escape(result.choice.sentence)}</p>',
+            f'<div class="first">{plot}{_tiles(result, units)}</div>',
+            *(f"<p>{prose(sentence)}</p>" for sentence in sentences if sentence),
+            "<noscript><p>The plots need JavaScript; the tables hold the same figures.</p>"
+            "</noscript>",
         ]
     )
 
 
-def _against(result: Result, best: Point, name: str, interval_of: str) -> str:
-    """Compare one of the choice's figures with the baseline's; in grey if it may be none."""
-    base, found = result.baseline, result.judged.differences(best)
-    if base is None or found is None:
+def _tiles(result: Result, units: Units) -> str:
+    """Return the figures of the recommended configuration; a click in the front fills them."""
+    advice, base = result.recommendation, result.baseline
+    assert advice is not None
+    best = advice.point
+    mark = best.meter.mark
+    whose = _name_of(result, best)
+    against = base.configuration if base else None
+    tiles = [
+        *(
+            tile(name, value, more, "" if name == "Time" else mark)
+            for name, (value, *more) in _figures_of(result, best, units).items()
+        ),
+        *_price_tiles(result, best),
+        _spent_tile(result, units),
+    ]
+    knobs = chips(best.configuration, against=against)
+    return (
+        f'<div class="side"><p class="note"><b id="tiles-of">{escape(whose)}</b> '
+        f'<span id="tiles-knobs">{knobs}</span></p>'
+        f'<div class="figures">{"".join(tiles)}</div></div>'
+    )
+
+
+def _figures_of(result: Result, point: Point, units: Units) -> dict[str, list[str]]:
+    """Return a point's figures by name: value, change against today, interval."""
+    energy, time = point.energy_interval_kJ, point.time_interval_s
+    return {
+        "Time": [
+            units.time_text(point.time_to_solution_s),
+            _against(result, point, "time"),
+            interval(units.interval_text(time, units.s), units.time),
+        ],
+        "Energy": [
+            units.energy_text(point.energy_to_solution_kJ),
+            _against(result, point, "energy"),
+            interval(units.interval_text(energy, units.kJ), units.energy),
+        ],
+        "Average power": [f"{number(point.power_W)} W", _against(result, point, "power")],
+    }
+
+
+def _name_of(result: Result, point: Point) -> str:
+    """Return "Today", "Recommended", "Promising" or "" for a point."""
+    base = result.baseline
+    if base is not None and point.configuration == base.configuration:
+        return "Today"
+    return role(result, point).capitalize()
+
+
+def _more_toggle(figure: go.Figure) -> str:
+    """Return the box that shows what the front's picture leaves out at first."""
+    names = [t.name for t in figure.data if t.visible == "legendonly" and t.showlegend is not False]
+    if not names:
+        return ""
+    shown = escape(", ".join(names))
+    return f'<label class="note"><input type="checkbox" id="front-more"> also {shown}</label>'
+
+
+def _shown_points(result: Result, units: Units) -> str:
+    """Return the figures of each point that a click in the front may ask for."""
+    every = {p.configuration: p for p in (*result.points, *result.front_points)}
+    if result.baseline is not None:
+        every.setdefault(result.baseline.configuration, result.baseline)
+    against = result.baseline.configuration if result.baseline is not None else None
+    shown = [
+        {
+            "x": point.time_to_solution_s / units.s,
+            "y": point.energy_to_solution_kJ / units.kJ,
+            "name": _name_of(result, point),
+            "knobs": chips(point.configuration, against=against),
+            "tiles": _figures_of(result, point, units),
+        }
+        for point in list(every.values())[:_MOST_POINTS]
+    ]
+    text = json_in_html(json.dumps(shown))
+    return f'<script type="application/json" id="front-points">{text}</script>'
+
+
+def _against(result: Result, point: Point, what: Literal["energy", "time", "power"]) -> str:
+    """Compare one of a point's figures with today's; in grey if there may be no difference."""
+    found = result.judged.differences(point)
+    if result.baseline is None or found is None:
         return ""
     energy, time = found
-    ratio = {
-        "energy_to_solution_kJ": 1 + energy.relative,
-        "time_to_solution_s": 1 + time.relative,
-        "power_W": (1 + energy.relative) / (1 + time.relative),
-    }[name]
-    if name != "power_W":
-        difference = energy if name == "energy_to_solution_kJ" else time
-        unclear = "" if difference.shown else "no difference shown"
+    if what == "power":
+        ratio = (1 + energy.relative) / (1 + time.relative)
+        mine, theirs = point.power_interval_W, result.baseline.power_interval_W
+        clear = not (mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1])
     else:
-        mine, theirs = getattr(best, interval_of), getattr(base, interval_of)
-        overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
-        unclear = "the intervals overlap" if overlap else ""
-    if unclear:
-        text = change(ratio, 1, "less than", "more than")
-        return f'<span class="muted">{text} the baseline; {unclear}</span>'
-    return delta(ratio, 1, "less than", "more than") + " the baseline"
+        difference = energy if what == "energy" else time
+        ratio, clear = 1 + difference.relative, difference.shown
+    text = change(ratio, 1, "less", "more")
+    if clear:
+        return f'<span class="{"less" if ratio < 1 else "rise"}">{text}</span> than today'
+    return f'<span class="muted">{text} than today; no difference shown</span>'
 
 
-def _head(result: Result) -> str:
-    """Return the headline: job and cluster, what the recommendation brings, kind and date."""
+def _facts(result: Result) -> str:
+    """Return what was tuned, the kind of its figures, the run and the date."""
     subject = result.job.name if result.job is not None else result.name
     if result.cluster is not None:
         subject += f" on {result.cluster.devices} x {result.cluster.device.name}"
-    advice = result.recommendation
-    brings = ""
-    if advice is not None and advice.energy is not None and advice.time is not None:
-        energy, time = advice.energy.relative, advice.time.relative
-        joined = "and" if (energy < 0) == (time < 0) else "for" if energy < 0 else "but"
-        brings = (
-            f": {change(1 + energy, 1, 'less energy', 'more energy')} {joined} "
-            f"{change(1 + time, 1, 'less time', 'more time')} than today"
-        )
-    elif advice is not None and advice.action == "keep":
-        brings = ": keep what runs today"
-    kind = "Plan: predicted, nothing was measured" if prediction(result) else "Measured"
+    kind = "predicted, nothing was measured" if prediction(result) else "measured"
     if result.job is None:
-        kind = "From a recording"
-    facts = [kind, f"run {result.name}"]
+        kind = "from a recording"
+    facts = [subject, kind, f"run {result.name}"]
     study = RunFolder(result.run_dir).read_study() if result.run_dir is not None else None
     if study is not None and study.get("created"):
         facts.append(str(study["created"]).replace("T", " "))
-    return f'<h1>{escape(subject + brings)}</h1><p class="note">{escape(" · ".join(facts))}</p>'
-
-
-def _verified(result: Result) -> str:
-    """Return how many launches the recommendation rests on, as a paragraph."""
-    sentence = evidence_sentence(result)
-    return f'<p class="note">{escape(sentence)}</p>' if sentence else ""
+    return " · ".join(facts)
 
 
 def _price_tiles(result: Result, best: Point) -> list[str]:
@@ -220,7 +248,9 @@ class _Table:
         tds = "".join(
             f'<td data-label="{label}" class="{kind}">{text}</td>' for label, text, kind in cells
         )
-        return f"<tr{' class=chosen' if role(self.result, point) == 'chosen' else ''}>{tds}</tr>"
+        return (
+            f"<tr{' class=chosen' if role(self.result, point) == 'recommended' else ''}>{tds}</tr>"
+        )
 
     def _cells(self, point: Point) -> list[tuple[str, str, str]]:
         """(heading, HTML, class) of each cell."""
@@ -229,7 +259,7 @@ class _Table:
         if word := role(result, point):
             marks += f'<span class="mark best">{word}</span>'
         if base is not None and point.configuration == base.configuration:
-            marks += '<span class="mark base">baseline</span>'
+            marks += '<span class="mark base">today</span>'
         against = base.configuration if base else None
         estimated = estimated_mark(point.meter.mark)
         energy = interval(units.interval_text(point.energy_interval_kJ, units.kJ), "")
@@ -265,8 +295,8 @@ class _Table:
         return [cell for cell in cells if cell[0] != "Peak memory" or self.memory]
 
 
-def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -> str:
-    """Return the section on the front: its figure and its tables."""
+def front_part(result: Result, units: Units) -> str:
+    """Return the section on the front: other limits, and its tables."""
     chosen = [p for p in (result.best, result.baseline) if p]
     every = [*result.points, *result.front_points, *chosen]
     if not every:
@@ -278,11 +308,7 @@ def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -
     shown = list(front)
     if result.baseline and all(p.configuration != result.baseline.configuration for p in front):
         shown.append(result.baseline)
-    text = plot_div("front", figures["front"], "Energy to solution against time to solution")
-    text += limits_part(result, units)
-    text += (
-        "<noscript><p>The plots need JavaScript; the tables hold the same figures.</p></noscript>"
-    )
+    text = limits_part(result, units)
     meters = {p.meter for p in every}
     table = _Table(result, units, names, len(meters), any(p.peak_memory_bytes for p in every))
     text += table.html(shown)
@@ -309,15 +335,12 @@ def front_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -
             f"{len(result.predicted)}</summary>" + table.html(result.predicted) + "</details>"
         )
         predicted = " Open circles are predicted, never measured at their own setting."
-    band = ""
-    if result.attainment is not None:
-        band = " The true front lies in the shaded band in eight draws of ten."
-    called = f" The baseline is {escape(result.baseline_name)}." if result.baseline_name else ""
+    called = f" Today is {escape(result.baseline_name)}." if result.baseline_name else ""
     note = (
         f"{count} of the {len(result.points)} {result.points[0].source} "
-        f"{'is' if len(front) == 1 else 'are'} not beaten in both energy and time by any other. "
-        "Down is less energy, left is less time; bars are 90 % intervals."
-        f"{' Framed knobs differ from the baseline.' if result.baseline else ''}"
-        f"{band}{predicted}{called}"
+        f"{'is' if len(front) == 1 else 'are'} not beaten in both energy and time by any other; "
+        "intervals are 90 %."
+        f"{' Framed knobs differ from today.' if result.baseline else ''}"
+        f"{predicted}{called}"
     )
     return section("The front of energy against time", text, note)

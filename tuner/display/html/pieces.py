@@ -14,7 +14,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from tuner.formatting import change, knob_text, ordered_knobs
+from tuner.formatting import knob_text, ordered_knobs
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import KNOBS
 
@@ -58,6 +58,14 @@ def plot_div(
     )
 
 
+def prose(text: str) -> str:
+    """Return a sentence as HTML; what stands between backticks is a command."""
+    parts = escape(text).split("`")
+    if len(parts) % 2 == 0:
+        return "`".join(parts)
+    return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(parts))
+
+
 def estimated_mark(mark: str) -> str:
     """Return the mark of a meter behind a figure ("estimated", "twin"); "" if it was metered."""
     return f' <span class="estimated">{escape(mark)}</span>' if mark else ""
@@ -86,22 +94,12 @@ def chips(
 def tile(name: str, text: str, more: Sequence[str], mark: str = "") -> str:
     """Return a tile with one figure, its unit and further lines."""
     value, _, unit = text.partition(" ")
-    lines = "".join(f'<div class="more">{line}</div>' for line in more if line)
+    lines = f'<div class="more lines">{"<br>".join(line for line in more if line)}</div>'
     return (
-        f'<div class="figure"><div class="name">{name}</div><div class="value">{escape(value)}'
-        f' <span class="unit">{escape(unit)}</span></div>'
+        f'<div class="figure" data-tile="{name}"><div class="name">{name}</div>'
+        f'<div class="value">{escape(value)} <span class="unit">{escape(unit)}</span></div>'
         f"{f'<div class=more>{estimated_mark(mark)}</div>' if mark else ''}{lines}</div>"
     )
-
-
-def delta(now: float, before: float | None, less: str, more: str) -> str:
-    """Return the coloured change from `before` to `now`; "" if there is nothing to compare with."""
-    if before is None:
-        return ""
-    if before and abs(now / before - 1) < 0.0005:
-        return '<span class="muted">the same as</span>'
-    kind = "less" if now < before else "rise" if now > before else "muted"
-    return f'<span class="{kind}">{change(now, before, less, more)}</span>'
 
 
 def interval(text: str, unit: str) -> str:

@@ -59,14 +59,14 @@ def explanation_part(
         text += plot_div("knobs", figure, what, height_px=120 + 34 * rows)
     items = "".join(f"<li>{escape(effect.sentence)}</li>" for effect in explanation.knobs)
     text += (
-        f"<details><summary>The same in words ({len(explanation.knobs)})</summary>"
+        f"<details><summary>Every other value that was tried ({len(explanation.knobs)})</summary>"
         f"<ul>{items}</ul></details>"
     )
     notes = "".join(f"<p>{escape(note)}</p>" for note in explanation.notes)
     return section(
         "What each knob bought",
         text + notes,
-        "The choice's value of a knob against another one, all else equal, from the surrogates' "
+        "The recommended value of a knob against today's, all else equal, from the surrogates' "
         "joint posterior; bars are 90 % intervals. Left of zero is less.",
     )
 
@@ -83,7 +83,7 @@ def power_part(
     for name, timeline in timelines.items():
         record = timeline.record
         mark = "best" if name == "best" else "base"
-        word = "chosen" if name == "best" else "baseline"
+        word = "recommended" if name == "best" else "today"
         text += (
             f'<h3><span class="mark {mark}">{word}</span> probe {escape(record.request.probe_id)}'
             f"{estimated_mark(record.meter.mark)}</h3>"
@@ -91,7 +91,7 @@ def power_part(
         text += plot_div(
             f"timeline-{name}",
             figures[f"timeline-{name}"],
-            f"Power of the {word} probe",
+            f"Power of a probe: {word}",
             small=True,
         )
         if f"phases-{name}" in figures:

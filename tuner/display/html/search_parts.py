@@ -177,4 +177,6 @@ def about_part(result: Result) -> str:
     )
     first["energy from"] = scopes or ["nothing was measured"]
     rest = {name: value for name, value in result.about.items() if name not in _SHOWN_ELSEWHERE}
-    return section("What was asked, and of what", value_html({**first, **rest}))
+    text = value_html({**first, **rest})
+    folded = f"<details><summary>Limits, space, job and cluster</summary>{text}</details>"
+    return section("What was asked, and of what", folded)
