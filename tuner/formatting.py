@@ -115,6 +115,8 @@ def percent(share: float) -> str:
     value = 100 * share
     if value == 0:
         return "0 %"
+    if 0 < value < 0.05:
+        return "under 0.1 %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"
 
 

@@ -221,7 +221,7 @@ def _rank_killed_on(node: TwinNode, folder: Path) -> Outcome:
             (failure is not None and failure.kind == "crash", f"it is a {failure}"),
             (failure is not None and "signal 9" in failure.message, f"it is a {failure}"),
             (len(kept) >= 1, "what it had measured was not kept"),
-            (ended.startswith("The search ended because"), f"the study did not continue: {ended}"),
+            (ended.startswith("The search ended: "), f"the study did not continue: {ended}"),
             (len(records) <= PROBES, f"{len(records)} probes were made"),
             (not others, f"others failed: {others}"),
             (running == 0, f"{running} trials were left running"),

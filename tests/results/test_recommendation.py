@@ -139,7 +139,7 @@ def test_an_unfinished_verification_throws_no_evidence_away() -> None:
 
 def test_launches_are_counted() -> None:
     found = result_of(judge_of(searched(np.random.default_rng(1), 0.5), fresh=(6, 7)))
-    assert evidence_sentence(found) == "By 1 launch of it and 3 of today."
+    assert evidence_sentence(found) == "Rests on 1 launch of it and 3 of today."
 
 
 def test_a_plan_says_that_it_is_a_prediction() -> None:

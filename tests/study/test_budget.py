@@ -51,7 +51,7 @@ def test_reserved_probes_are_left_and_said():
     assert budget.check(status(20 - kept - 1), 0.0, reserve=True) is None
     reason = budget.check(status(20 - kept), 0.0, reserve=True)
     assert reason == StopReason("max_probes", {"max_probes": 20, "reserved": kept})
-    assert "because the last 5 of the 20 probes that it may make are kept" in stop_sentence(reason)
+    assert "the last 5 of its 20 probes are for" in stop_sentence(reason)
     again = record("p0099", request=replace(request("p0099"), purpose="verify"))
     due = replace(status(0), records=[*status(20 - kept - 1).records, again])
     assert budget.check(due, 0.0, reserve=True) is None  # one of the reserved is made
@@ -109,47 +109,58 @@ def test_time_includes_the_expected_length_of_the_next_probes():
 @pytest.mark.parametrize(
     ("reason", "sentence"),
     [
-        (StopReason("exhausted"), "The search ended because every candidate was tried."),
-        (StopReason("time", {"search_s": 80.0}), "The search ended because its 80 s are over."),
+        (StopReason("exhausted"), "The search ended: every candidate was tried."),
+        (StopReason("time", {"search_s": 80.0}), "The search ended: its 80 s are over."),
         (StopReason("interrupted"), "It was interrupted."),
         (StopReason("running"), "The search has not ended."),
         (
             StopReason("not_worth_it", {"needed_kJ": 2.0, "saved_kJ": 1.0}),
-            "The search ended because nothing left is worth its joules: the best probe is expected "
-            "to take 2.00 kJ and to save 1.00 kJ of the training.",
+            "The search ended: another probe takes 2.00 kJ and would save 1.00 kJ of the training.",
+        ),
+        (
+            StopReason("not_worth_it", {"needed_kJ": 2.0, "left_kJ": 0.0}),
+            "The search ended: another probe takes 2.00 kJ and would save nothing.",
         ),
         (
             StopReason("not_worth_it", {"needed_kJ": 2.0, "left_kJ": 1.0}),
-            "The search ended because nothing left is worth its joules: all that is left to find "
-            "is expected to save 1.00 kJ of the training, and one more probe would take 2.00 kJ.",
+            "The search ended: another probe takes 2.00 kJ, and all that is left to find would "
+            "save 1.00 kJ of the training.",
         ),
         (
             StopReason(
                 "not_worth_it",
                 {"regret": 0.02, "probability": 0.06, "expected_gain": 0.003, "needed_kJ": 3.2},
             ),
-            "The search ended because nothing left is worth its joules: more than 2.0 % of the "
-            "front's hypervolume is left to find with a probability of 6.0 %, and one more probe "
-            "would take 3.20 kJ and is expected to add 0.3 %.",
+            "The search ended: more than 2.0 % of the front's hypervolume is left to find with a "
+            "probability of 6.0 %, and one more probe would take 3.20 kJ and is expected to add "
+            "0.3 %.",
         ),
         (
             StopReason("node_failures", {"failures": 3}, "no GPU"),
-            "The search ended because 3 probes in a row failed because of the node: no GPU.",
+            "The search ended: 3 probes in a row failed because of the node: no GPU.",
         ),
         (
             StopReason("max_probes", {"max_probes": 8, "reserved": 1}),
-            "The search ended because the last of the 8 probes that it may make is kept to launch "
-            "the choice and the baseline again.",
+            "The search ended: the last of its 8 probes is for fresh launches of the choice and of "
+            "today.",
         ),
         (
             StopReason("time", {"search_s": 80.0, **NEXT, "of_answer": 0.0}),
-            "The search ended because its 80 s are over; one more probe would take 2.00 kJ and is "
-            "expected to add 0.4 % to the front's hypervolume.",
+            "The search ended: its 80 s are over; another one takes 2.00 kJ and would hardly change "
+            "the front.",
         ),
         (
             StopReason("max_probes", {"max_probes": 8, "reserved": 0, **NEXT, "of_answer": 1.0}),
-            "The search ended because the 8 probes that it may make are made; one more probe would "
-            "take 2.00 kJ and is expected to improve the choice by 0.4 %.",
+            "The search ended: all 8 probes that it may make are made; another one takes 2.00 kJ "
+            "and would hardly change the choice.",
+        ),
+        (
+            StopReason(
+                "max_probes",
+                {"max_probes": 8, "reserved": 0, **NEXT, "expected_gain": 0.03, "of_answer": 1.0},
+            ),
+            "The search ended: all 8 probes that it may make are made; another one takes 2.00 kJ "
+            "and is expected to improve the choice by 3.0 %.",
         ),
         (
             StopReason(
@@ -162,9 +173,8 @@ def test_time_includes_the_expected_length_of_the_next_probes():
                     **NEXT,
                 },
             ),
-            "The search ended because the next probe would take about 2.00 kJ and 1.00 kJ of the "
-            "probe budget of 9.00 kJ are left; the probe is expected to add 0.4 % to the front's "
-            "hypervolume.",
+            "The search ended: another probe takes about 2.00 kJ, and 1.00 kJ of the probe budget "
+            "of 9.00 kJ are left; it would hardly change the front.",
         ),
     ],
 )

@@ -218,11 +218,11 @@ def evidence_sentence(result: Result) -> str:
         for each in (point, baseline)
     }
     fresh = len(launches[point.configuration] & result.judged.fresh)
-    text = f"By {_count(len(launches[point.configuration]))} of it"
+    text = f"Rests on {_count(len(launches[point.configuration]))} of it"
     text += f", {fresh} of them after it was chosen," if fresh else ""
     text += f" and {len(launches[baseline.configuration])} of today"
     if point.configuration == baseline.configuration:
-        text = f"By {_count(len(launches[point.configuration]))} of today"
+        text = f"Rests on {_count(len(launches[point.configuration]))} of today"
     ended = result.verification.ended if result.verification is not None else None
     return f"{text}; no more were made: {no_verdict_phrase(ended)}." if ended else f"{text}."
 

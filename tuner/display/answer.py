@@ -55,7 +55,7 @@ def answer_lines(result: Result) -> list[str]:
     if result.plan is not None:
         lines += plan_lines(result)
     elif prediction(result):
-        lines.append(f"{real_search_cost(result)} {payback(result)}")
+        lines.append(f"{real_search_cost(result)} {payback(result)}".rstrip())
     else:
         lines += [sentence] if (sentence := evidence_sentence(result)) else []
         lines.append(_spent(result))
@@ -103,7 +103,8 @@ def _spent(result: Result) -> str:
     if not spent.energy_kJ and not spent.time_s:
         return payback(result)
     cost = f"{spent_text(result)}{label(energy_mark(result))}"
-    return f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes. {payback(result)}"
+    text = f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes."
+    return f"{text} {payback(result)}".rstrip()
 
 
 def _lacked_memory(result: Result) -> list[ProbeRecord]:

@@ -23,7 +23,7 @@ def _changed_training(result: Result) -> str:
     if not values:
         return ""
     return (
-        f"Points marked {CHANGED}={MARK} learn something else than the baseline "
+        f"Points marked {CHANGED}={MARK} learn something else than today "
         f"({', '.join(values)}), and may need more steps or reach another loss: their time and "
         "energy are for the same number of steps."
     )

@@ -48,12 +48,13 @@ def units_of(result: Result) -> Units:
 
 
 def spent_text(result: Result) -> str:
-    """Return the energy of the search: in the unit of the points, or in its own if that is larger.
+    """Return the energy of the search: in the unit of the points, or in its own.
 
-    19,600 J beside points of a few joules is written as 19.6 kJ.
+    19,600 J beside points of a few joules is written as 19.6 kJ, and 0.0005 kWh as 1.9 kJ.
     """
     units, spent_kJ = units_of(result), result.spent.energy_kJ
-    return units.energy_text(spent_kJ) if spent_kJ < 1e4 * units.kJ else energy_text(spent_kJ)
+    alike = 0.01 * units.kJ <= spent_kJ < 1e4 * units.kJ
+    return units.energy_text(spent_kJ) if alike else energy_text(spent_kJ)
 
 
 def energy_mark(result: Result) -> str:
@@ -117,7 +118,7 @@ def comparison(result: Result, units: Units) -> str:
         f"{units.time_text(baseline.time_to_solution_s)} → "
         f"{units.time_text(best.time_to_solution_s)}"
     )
-    return f"Against the baseline it takes {energy} ({energies}) and {time} ({times})."
+    return f"Against today it takes {energy} ({energies}) and {time} ({times})."
 
 
 def role(result: Result, point: Point) -> str:
@@ -137,16 +138,16 @@ def unit_of_work(result: Result) -> str:
 
 
 def payback(result: Result) -> str:
-    """Return the sentence on the amount of training after which the savings repay the search."""
+    """Return the sentence on the amount of training after which the savings repay the search.
+
+    "" where nothing is saved.
+    """
     steps, share = result.spent.payback_steps, result.spent.payback_share
     if result.points and result.spent.energy_kJ == 0:
         return "Nothing was spent on a search."
-    if result.best is None or result.baseline is None:
-        return "There is no choice and baseline to compare, so nothing is known about payback."
-    if result.recommendation is not None and result.recommendation.action == "keep":
-        return "Keeping the baseline saves no energy, so the search is not repaid."
-    if steps is None or share is None or not math.isfinite(steps):
-        return "The choice saves no energy against the baseline, so the search is not repaid."
+    kept = result.recommendation is not None and result.recommendation.action == "keep"
+    if kept or steps is None or share is None or not math.isfinite(steps):
+        return ""
     text = f"The savings repay the search after {number(steps)} {unit_of_work(result)}s"
     if share <= 1:
         return f"{text} ({percent(share)} of the job)."
@@ -204,21 +205,22 @@ def front_lines(
 
 
 def plot_lines(result: Result) -> list[str]:
-    """Energy against time on logarithmic axes: o front, . dominated, B baseline, X the choice.
+    """Energy against time on logarithmic axes: o front, . dominated, T today, X recommended.
 
-    The axes span front, baseline and choice; dominated points beyond them are not drawn.
+    The axes span these; dominated points beyond them are not drawn.
     """
-    shown = [*result.front_points, *(p for p in (result.baseline, result.best) if p is not None)]
+    named = [("T", result.baseline), ("X", result.recommended)]
+    shown = [*result.front_points, *(point for _, point in named if point is not None)]
     if len({point.configuration for point in shown}) < 2:
         return []
     front = {point.configuration for point in result.front_points}
     marks = [(point, "o" if point.configuration in front else ".") for point in result.points]
     marks.sort(key=lambda mark: mark[1] == "o")  # what matters more is drawn later
-    marks += [(p, mark) for p, mark in ((result.baseline, "B"), (result.best, "X")) if p]
+    marks += [(point, mark) for mark, point in named if point is not None]
     lines = ascii_plot(marks, shown, units_of(result), width=_WIDTH, height=_HEIGHT)
     estimated = label(energy_mark(result))
     indent = " " * (lines[-2].index("+") + 2)
-    key = f"{indent}o front  . dominated  B baseline  X choice"
+    key = f"{indent}o front  . dominated  T today  X recommended"
     return [*lines, f"{indent}energy{estimated} over time to solution, log axes", key]
 
 
@@ -252,7 +254,7 @@ def summary_lines(result: Result) -> list[str]:
     if result.baseline is not None:
         lines += [
             "",
-            "Baseline: "
+            "Today: "
             f"{units.energy_text(result.baseline.energy_to_solution_kJ)}{estimated} and "
             f"{units.time_text(result.baseline.time_to_solution_s)} with "
             + short(result.baseline.configuration, names)
@@ -312,7 +314,7 @@ def _spent_line(result: Result, estimated: str) -> str:
     if result.points and not spent.energy_kJ and not spent.time_s:
         return payback(result)
     if prediction(result):
-        return f"{real_search_cost(result)} {payback(result)}"
+        return f"{real_search_cost(result)} {payback(result)}".rstrip()
     stopped = sum(_interrupted(record) for record in result.failures)
     failed = f", {spent.failed - stopped} failed" if spent.failed > stopped else ""
     failed += f", {stopped} interrupted" if stopped else ""
@@ -320,7 +322,7 @@ def _spent_line(result: Result, estimated: str) -> str:
         f"Spent: {spent_text(result)}{estimated} and "
         f"{number(spent.time_s)} s in "
         f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"
-    )
+    ).rstrip()
 
 
 def target_lines(target: Target) -> list[str]:

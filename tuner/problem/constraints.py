@@ -42,7 +42,7 @@ class Constraints:
     )
     max_slowdown: float | None = option(
         None,
-        "maximum share by which the training job may take longer than with the baseline",
+        "maximum share by which the training job may take longer than today",
         unit="share",
         least=0,
         alias="max-slowdown",

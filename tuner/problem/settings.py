@@ -73,7 +73,7 @@ class SearchSettings:
     )
     max_probes: int | None = option(
         None,
-        "maximum number of probes, the baseline and failed ones included "
+        "maximum number of probes, those of today's configuration and failed ones included "
         f"(default: {DEFAULT_PROBES} if the search has no other limit)",
         least=1,
     )
@@ -86,7 +86,7 @@ class SearchSettings:
     )
     search_share: float | None = option(
         None,
-        "maximum energy of the search as a share of the training's with the baseline; it does not "
+        "maximum energy of the search as a share of today's training; it does not "
         f"end a search before {LEAST_LAUNCHES} launch settings are measured "
         f"(default: {100 * DEFAULT_SHARE:g}% if the search has no other limit)",
         unit="share",
@@ -101,7 +101,9 @@ class SearchSettings:
         least=0,
         keyword_only=True,
     )
-    verify: bool = option(True, "launch the choice and the baseline again until the choice is sure")
+    verify: bool = option(
+        True, "launch the choice and today's configuration again until the choice is sure"
+    )
     verify_share: float = option(
         1 / 4, "share of every limit that is reserved for verification", least=0, keyword_only=True
     )

@@ -24,6 +24,8 @@ StopKind = Literal[
     "plan",  # everything was predicted
 ]
 
+#: Expected gain of a probe below which its sentence names no figure.
+HARDLY = 0.005
 #: Kinds of a `StopReason` that are limits of the search.
 LIMITS = ("max_probes", "probe_budget", "search_share", "time")
 
@@ -78,13 +80,12 @@ class NoVerdict:
 
 
 def _max_probes(figures: Mapping[str, float]) -> str:
+    most = f"{figures['max_probes']:g}"
     if spare := int(figures["reserved"]):
-        kept = "the last" if spare == 1 else f"the last {spare}"
-        return (
-            f"{kept} of the {figures['max_probes']:g} probes that it may make "
-            f"{'is' if spare == 1 else 'are'} kept to launch the choice and the baseline again"
-        )
-    return f"the {figures['max_probes']:g} probes that it may make are made"
+        last = "the last" if spare == 1 else f"the last {spare}"
+        are = "is" if spare == 1 else "are"
+        return f"{last} of its {most} probes {are} for fresh launches of the choice and of today"
+    return f"all {most} probes that it may make are made"
 
 
 def _mark(figures: Mapping[str, float]) -> str:
@@ -100,11 +101,11 @@ def _probe_budget(figures: Mapping[str, float]) -> str:
     reserved_kJ = figures.get("reserved_kJ", 0.0)
     if reserved_kJ > 0:
         left += (
-            f", of which {energy(reserved_kJ)} are kept to launch the choice and the baseline again"
+            f", of which {energy(reserved_kJ)} are for fresh launches of the choice and of today"
         )
     if not figures["needed_kJ"]:
         return left
-    return f"the next probe would take about {energy(figures['needed_kJ'])} and {left}"
+    return f"another probe takes about {energy(figures['needed_kJ'])}, and {left}"
 
 
 def _search_share(figures: Mapping[str, float]) -> str:
@@ -119,7 +120,9 @@ def _search_share(figures: Mapping[str, float]) -> str:
 def _not_worth_it(figures: Mapping[str, float]) -> str:
     names = ("needed_kJ", "left_kJ", "saved_kJ")
     energy = Units.for_values([figures[n] for n in names if n in figures], []).energy_text
-    if "probability" in figures:
+    if not figures.get("left_kJ", 1.0) or not figures.get("saved_kJ", 1.0):
+        text = f"another probe takes {energy(figures['needed_kJ'])} and would save nothing"
+    elif "probability" in figures:
         regret, probability = percent(figures["regret"]), percent(figures["probability"])
         gain = percent(figures["expected_gain"])
         if figures.get("of_answer"):
@@ -132,27 +135,30 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
             text += f"{energy(figures['needed_kJ'])} and is expected to add {gain}"
     elif "left_kJ" in figures:
         text = (
-            f"all that is left to find is expected to save {energy(figures['left_kJ'])} of the "
-            f"training, and one more probe would take {energy(figures['needed_kJ'])}"
+            f"another probe takes {energy(figures['needed_kJ'])}, and all that is left to find "
+            f"would save {energy(figures['left_kJ'])} of the training"
         )
     else:
         text = (
-            f"the best probe is expected to take {energy(figures['needed_kJ'])} and to save "
+            f"another probe takes {energy(figures['needed_kJ'])} and would save "
             f"{energy(figures['saved_kJ'])} of the training"
         )
-    return f"nothing left is worth its joules: {text}"
+    return text
 
 
 def _next_probe(figures: Mapping[str, float]) -> str:
     """Return what one more probe would take and bring, after the limit that forbids it."""
-    gain = percent(figures["expected_gain"])
-    brings = f"add {gain} to the front's hypervolume"
-    if figures.get("of_answer"):
-        brings = f"improve the choice by {gain}"
+    gain, of_answer = figures["expected_gain"], figures.get("of_answer")
+    if gain < HARDLY:
+        brings = f"would hardly change the {'choice' if of_answer else 'front'}"
+    elif of_answer:
+        brings = f"is expected to improve the choice by {percent(gain)}"
+    else:
+        brings = f"is expected to add {percent(gain)} to the front's hypervolume"
     if figures.get("probe_budget_kJ") and figures["needed_kJ"]:  # which is told with the budget
-        return f"; the probe is expected to {brings}"
+        return f"; it {brings}"
     energy = Units.for_values([figures["next_kJ"]], []).energy_text
-    return f"; one more probe would take {energy(figures['next_kJ'])} and is expected to {brings}"
+    return f"; another one takes {energy(figures['next_kJ'])} and {brings}"
 
 
 _CAUSES: dict[str, Callable[[StopReason], str]] = {
@@ -186,7 +192,7 @@ def stop_sentence(reason: StopReason) -> str:
     """Return the reason why a search ended as a sentence."""
     if reason.kind in _CAUSES:
         more = _next_probe(reason.figures) if "next_kJ" in reason.figures else ""
-        return f"The search ended because {_CAUSES[reason.kind](reason)}{more}."
+        return f"The search ended: {_CAUSES[reason.kind](reason)}{more}."
     return _SENTENCES[reason.kind]
 
 

@@ -242,9 +242,7 @@ def decide(
         probabilities, every = chance(best, constraints)
         if constraints.max_slowdown is not None and constraints.baseline_time_s is None:
             met = False
-            sentence += (
-                " The limit on slowdown was not applied, because the baseline was not measured."
-            )
+            sentence += " The limit on slowdown was not applied, because today was not measured."
         if asked and met:
             sentence += f" It meets {'this' if len(asked) == 1 else 'all of it'} with a "
             sentence += f"probability of {probability(every)}."
@@ -281,7 +279,7 @@ def decide(
     best = _knee_of(front_of(fits)) if knee_asked else min(fits, key=_score(objective, constraints))
     words = [_GOALS[objective], *([limits_phrase(asked, units)] if asked else [])]
     if is_relative(constraints):
-        words.append(f"({percent(constraints.max_slowdown or 0)} more than the baseline)")
+        words.append(f"({percent(constraints.max_slowdown or 0)} more than today)")
     return choice(best, True, f"{' '.join(words)}: {_needs(best, constraints, units)}.")
 
 

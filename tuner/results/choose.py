@@ -118,7 +118,7 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
     baseline = result.baseline
     if constraints.max_slowdown is not None and baseline is None:
         raise InputError(
-            f"the slowdown is relative to the baseline, which run {result.name!r} did not measure; "
+            f"the slowdown is relative to today, which run {result.name!r} did not measure; "
             "give a deadline instead"
         )
     limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)

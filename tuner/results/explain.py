@@ -60,14 +60,14 @@ class KnobEffect:
 
     @property
     def sentence(self) -> str:
-        """ "micro_batch=4 instead of 1 (the baseline's): time -12 % [-14, -10], energy ..." """
+        """ "micro_batch=4 instead of 1 (today's): time -12 % [-14, -10], energy ..." """
 
         def text(change: RelativeChange) -> str:
             middle, low, high = (100 * share for share in change)
             return f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}]"
 
         other = knob_text(self.knob, self.instead_of).partition("=")[2]
-        whose = " (the baseline's)" if self.of_baseline else ""
+        whose = " (today's)" if self.of_baseline else ""
         how = "" if self.measured else "; predicted"
         return (
             f"{knob_text(self.knob, self.value)} instead of {other}{whose}: "

@@ -78,7 +78,7 @@ def run_difference(first: Result, second: Result) -> RunDifference:
         if point is None:
             return ""
         if today is not None and point.configuration == today.configuration:
-            return "the baseline"
+            return "today"
         return settings_text(point.configuration, today.configuration if today else None)
 
     def limits(result: Result) -> str:

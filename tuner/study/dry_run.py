@@ -72,7 +72,7 @@ class DryRun:
         if self.configurations:
             lines.append(
                 f"Search: {self.configurations:,} configurations, {self.launches:,} launch "
-                f"settings; first the baseline, {self.baseline}"
+                f"settings; first today's, {self.baseline}"
             )
         lines.append(f"Limits: {'; '.join(self.limits) or 'none'}")
         lines += ["Starts:", *(f"  {line}" for line in self.commands)]

@@ -209,14 +209,14 @@ class SearchLoop:
         flying = any(f.request.purpose == "baseline" for f in self._flying.values())
         baseline = None if flying else baseline_due(self._problem, self.records)
         if baseline is not None and not self._limit(self.expected_kJ([baseline])):
-            why = "the baseline"
+            why = "today"
             if baseline != self._problem.baseline:
                 why += ", because the default runs out of memory"
             return self._request([baseline], "baseline"), math.nan, why
         if self._repeats_baseline() and not flying:
             today = baseline_of(self.records)
             assert today is not None
-            return self._request([today], "verify"), math.nan, "the baseline again"
+            return self._request([today], "verify"), math.nan, "today again"
         if not self._stopped:
             plan = self._planned()
             if plan is not None:

@@ -41,7 +41,7 @@ def verify(search: SearchLoop) -> NoVerdict | None:
             told = choice
             count = f"{more.launches} launch{'es' * (more.launches != 1)}"
             search.note(
-                f"{choice.configuration.short} and the baseline are launched again until the "
+                f"{choice.configuration.short} and today's are launched again until the "
                 f"choice is sure: about {count}"
             )
         record = search.probe_now(what.configuration, "verify", f"the {whose} again")

@@ -50,7 +50,7 @@ def _probes(result: Result) -> str:
     items = "".join(f"<li>{chips(each, against=today)}</li>" for each in plan.probes)
     note = (
         "The measurements that would reduce the uncertainty of the front most, one after the "
-        "other, the baseline first. "
+        "other, today first. "
         f"<code>tuner optimize --plan {escape(result.name)}</code> begins with them."
     )
     return section("What to measure before this plan is trusted", f"<ol>{items}</ol>", note)
