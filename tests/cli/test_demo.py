@@ -64,7 +64,9 @@ def test_it_says_that_nothing_was_measured_and_ends_with_its_report(
     monkeypatch.setattr("tuner.cli.demo.PROBES", 3)
     assert main(["demo", "--runs-dir", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("demo: opt-350m on 8 simulated A100; nothing was measured.\n")
+    assert out.startswith(
+        "demo: opt-350m on 8 simulated A100, at most 15 % slower; nothing was measured.\n"
+    )
     assert re.search(r"p0000 .*\(estimated\)", err)
     (report,) = tmp_path.glob("demo-*/report.html")
     assert str(report) in out

@@ -184,7 +184,7 @@ def test_a_cluster_of_another_kind_is_planned_and_says_so(tmp_path: Any) -> None
     assert any("known error" in sentence for sentence in said)
     assert result.report_path is not None
     page = result.report_path.read_text(encoding="utf-8")
-    assert "A prediction: every figure is the analytic models" in page
+    assert "predicted, nothing was measured" in page
     again = load_result(result.run_dir)
     assert {p.configuration for p in again.points} == {p.configuration for p in result.points}
     memory = load_cluster("jupiter-32").device.memory_bytes

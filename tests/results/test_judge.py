@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import tuner
 from tests.results.test_posterior import configuration, launch
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
@@ -212,3 +213,35 @@ def test_the_state_of_a_study_is_computed_once() -> None:
     state = StudyState(spec, records)
     assert state.posterior is state.posterior
     assert StudyState(spec, ()).posterior is None
+
+
+def test_predictions_are_judged_by_the_known_error_of_the_models(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """No launch tells anything there, so that neither their number nor their spread counts."""
+    result = tuner.optimize(
+        "opt-350m",
+        cluster="a100-8",
+        executor="simulated",
+        max_slowdown=0.15,
+        search=tuner.SearchSettings(max_probes=10),
+        runs_dir=tmp_path,
+    )
+    judge, today, sure = result.judged, result.baseline, []
+    assert judge.posterior is None
+    assert today is not None
+    for point in result.points:
+        if point.configuration == today.configuration:
+            continue
+        energy, time = judge.differences(point)
+        p_better = judge.p_better(point)
+        if energy.high < -0.01:  # the whole interval saves more than a change is worth
+            assert p_better > SURE
+        elif energy.relative > 0:
+            assert p_better < 0.5
+        sure.append(p_better > SURE)
+        met, _ = judge.chance(point, judge.constraints)
+        if 0.12 < time.relative < 0.18:  # within the models' error of the limit
+            assert 0.02 < met["deadline_s"] < 0.98
+    assert any(sure)
+    assert not all(sure)
+    assert result.recommendation.evidence.value == "predicted"
+    assert result.recommendation.more is None

@@ -146,8 +146,8 @@ def test_time_includes_the_expected_length_of_the_next_probes():
         ),
         (
             StopReason("time", {"search_s": 80.0, **NEXT, "of_answer": 0.0}),
-            "The search ended: its 80 s are over; another one takes 2.00 kJ and would hardly change "
-            "the front.",
+            "The search ended: its 80 s are over; another one takes 2.00 kJ and would hardly "
+            "change the front.",
         ),
         (
             StopReason("max_probes", {"max_probes": 8, "reserved": 0, **NEXT, "of_answer": 1.0}),

@@ -140,7 +140,8 @@ def _next(result: Result) -> list[str]:
     """Return where to go from here."""
     steps = [f"tuner front {result.name}"]
     if result.points:
-        steps.append(f"tuner choose {result.name} --deadline 2h")
+        other = "--max-slowdown 5%" if result.baseline is not None else "--choose least-energy"
+        steps.append(f"tuner choose {result.name} {other}")
     if result.points and result.job is not None:
         steps.insert(0, f"tuner apply {result.name} [--point N]")
     lines = [f"Next: {', '.join(steps)}"]

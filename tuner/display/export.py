@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.formatting import ordered_knobs
+from tuner.formatting import ordered_knobs, varying_knobs
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, UnknownName
@@ -98,6 +98,15 @@ def frame(result: Result, points: Sequence[Point] | None = None) -> pandas.DataF
         InputError: pandas is not installed; the extra `notebook` brings it.
     """
     return _needs("pandas").DataFrame(rows(result, points))
+
+
+def front_frame(result: Result) -> pandas.DataFrame:
+    """Return the front as a pandas DataFrame of time, energy, power and the knobs that vary."""
+    table = frame(result, result.front_points)
+    table.index += 1
+    names = varying_knobs(p.configuration for p in (*result.points, *result.front_points))
+    figures = ["time_to_solution_s", "energy_to_solution_kJ", "power_W"]
+    return table[[name for name in (*figures, *names) if name in table.columns]]
 
 
 def _csv_cell(value: Any) -> Any:

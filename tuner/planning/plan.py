@@ -1,7 +1,7 @@
 """A plan: every configuration predicted, the front of the models, and the choice on it.
 
 The front is exact for the models. How far they may be wrong is in the intervals and in the
-probability of being on the front (`tuner.planning.model_error`). Nothing is measured.
+probability of being on the front (`tuner.models.analytic.model_error`). Nothing is measured.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from tuner.models.analytic.known_error import error_parts, known_error_lines
 from tuner.models.analytic.model import AnalyticModel
+from tuner.models.analytic.model_error import ModelError, Spread, most_informative
 from tuner.models.simulated import simulated_meter
 from tuner.pareto import knee, probability_nondominated
 from tuner.planning.evaluate import Evaluated, evaluate
-from tuner.planning.model_error import ModelError, Spread, most_informative
 from tuner.planning.table import PlanRow, PlanTable
 from tuner.problem.constraints import Constraints
 from tuner.problem.does_not_fit import does_not_fit

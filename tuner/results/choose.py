@@ -61,6 +61,9 @@ class AnotherChoice:
             "time": dict(vars(self.time)) if self.time else None,
         }
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
     def lines(self) -> list[str]:
         """Return the choice for people: the answer, today beside it, the evidence, next step."""
         point, today = self.point, self.baseline

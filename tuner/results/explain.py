@@ -109,6 +109,9 @@ class Explanation:
             "knobs": [{**vars(effect), "sentence": effect.sentence} for effect in self.knobs],
         }
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
     def lines(self) -> list[str]:
         """Return the explanation as lines."""
         estimated = label(self.mark)

@@ -141,6 +141,14 @@ class Judge:
         time = math.log(point.time_to_solution_s) + time_se * normal[0]
         return time, math.log(point.power_W) + power_se * normal[1]
 
+    def _drawn_slowdown(self, point: Point, today: Point) -> np.ndarray:
+        """Return draws of a point's log time over today's."""
+        if self.ratio_sd is None or point.configuration not in self.ratio_sd:
+            return self._drawn(point)[0] - self._drawn(today)[0]
+        log = math.log(point.time_to_solution_s / today.time_to_solution_s)
+        time_sd, _ = self.ratio_sd[point.configuration]
+        return log + time_sd * np.random.default_rng(0).standard_normal(DRAWS)
+
     def chance(self, point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
         """Return the probability that a point meets each limit, and that it meets all.
 
@@ -158,7 +166,7 @@ class Judge:
                 holds = time + power - math.log(1000) <= log
             elif name == "deadline_s" and is_relative(constraints) and self.baseline is not None:
                 share = math.log1p(constraints.max_slowdown or 0.0) + 1e-12
-                holds = time - self._drawn(self.baseline)[0] <= share
+                holds = self._drawn_slowdown(point, self.baseline) <= share
             elif name == "deadline_s":
                 holds = time <= log
             elif name == "power_cap_W":

@@ -192,18 +192,19 @@ class Result:
 
     @property
     def front(self) -> pandas.DataFrame:
-        """The front, fastest first: one row per point, one column per knob.
+        """The front, fastest first, by the numbers that `point` takes: time, energy, power and the
+        knobs that vary.
 
         Raises:
             InputError: pandas is not installed; the extra `notebook` brings it.
         """
-        from tuner.display.export import frame
+        from tuner.display.export import front_frame
 
-        return frame(self, self.front_points)
+        return front_frame(self)
 
     @property
     def table(self) -> pandas.DataFrame:
-        """Every point, fastest first, in the columns of `front`; raises as `front`."""
+        """Every point with all that is known of it, fastest first; raises as `front`."""
         from tuner.display.export import frame
 
         return frame(self)
@@ -283,6 +284,12 @@ class Result:
         from tuner.display.notebook import result_html
 
         return result_html(self)
+
+    def __str__(self) -> str:
+        """Return the answer that `tuner optimize` ends with."""
+        from tuner.display.answer import answer_lines
+
+        return "\n".join(answer_lines(self))
 
     def __repr__(self) -> str:
         """Return the name, the size of the front and the recommendation, in a few lines."""

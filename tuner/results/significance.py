@@ -87,6 +87,9 @@ class Comparison:
     meter: MeterInfo
     basis: str = ""
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
     def lines(self) -> list[str]:
         """Return the comparison as lines."""
         label = self.meter.label

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from tuner.models.analytic.model_error import ModelError
 from tuner.problem.constraints import Constraints
 from tuner.problem.study_spec import StudySpec
 from tuner.results.choice import front_of
@@ -79,17 +81,26 @@ class StudyState:
 
     @cached_property
     def judge(self) -> Judge:
-        """Judge of the points."""
+        """Judge of the points; of predicted ones by the known error of the models."""
+        judge = Judge(self.points, self.baseline, self.constraints, self.spec.problem.steps)
+        if self.points and self.points[0].source == "predicted":
+            return replace(judge, ratio_sd=self._ratio_sd())
         fresh = [i for i, r in enumerate(self.records) if r.request.purpose == "verify"]
-        return Judge(
-            self.points,
-            self.baseline,
-            self.constraints,
-            self.spec.problem.steps,
-            self.posterior,
-            frozenset(fresh),
-            failed_again(self.records),
+        return replace(
+            judge,
+            posterior=self.posterior,
+            fresh=frozenset(fresh),
+            failed=failed_again(self.records),
         )
+
+    def _ratio_sd(self) -> dict[Configuration, tuple[float, float]] | None:
+        """Return the models' error of each point's time and energy over today's."""
+        every = [point.configuration for point in self.points]
+        today = self.baseline
+        if today is None:
+            return None
+        time, energy = ModelError(every).ratio_sd(every.index(today.configuration))
+        return {c: (float(t), float(e)) for c, t, e in zip(every, time, energy, strict=True)}
 
 
 def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> tuple[Point, ...]:

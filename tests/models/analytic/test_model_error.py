@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tuner.planning.model_error import LAUNCH_SD, ModelError, Spread, most_informative
+from tuner.models.analytic.model_error import LAUNCH_SD, ModelError, Spread, most_informative
 from tuner.search_spaces.configuration import Configuration
 
 CONFIGURATIONS = [
