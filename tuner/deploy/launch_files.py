@@ -31,6 +31,7 @@ from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
 from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.node.binding import OFFLOAD_RULE, rule_of
 from tuner.workload.node.ops import extensions_dir
+from tuner.workload.scripts.launchers.secrets import hidden, shell_words
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Configuration, job, and cluster to start it on (None: all ranks on this machine).
@@ -99,7 +100,7 @@ def write_launch_files(
     if isinstance(job, ScriptJob):
         program, files = program_of_script(configuration, job, cluster, folder)
     else:
-        program, files = _built_in(launch, script)
+        program, files = _built_in(launch, hidden(script)[0])
     texts = {
         **files,
         "job.json": json.dumps(job.to_json(), indent=2) + "\n",
@@ -277,7 +278,8 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
             "",
             *program.about,
             *([f'steps="${{STEPS:-{job.steps}}}"'] if program.steps else []),
-            *([] if program.command else [f"program=({shlex.join(words)}{steps})"]),
+            *(f': "${{{name}:?its value is not kept with the study}}"' for name in program.taken),
+            *([] if program.command else [f"program=({shell_words(words)}{steps})"]),
             *(_refuse_long(words[0], _file(starter)) if program.steps else []),
             "",
             f"installed_python={shlex.quote(sys.executable)}",
@@ -287,7 +289,7 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
             "",
             *(line.replace("@RANKS@", str(ranks)) for line in bind),
             *_knob_commands(configuration, job),
-            f"exec {shlex.join(program.command)}"
+            f"exec {shell_words(program.command)}"
             if program.command
             else f'exec "$python" {start} "${{program[@]}}"',
             "",

@@ -138,13 +138,13 @@ def describe_script(
         InputError: the command or its launcher cannot be read.
     """
     left_out = script.launcher.notes if script.words and script.launcher else ()
-    started = f"once, to see which knobs can be turned on it: {script.command}"
+    started = f"once, to see which knobs can be turned on it: {script.shown}"
     return DryRun(
         forecast=None,
         configurations=0,
         launches=0,
         baseline="",
-        commands=(started, ray, f"each probe: {script.command}"),
+        commands=(started, ray, f"each probe: {script.shown}"),
         files=tuple(f"{run.path}/{name}" for name in FILES),
         clocks=("clocks and power limits where they can be set; --no-clocks leaves them alone",),
         limits=limits_of(settings),
