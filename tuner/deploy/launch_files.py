@@ -270,7 +270,8 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
             how,
             *([f"# A short try: STEPS=20 ./{_file(starter)}"] if program.steps else []),
             f"# Live settings: {one_line(live) or 'left to the device'}"
-            + (f"; ./clocks.sh ./{_file(starter)} sets them." if live else "."),
+            + (f"; ./clocks.sh ./{_file(starter)} sets them." if live else ".")
+            + (" Commands below set knobs of your own." if _knob_commands(*launch[:2]) else ""),
             "set -euo pipefail",
             f"cd -- {shlex.quote(program.folder)}"
             if program.folder
