@@ -111,7 +111,6 @@ def write_launch_files(
     }
     if not program.command:  # which is started by its own launcher alone
         texts["launch_deepspeed.sh"] = _launch_sh(launch, program, "deepspeed")
-    if not program.command and _nodes_of(launch) == 1:
         texts[_LOOPBACK] = Path(loopback.__file__).read_text(encoding="utf-8")
     each = configuration.world_size // _nodes_of(launch)
     cores = cluster is not None and cluster.device.type == "cpu"

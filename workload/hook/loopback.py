@@ -1,4 +1,4 @@
-"""Ranks of one node that meet on loopback.
+"""Ranks of one node that meet on this node alone: in a probe in files, else on loopback.
 
 torch's TCPStore listens on all interfaces, whatever its address is, and lets every caller read and
 set its keys. It takes a socket that is bound already (`master_listen_fd`). Launch files hold a copy
@@ -7,11 +7,12 @@ of this module: `loopback.py SCRIPT ...` or `loopback.py -m MODULE ...` runs a p
 
 import contextlib
 import importlib
+import itertools
 import os
 import runpy
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,38 @@ def listen_on_loopback(*modules: str) -> None:
             module: Any = sys.modules[name]  # torch.distributed hides one of them
             if hasattr(module, "TCPStore"):
                 module.TCPStore = partial(_store, module.TCPStore)
+
+
+def meet_in_files(path: str) -> None:
+    """Let ranks that would meet at 127.0.0.1 meet in files, one for each time.
+
+    No port is open, and nothing asks the resolver for the name of 127.0.0.1, as each client of a
+    TCPStore does. The ranks make their process groups in the same order, as torch requires.
+
+    Args:
+        path: of the files, without their number, in a new folder of this node and user.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module(RANKS)
+        module: Any = sys.modules[RANKS]
+        module.TCPStore = partial(_file_store, module.TCPStore, path, itertools.count())
+
+
+def _file_store(
+    plain: Callable[..., Any],
+    path: str,
+    numbers: Iterator[int],
+    host_name: str,
+    port: int,
+    world_size: int | None = None,
+    *more: Any,
+    **settings: Any,
+) -> Any:
+    if host_name != "127.0.0.1" or world_size is None:
+        return plain(host_name, port, world_size, *more, **settings)
+    from torch.distributed import FileStore
+
+    return FileStore(f"{path}-{next(numbers)}", world_size)
 
 
 def _store(

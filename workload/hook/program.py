@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 from . import compiling, engine, frames, live_knobs, state, steps, watching
 from .accumulation import Steering
 from .link import Link, end_process
-from .loopback import RANKS, listen_on_loopback, run_program
+from .loopback import RANKS, listen_on_loopback, meet_in_files, run_program
 
 
-def _prepare_program(options: Mapping[str, Any]) -> None:
+def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
+    """Apply the options; `folder` is of this probe on this node alone."""
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
@@ -29,7 +30,10 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
 
     watching.patch_torch(torch)
     if os.environ.get("MASTER_ADDR") == "127.0.0.1":  # all ranks run here
-        listen_on_loopback(RANKS)
+        if folder:
+            meet_in_files(os.path.join(folder, "meeting"))
+        else:
+            listen_on_loopback(RANKS)
     if state.link is not None or options.get("activation_checkpointing"):
         state.seen["watched"] = watching.FirstForwards(torch)
     steps.prepare()
@@ -55,7 +59,7 @@ def run_rank(spec: dict[str, Any]) -> NoReturn:
         if torch is not None and "OMP_NUM_THREADS" in os.environ:
             # A forked rank read OMP_NUM_THREADS before it was set for it.
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        _prepare_program(spec.get("options") or {})
+        _prepare_program(spec.get("options") or {}, os.path.dirname(spec["address"]))
         run_program(list(spec["argv"]))
         link.send("end")
     except SystemExit as stop:
