@@ -65,12 +65,16 @@ $(READY): pyproject.toml constraints.txt $(HASHED) | $(BIN)/python
 
 $(RUNNABLE): $(READY)
 else
+# The variable reaches the environments in which pip builds, too: setuptools is the pinned one there.
+$(READY) $(RUNNABLE): export PIP_CONSTRAINT = $(abspath constraints.txt)
+$(READY) $(RUNNABLE): export PIP_BUILD_CONSTRAINT = $(abspath constraints.txt)
+
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -c constraints.txt -e '.[all,dev]'
+	$(PIP) -e '.[all,dev]'
 	touch $(RUNNABLE) $(READY)
 
 $(RUNNABLE): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -c constraints.txt -e '.[train,ray,dashboard,terminal]'
+	$(PIP) -e '.[train,ray,dashboard,terminal]'
 	touch $(RUNNABLE)
 endif
 

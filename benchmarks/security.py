@@ -124,14 +124,14 @@ FINDINGS = (
     Finding(11, "root's rights of training scripts", checks.other_users_rights),
     Finding(12, "smaller findings", _smaller),
     Finding(13, "launch.sh's rendezvous", second.launch_script),
-    Finding(14, "root reads for the caller of sudo", checks.root_for_another),
-    Finding(15, "root gives files away", checks.root_for_another),
-    Finding(16, "root follows links in a cache", checks.root_for_another),
+    Finding(14, "root reads for the caller of sudo", second.root_reads),
+    Finding(15, "root gives files away", second.root_gives),
+    Finding(16, "root follows links in a cache", second.root_in_cache),
     Finding(17, "what --sync deletes and overwrites", second.copies),
-    Finding(18, "a parser of the caller's as root", checks.root_for_another),
+    Finding(18, "a parser of the caller's as root", second.root_parses),
     Finding(19, "variables before a command", second.secrets),
     Finding(20, "linked folders in a bundle", second.linked_bundle),
-    Finding(21, "environment of live knobs", second.inherited),
+    Finding(21, "environment of live knobs", second.command_environment),
     Finding(22, "code in a file from a stranger", second.shown_commands),
     Finding(23, "what --sync copies", second.copied_secrets),
     Finding(24, "a trace without a limit", second.large_trace),
@@ -139,7 +139,7 @@ FINDINGS = (
     Finding(26, "files that a driver names", second.driver_patterns),
     Finding(27, "an idle connection to the dashboard", second.idle_connection),
     Finding(28, "another user's zeusd", second.foreign_listener),
-    Finding(29, "smaller findings of the second review", second.inherited),
+    Finding(29, "smaller findings of the second review", second.smaller),
 )
 
 
@@ -178,6 +178,7 @@ def main() -> None:
         Figure("findings_open", opened, "count"),
         Figure("lines_as_root", second.lines_as_root(), "lines"),
     ]
+    by_files = list(second.launch_listeners()[0]) if options.only is None else []
     if options.only is None or options.only in _IN_STUDY:
         seen = _STUDY.seen()
         if seen is None:
@@ -185,10 +186,11 @@ def main() -> None:
         elif not seen.code:  # a study that failed shows nothing
             assert seen.counted, "packets to other machines are not counted here"
             print("connections to other machines:", ", ".join(seen.outside) or "none")
-            print("listening beyond loopback:", ", ".join(seen.listening) or "nothing")
+            listening = [*seen.listening, *by_files]
+            print("listening beyond loopback:", ", ".join(listening) or "nothing")
             figures += [
                 Figure("connections_outside", len(seen.outside), "count"),
-                Figure("listening_beyond_loopback", len(seen.listening), "count"),
+                Figure("listening_beyond_loopback", len(listening), "count"),
             ]
     publish(figures, options.json)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,16 +103,28 @@ def tuner(
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def study(folder: Path, name: str = "study") -> Path:
-    """Make a run by a simulated study and return its folder.
+@functools.cache
+def _made() -> Path:
+    """Make the run that every attack copies; it is removed when this process ends.
 
     Raises:
         RuntimeError: the study failed.
     """
-    done = tuner([*SIMULATED, "--max-probes", "3", "--name", name], folder)
+    folder = Path(tempfile.mkdtemp(prefix="joulefront-security-study-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    done = tuner([*SIMULATED, "--max-probes", "3", "--name", "study"], folder)
     if done.returncode:
         raise RuntimeError(f"tuner optimize failed: {done.stderr.decode(errors='replace')}")
-    return folder / "runs" / name
+    return folder / "runs" / "study"
+
+
+def study(folder: Path, name: str = "study") -> Path:
+    """Return a run of a simulated study in a folder's runs/.
+
+    Raises:
+        RuntimeError: the study failed.
+    """
+    return copied(_made(), folder, name)
 
 
 def copied(run: Path, folder: Path, name: str = "study") -> Path:

@@ -31,6 +31,22 @@ class Settings(Mapping[str, Value]):
         }
         self._hash = hash(tuple(self._values.items()))
 
+    @classmethod
+    def from_json(cls, data: Any, what: str) -> Settings:
+        """Read a table of knob values; those of a recorded table's own knobs may be texts.
+
+        Raises:
+            InputError: it is not a table, a value is none that a knob can have, or a standard knob
+                that is a number has a text.
+        """
+        settings = cls(plain_setting(data, what))
+        for name, value in settings.items():
+            knob = KNOBS.get(name)
+            parts = value if isinstance(value, tuple) else (value,)
+            if knob and not knob.choices and any(isinstance(part, str) for part in parts):
+                raise InvalidValue(f"{name} in {what}", value, "a number")
+        return settings
+
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
 
@@ -181,6 +197,6 @@ class Configuration:
         try:
             launch, live = data["launch"], data.get("live", {})
             what = "a configuration"
-            return cls(Settings(plain_setting(launch, what)), Settings(plain_setting(live, what)))
+            return cls(Settings.from_json(launch, what), Settings.from_json(live, what))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"{data!r} is not a configuration: {error!r}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from benchmarks.security_tools import ROOT, Attempt, Finding, environment
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.timeout(900)
-def test_no_other_finding_of_the_security_reviews_is_open() -> None:
+def test_no_finding_of_the_security_reviews_is_open() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.security"],
         check=True,
@@ -23,13 +24,18 @@ def test_no_other_finding_of_the_security_reviews_is_open() -> None:
         capture_output=True,
         text=True,
     )
-    # Still open: 7, 10 and 15 of the second review.
-    still = {line.split()[0] for line in done.stdout.splitlines() if " OPEN " in line}
-    assert still <= {"19", "22", "27"}, done.stdout
+    assert [line for line in done.stdout.splitlines() if " OPEN " in line] == []
+    figures = dict(re.findall(r"^figure (\w+) (\d+)", done.stdout, re.M))
+    assert figures["findings_open"] == "0"
+    assert int(figures["lines_as_root"]) <= 500
+    for name in ("connections_outside", "listening_beyond_loopback"):  # where a study is watched
+        assert figures.get(name, "0") == "0", done.stdout
 
 
 def test_every_group_of_findings_is_attacked_once() -> None:
     assert [finding.number for finding in FINDINGS] == list(range(1, 30))
+    own = [finding.attack for finding in FINDINGS if finding.number > 12]
+    assert len(set(own)) == len(own)
 
 
 def test_an_attack_that_fails_to_run_counts_as_open() -> None:

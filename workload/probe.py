@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed import dump_fields, plain_setting, read_fields
+from tuner.search_spaces.typed import dump_fields, read_fields
 from tuner.workload.accumulation import AccumulationFit
 from tuner.workload.drift import Drift
 from tuner.workload.window_policy import WindowPolicy
@@ -146,7 +146,7 @@ class ProbeRequest:
 
 
 def _settings(data: Any) -> Settings:
-    return Settings(plain_setting(data, "a probe's settings"))
+    return Settings.from_json(data, "a probe's settings")
 
 
 @dataclass(frozen=True)

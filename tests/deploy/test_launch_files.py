@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.listeners import watched
 from tuner.deploy.launch_files import SYNTHETIC_STEPS, launch_of, write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
@@ -116,6 +117,7 @@ def test_files_of_a_configuration(tmp_path: Path) -> None:
         "job.json",
         "launch.sh",
         "launch_deepspeed.sh",
+        "loopback.py",
         "job.sbatch",
         "clocks.sh",
         "clocks.toml",
@@ -130,7 +132,8 @@ def test_files_of_a_configuration(tmp_path: Path) -> None:
     assert clocks["left_to_the_device"] is True
     assert os.access(tmp_path / "best" / "launch.sh", os.X_OK)
     argv = dry_run(tmp_path / "best", STEPS="7")
-    assert argv[:2] == ["-m", "torch.distributed.run"]
+    assert argv[0] == str(tmp_path / "best" / "loopback.py")
+    assert argv[1:3] == ["-m", "torch.distributed.run"]
     assert {"--rdzv-backend=static", "--master-addr=127.0.0.1"} <= set(argv)
     assert "--nproc-per-node=2" in argv
     assert argv[-2:] == ["--steps", "7"]
@@ -381,13 +384,9 @@ def test_the_launch_scripts_train(tmp_path: Path, file: str) -> None:
     small = {**job().model, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     tiny = job(model=small, sequence_length=32, global_batch=4)
     write_launch_files((configuration, tiny, CPU), tmp_path)
-    done = subprocess.run(
-        [tmp_path / "clocks.sh", tmp_path / file],  # no live setting, so it starts it as it is
-        env={**os.environ, "STEPS": "2"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "step 0 loss" in done.stdout
+    words = [str(tmp_path / "clocks.sh"), str(tmp_path / file)]  # without a setting, as it is
+    listening, code, output = watched(words, {**os.environ, "STEPS": "2"}, within_s=400)
+    assert code == 0, output[-2000:]
+    assert "step 0 loss" in output
+    assert listening
+    assert {address.rpartition(":")[0] for address in listening} == {"127.0.0.1"}

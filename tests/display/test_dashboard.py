@@ -272,7 +272,11 @@ def ask(url: str, method: str = "GET", **headers: str) -> Answer:
     """One request as it stands, without following a redirect."""
     where = urlsplit(url)
     assert where.hostname is not None
-    connection = HTTPConnection(where.hostname, where.port, timeout=30)
+    # Browsers find such a name on loopback, and not every resolver does.
+    named = where.hostname.endswith(".localhost")
+    address = "127.0.0.1" if named else where.hostname
+    connection = HTTPConnection(address, where.port, timeout=30)
+    headers = {"Host": where.netloc, **headers}
     try:
         query = f"?{where.query}" if where.query else ""
         connection.request(method, (where.path or "/") + query, headers=headers)
@@ -365,6 +369,38 @@ def test_a_writable_dashboard_still_asks_for_the_token(study: optuna.Study, jour
         assert "gpt" in ask(base + "/api/studies", **cookie).text
         assert ask(one, "DELETE", Origin=base, **cookie).status == 204
         assert "gpt" not in ask(base + "/api/studies", **cookie).text
+
+
+def test_the_printed_address_has_a_host_of_its_own(study: optuna.Study, journal: Path) -> None:
+    """Cookies are sent to every port of their host, so to other users' servers on 127.0.0.1."""
+    with dashboard_command(journal) as (base, url):
+        own = urlsplit(url).netloc
+        assert re.fullmatch(r"joulefront-[0-9a-f]{24}\.localhost:\d+", own)
+        cookie = ask(url).headers["Set-Cookie"]
+        assert "domain" not in cookie.lower()  # so of this host alone
+        given = {"Cookie": cookie.partition(";")[0]}
+        assert "gpt" in ask(base + "/api/studies", Host=own, **given).text
+        for path in ("/", "/api/studies"):  # a stranger does not learn the name
+            for host in ("evil.example", own.replace("joulefront-", "joulefront-0"), own):
+                assert own not in ask(base + path, Host=host).text
+
+
+def test_an_idle_connection_keeps_nobody_waiting(study: optuna.Study, journal: Path) -> None:
+    with dashboard_command(journal) as (base, url):
+        port = int(base.rpartition(":")[2])
+        cookie = let_in(url)
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        try:
+            idle[0].sendall(b"GET / HT")
+            began_s = time.monotonic()
+            assert "gpt" in ask(base + "/api/studies", **cookie).text
+            assert time.monotonic() - began_s < 5  # a busy machine takes its time
+            for connection in idle:
+                connection.settimeout(60)
+                assert connection.recv(1) == b""  # it is closed after some seconds
+        finally:
+            for connection in idle:
+                connection.close()
 
 
 @pytest.mark.browser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 import math
 import re
@@ -503,6 +504,9 @@ def test_the_page_is_under_a_megabyte_and_carries_what_its_plots_need() -> None:
     assert len(page.encode()) < 1_000_000
     packed = re.search(r'id="plotly">([^<]+)<', page)
     assert packed is not None
+    # A person compares another content with the release of plotly.js that it is said to be.
+    known = "f313efa663f6eabdb4629d17b4c484bcecc922a2dc79055a64417eee1e042546"
+    assert hashlib.sha256(base64.b64decode(packed[1])).hexdigest() == known
     code = gzip.decompress(base64.b64decode(packed[1])).decode()
     major = get_plotlyjs_version().partition(".")[0]
     assert f"plotly.js (basic - minified) v{major}." in code[:200]

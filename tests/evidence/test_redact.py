@@ -77,7 +77,7 @@ def test_lists_of_arguments_nested_texts_and_logs(redactor: Redactor) -> None:
         }
     )
     assert "abc" not in str(new)
-    assert new["argv"][3:] == ["--lr", "1"]
+    assert new["argv"][1:] == ["--token", "[value]", "--lr", "1"]
     assert new["eos_token_id"] == 2
     assert '"hidden_size": 3' in new["model"]
 
@@ -96,10 +96,36 @@ def test_a_redacted_script_is_still_a_job(redactor: Redactor) -> None:
     data = json.loads(json.dumps(job.to_json()))
     again = ScriptJob.from_json(redactor.value(data))
     assert "alice" not in str(again)
-    assert again.words == ("train.py", "--data", "[path]/x.bin", "--b", "{micro_batch=4}", *SECRET)
+    assert again.words[:5] == ("train.py", "--data", "[value]", "--b", "{micro_batch=4}")
+    assert again.words[5:] == ("--token", "[value]")
 
 
-SECRET = ("--token", "[secret]")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.py", "--project", "zebra", "--name=zebra", "data.name=zebra", "zebra"),
+        ("train.py", "--opts", '{"a": "zebra"}', "--url=http://zebra/x?y=1", "a=b=zebra"),
+        ("train.py", "--text", "x={micro_batch=4} zebra", "zebra-{rank}", "--seed", "3"),
+    ],
+)
+def test_of_a_commands_words_only_what_is_listed_stays(
+    redactor: Redactor, words: tuple[str, ...]
+) -> None:
+    kept = redactor.value({"words": list(words), "set": list(words)})
+    assert "zebra" not in str(kept)
+    assert len(kept["words"]) == len(words)
+    assert [w for w in kept["words"] if w in ("3", "--seed", "--project")] or words[1] == "--opts"
+
+
+def test_of_variables_only_what_is_listed_stays(redactor: Redactor) -> None:
+    """As an earlier version recorded them, with their values."""
+    given = {"NCCL_ALGO": "Ring", "PGPASSWORD": "zebra", "RUN": "zebra", "DS_TOKEN": "zebra"}
+    launcher = json.dumps({"env": given, "assigned": given, "words": ["torchrun", "--n", "2"]})
+    kept = json.loads(redactor.value({"launcher": launcher})["launcher"])
+    assert kept["env"] == kept["assigned"]
+    assert kept["env"]["NCCL_ALGO"] == "Ring"
+    assert "zebra" not in str(kept)
+    assert kept["words"] == ["torchrun", "--n", "2"]
 
 
 def test_users_are_learnt_from_home_folders() -> None:

@@ -60,6 +60,18 @@ def test_a_search_installs_less_than_the_tests(tmp_path: Path) -> None:
     assert "'.[all,dev]'" in test
 
 
+@pytest.mark.parametrize("target", ["install", "run"])
+def test_what_pip_builds_with_is_pinned_too(target: str, tmp_path: Path) -> None:
+    program = tmp_path / ".venv" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\necho "$PIP_CONSTRAINT $PIP_BUILD_CONSTRAINT" > pinned; exit 1\n')
+    program.chmod(0o755)
+    make(tmp_path, "PYTHON=python3", target, path="/usr/bin:/bin")
+    pins = str(tmp_path / "constraints.txt")
+    assert (tmp_path / "pinned").read_text().split() == [pins, pins]
+    assert "setuptools==" in (tmp_path / "constraints.txt").read_text()
+
+
 @pytest.mark.parametrize("line", (ROOT / "constraints.txt").read_text().split())
 def test_every_pin_can_be_installed_on_every_python_3_11(line: str) -> None:
     name, _, version = line.partition("==")

@@ -12,7 +12,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import METER, measured, record, request
 from tuner.workload.meters.base import PowerSample
 from tuner.workload.power_samples import read_power, write_power_samples
-from tuner.workload.probe import SCHEMA_VERSION, Failure, ProbeRecord
+from tuner.workload.probe import SCHEMA_VERSION, Failure, ProbeRecord, ProbeRequest
 from tuner.workload.trace import TraceWriter, read_trace, repair_torn_tail
 
 
@@ -210,3 +210,20 @@ def test_a_trace_from_a_stranger_takes_no_memory(tmp_path: Path) -> None:
             [sys.executable, "-c", code, path], capture_output=True, text=True, check=False
         )
         assert "larger than any that tuner writes" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("part", ["launch", "live"])
+@pytest.mark.parametrize("name", ["clock_MHz", "micro_batch"])
+def test_a_text_in_place_of_a_number_is_one_sentence(tmp_path: Path, part: str, name: str) -> None:
+    """`tuner apply` computes with such a value, and a script is written from it."""
+    data = record().to_json()
+    data["request"][part] = {name: "900$(id)"} if part == "launch" else [{name: [900, "9$(id)"]}]
+    (tmp_path / "probes.jsonl").write_text(json.dumps(data) + "\n{}\n")
+    with pytest.raises(InputError, match=rf"{name} in a probe's settings .*\$\(id\).*a number"):
+        read_trace(tmp_path / "probes.jsonl")
+
+
+def test_a_recorded_tables_own_knob_may_be_a_text() -> None:
+    data = request().to_json()
+    data["launch"]["shape"] = "wide"
+    assert ProbeRequest.from_json(data).launch["shape"] == "wide"

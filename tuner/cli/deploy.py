@@ -17,6 +17,7 @@ from tuner.cli.options import (
     answer,
     say_of,
 )
+from tuner.cli.trust import require_trust
 from tuner.terminal import raw_stream
 
 
@@ -26,6 +27,7 @@ def _apply(args: argparse.Namespace) -> int:
     from tuner.deploy.launch_files import synthetic_notice, write_launch_files
     from tuner.display.advice import evidence_sentence
     from tuner.display.text import found_word, recommendation_lines
+    from tuner.problem.file_starts import of_opened
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import make_folder, require_own
 
@@ -43,6 +45,7 @@ def _apply(args: argparse.Namespace) -> int:
     lines += [sentence] if (sentence := evidence_sentence(result)) else []
     if args.point != "recommended":
         lines = [f"Point {args.point}: {point.configuration.short}"]
+    starts = of_opened(folder, result.job, program=False) if result.job is not None else []
     notice = synthetic_notice(result.job) if result.job is not None else ""
     start = "./clocks.sh ./launch.sh" if clock_settings(point.configuration) else "./launch.sh"
     unmet = args.point in ("recommended", "best") and not result.choice.met
@@ -67,6 +70,7 @@ def _apply(args: argparse.Namespace) -> int:
             *lines,
             *files,
             *([f"{notice}."] if notice else []),
+            *(f"It came in a file, and starts or sets: {phrase}" for phrase in starts),
             f"Start it with: cd {shlex.quote(str(out))} && {start}",
         ],
     )
@@ -76,11 +80,21 @@ def _apply(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from tuner.api import load_result
     from tuner.deploy.train import train
+    from tuner.problem.file_starts import of_opened
+    from tuner.problem.run_folder import find_run
+    from tuner.search_spaces.safe_files import require_own
 
     # With --json standard output is the answer alone. A file or a pipe gets what the program prints
     # byte for byte; a terminal does not get its control characters.
     output = sys.stderr if args.json else sys.stdout
-    result = load_result(args.run, runs_dir=args.runs_dir)
+    folder = find_run(args.run, args.runs_dir)
+    require_own(folder.path)
+    result = load_result(folder.path)
+    if result.job is not None:
+        starts = of_opened(folder, result.job, program=bool(args.program))
+        require_trust(args, starts, f"run {folder.name}, which came in a file,")
+        if not args.program:
+            folder.opened_file.unlink(missing_ok=True)
     done = train(
         result,
         args.point,
@@ -111,4 +125,4 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--no-clocks", dest="clocks", action="store_false", help="leave the clocks as they are"
     )
-    add_shared(run, "--quiet")
+    add_shared(run, "--trust", "--quiet")

@@ -21,6 +21,7 @@ from tuner.cli.options import (
     script_of,
     storage_of,
 )
+from tuner.cli.trust import require_trust
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 def _optimize(args: argparse.Namespace) -> int:
     from tuner.api import optimize
     from tuner.display.answer import answer_lines
+    from tuner.problem.file_starts import of_files
 
     if args.job and args.job_option:
         raise InputError(f"give the job once: {args.job!r} or --job {args.job_option!r}")
@@ -62,6 +64,9 @@ def _optimize(args: argparse.Namespace) -> int:
         described = dry_run(job, **question)
         answer(args, described.to_json(), described.lines())
         return OK
+    if args.executor != "simulated":
+        starts = of_files(args.knobs, getattr(job, "framework", None), args.job)
+        require_trust(args, starts, "a file that you name")
     with progress(args) as on_progress:
         result = optimize(
             job,
@@ -191,6 +196,7 @@ def add(commands: Commands) -> None:
     )
     add("--plan", metavar="RUN", help="begin with the probes that this plan names")
     add_script(optimize)
+    add_shared(optimize, "--trust")
     where = optimize.add_argument_group("where to run it")
     add = where.add_argument
     add_shared(where, "--cluster")

@@ -21,6 +21,7 @@ from tuner.cli.options import (
     say_of,
     script_of,
 )
+from tuner.cli.trust import require_trust
 from tuner.search_spaces.errors import InputError
 
 
@@ -73,6 +74,7 @@ def _probe(args: argparse.Namespace) -> int:
 
     from tuner.models.analytic.model import AnalyticModel
     from tuner.problem.declared_knobs import with_knobs
+    from tuner.problem.file_starts import of_files
     from tuner.problem.from_job import cluster_of
     from tuner.problem.probe_limits import probe_limits
     from tuner.search_spaces.errors import InvalidConfiguration
@@ -95,6 +97,7 @@ def _probe(args: argparse.Namespace) -> int:
     elif args.data:
         raise InputError("--data is for a job; a script reads its own")
     else:
+        require_trust(args, of_files(args.knobs, script.framework, None), "a file that you name")
         script = with_knobs(script, (*args.knobs, *args.knob))
         cluster = cluster_of(args.cluster)
         job = blank_job(script, cluster)
@@ -232,7 +235,7 @@ def add(commands: Commands) -> None:
     probe = commands.command("probe", _probe, "run one probe on this machine and print its record")
     add_shared(probe, "[JOB] KNOB=VALUE", "--cluster", "--data")
     add_script(probe)
-    add_shared(probe, "--knob", "--knobs")
+    add_shared(probe, "--knob", "--knobs", "--trust")
     probe.add_argument(
         "--time-limit",
         "--time-limit-s",

@@ -139,7 +139,10 @@ def _dashboard(args: argparse.Namespace) -> int:
         refresh(folder, url)
     token = secrets.token_urlsafe(32)
     page = guarded_url(args.host, args.port, token)
-    answer(args, {"url": page, "run": what}, [f"{what} at {page} (Ctrl-C ends it)"])
+    lines = [f"{what} at {page} (Ctrl-C ends it)"]
+    if ".localhost:" in page:
+        lines.append("A browser that does not find this host finds it as 127.0.0.1.")
+    answer(args, {"url": page, "run": what}, lines)
     sys.stdout.flush()
     serve(
         storage,

@@ -29,14 +29,18 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
 from tuner.workload.declared_knobs import environment, export_words
+from tuner.workload.hook import loopback
 from tuner.workload.node.binding import OFFLOAD_RULE, rule_of
 from tuner.workload.node.ops import extensions_dir
+from tuner.workload.scripts.launchers.secrets import hidden, shell_words
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Configuration, job, and cluster to start it on (None: all ranks on this machine).
 Launch = tuple[Configuration, TrainingJob, Cluster | None]
 
 _RENDEZVOUS_PORT = 29500  # torchrun's default
+#: What starts a program whose store other machines do not reach, written beside launch.sh.
+_LOOPBACK = "loopback.py"
 
 
 def launch_of(result: Result, point: str | Configuration = "recommended") -> Launch:
@@ -99,7 +103,7 @@ def write_launch_files(
     if isinstance(job, ScriptJob):
         program, files = program_of_script(configuration, job, cluster, folder)
     else:
-        program, files = _built_in(launch, script)
+        program, files = _built_in(launch, hidden(script)[0])
     texts = {
         **files,
         "job.json": json.dumps(job.to_json(), indent=2) + "\n",
@@ -107,6 +111,7 @@ def write_launch_files(
     }
     if not program.command:  # which is started by its own launcher alone
         texts["launch_deepspeed.sh"] = _launch_sh(launch, program, "deepspeed")
+        texts[_LOOPBACK] = Path(loopback.__file__).read_text(encoding="utf-8")
     each = configuration.world_size // _nodes_of(launch)
     cores = cluster is not None and cluster.device.type == "cpu"
     texts |= {
@@ -198,8 +203,9 @@ def _torchrun(nodes: int, each: int, program: Program) -> tuple[str, str]:
             "number> before it.\n"
             "# Whoever reaches the ranks' ports can disturb them: use a private network."
         )
-    module = "torch.distributed.run"
-    return f"-m {module} {' '.join(where)} --nproc-per-node={each}", how
+    module = "-m torch.distributed.run"
+    start = f'"$here"/{_LOOPBACK} {module}' if nodes == 1 else module
+    return f"{start} {' '.join(where)} --nproc-per-node={each}", how
 
 
 def _deepspeed(nodes: int, each: int, program: Program) -> tuple[str, str]:
@@ -212,7 +218,9 @@ def _deepspeed(nodes: int, each: int, program: Program) -> tuple[str, str]:
     else:
         words += ['--hostfile="${HOSTFILE:?set HOSTFILE to a file of lines NODE slots=N}"']
         how = f"# Start it on the first of {nodes} nodes, HOSTFILE=<file> before it."
-    if program.words[0] == "-m":
+    if nodes == 1:
+        words += [f'"$here"/{_LOOPBACK}']
+    elif program.words[0] == "-m":
         words += ["--module"]
     return f"-m deepspeed.launcher.runner {' '.join(words)}", how
 
@@ -253,8 +261,8 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
     ranks = configuration.world_size // nodes
     start, how = _STARTERS[starter](nodes, ranks, program)
     words = list(program.words)
-    if starter == "deepspeed" and words[0] == "-m":  # its launcher takes the module's name alone
-        words = words[1:]
+    if starter == "deepspeed" and words[0] == "-m" and nodes > 1:
+        words = words[1:]  # its launcher takes the module's name alone
     steps = ' --steps "$steps"' if program.steps else ""
     clocks = clock_settings(configuration)
     live = clocks.short if clocks else ""
@@ -269,15 +277,16 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
             how,
             *([f"# A short try: STEPS=20 ./{_file(starter)}"] if program.steps else []),
             f"# Live settings: {one_line(live) or 'left to the device'}"
-            + (f"; ./clocks.sh ./{_file(starter)} sets them." if live else "."),
+            + (f"; ./clocks.sh ./{_file(starter)} sets them." if live else ".")
+            + (" Commands below set knobs of your own." if _knob_commands(*launch[:2]) else ""),
             "set -euo pipefail",
-            f"cd -- {shlex.quote(program.folder)}"
-            if program.folder
-            else 'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
+            'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
+            "cd -- " + (shlex.quote(program.folder) if program.folder else '"$here"'),
             "",
             *program.about,
             *([f'steps="${{STEPS:-{job.steps}}}"'] if program.steps else []),
-            *([] if program.command else [f"program=({shlex.join(words)}{steps})"]),
+            *(f': "${{{name}:?its value is not kept with the study}}"' for name in program.taken),
+            *([] if program.command else [f"program=({shell_words(words)}{steps})"]),
             *(_refuse_long(words[0], _file(starter)) if program.steps else []),
             "",
             f"installed_python={shlex.quote(sys.executable)}",
@@ -287,7 +296,7 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
             "",
             *(line.replace("@RANKS@", str(ranks)) for line in bind),
             *_knob_commands(configuration, job),
-            f"exec {shlex.join(program.command)}"
+            f"exec {shell_words(program.command)}"
             if program.command
             else f'exec "$python" {start} "${{program[@]}}"',
             "",

@@ -19,7 +19,7 @@ from tuner.workload.key_files import changed_text, read_text
 from tuner.workload.scripts.frameworks import shipped_drivers
 from tuner.workload.scripts.knob_support import SWITCH
 from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.launchers.slurm import TASK_OPTIONS
+from tuner.workload.scripts.launchers.slurm import TASK_OPTIONS, is_srun
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Options of each launcher for its number of processes; the first is written where none was given.
@@ -57,9 +57,8 @@ _ACCELERATE_OFFLOAD = {
 
 def reaches_other_nodes(launcher: Launcher) -> bool:
     """Return True if the launcher is started once and starts the ranks of all nodes itself."""
-    by_srun = "srun" in (Path(word).name for word in launcher.words[:1])
     by_ssh = launcher.kind == "deepspeed" and launcher.nodes > 1
-    return by_srun or (by_ssh and "--no_ssh" not in launcher.words)
+    return is_srun(launcher.words) or (by_ssh and "--no_ssh" not in launcher.words)
 
 
 def takes_hook(launcher: Launcher) -> bool:

@@ -20,6 +20,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.scripts.launchers import Launcher
+from tuner.workload.scripts.launchers.slurm import is_srun
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 #: Options and variables in which launchers take the number of the node that they are started on.
@@ -38,6 +39,7 @@ class Program:
         command: the whole command with its own launcher; empty to start `words` by torchrun.
         by_srun: that launcher is srun.
         once: that launcher is started on one node and reaches the others itself.
+        taken: variables that must have a value, which is not kept.
     """
 
     words: Sequence[str]
@@ -48,6 +50,7 @@ class Program:
     command: Sequence[str] = ()
     by_srun: bool = False
     once: bool = False
+    taken: Sequence[str] = ()
 
 
 def program_of_script(
@@ -66,7 +69,7 @@ def program_of_script(
     always = on_cpu and job.frame.on_deepspeed
     if job.launcher is not None and job.launcher.words:
         program = _relaunched(configuration, job, job.launcher, start, folder, files, always)
-        return program, files
+        return replace(program, taken=job.taken), files
     words = list(start.words)
     exports = _quoted(start.env)
     about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
@@ -74,7 +77,7 @@ def program_of_script(
         words, option = _hooked(words, start, folder, files)
         exports.append(option)
         about.append("# joulefront_hook merges options.json into what it passes to DeepSpeed.")
-    return Program(words, about, folder=start.cwd, exports=exports), files
+    return Program(words, about, folder=start.cwd, exports=exports, taken=job.taken), files
 
 
 def _relaunched(
@@ -124,7 +127,7 @@ def _relaunched(
         folder=start.cwd,
         exports=exports,
         command=[*head, *words],
-        by_srun="srun" in (Path(word).name for word in launcher.words[:1]),
+        by_srun=is_srun(launcher.words),
         once=reaches_other_nodes(launcher),
     )
 

@@ -37,6 +37,7 @@ from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import Failure, NotApplied, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.launchers.secrets import require, revealed
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 #: Least length of a block of steps: an energy counter is updated every 0.1 s, 2 % of 5 s.
@@ -219,13 +220,18 @@ def train(
     given = Script(shlex.join(program)) if program else None
     words = given.words if given else ()  # refuses a command that does not exist
     if given and isinstance(job, ScriptJob):
-        job = replace(job, words=words, cwd=str(Path.cwd()), launcher=given.launcher)
+        cwd = str(Path.cwd())
+        job = replace(job, words=words, cwd=cwd, launcher=given.launcher, secrets=given.secrets)
         words = ()
     elif given and given.launcher:
         raise InputError(
             "the built-in job was tuned without a launcher, so its ranks start without one; give "
             "the script and its own arguments alone"
         )
+    if isinstance(job, ScriptJob):
+        require(job.taken, job.secrets)
+    elif given:
+        words = tuple(revealed(word, given.secrets) for word in words)
     cluster = _this_node(studied, configuration, clocks=clocks)
     # At another global batch than the job's own, the solution takes another number of steps.
     steps_to_solution = round(result.steps * steps_a_job_step(configuration, job))

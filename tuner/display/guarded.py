@@ -7,10 +7,13 @@ allowed, only read.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import hmac
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -24,6 +27,9 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Content-Security-Policy", "frame-ancestors 'self'; base-uri 'none'; form-action 'self'"),
 ]
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+#: Seconds that a connection may stay silent.
+_SILENCE_S = 10.0
 #: The page that keeps the token: not a redirect, after which a browser that came by a link on
 #: another site would hold back the cookie (SameSite=Strict).
 _WELCOME = (
@@ -36,9 +42,18 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _own_name(token: str) -> str:
+    """Return a name of loopback that only the holder of the token knows (RFC 6761, section 6.3).
+
+    Cookies know no ports: one for 127.0.0.1 is sent to each server of every user there.
+    """
+    return f"joulefront-{hashlib.sha256(token.encode()).hexdigest()[:24]}.localhost"
+
+
 def guarded_url(host: str, port: int, token: str) -> str:
-    """Return the address by which a browser is let in."""
-    return f"http://{_in_url(host)}:{port}/?token={token}"
+    """Return the address by which a browser is let in; on loopback it has a name of its own."""
+    name = _own_name(token) if host in _LOOPBACK else _in_url(host)
+    return f"http://{name}:{port}/?token={token}"
 
 
 class Guarded:
@@ -64,13 +79,14 @@ class Guarded:
         writable: bool = False,
     ) -> None:
         self._app, self._token, self._writable = app, token.encode(), writable
-        names = {"127.0.0.1", "localhost", "::1", host.lower()}
+        names = {*_LOOPBACK, host.lower()}
         if host in ("", "0.0.0.0", "::"):
             names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         self._hosts = {f"{_in_url(name)}:{port}" for name in names}
         if port == 80:  # which browsers leave out
             self._hosts |= {_in_url(name) for name in names}
-        # Cookies are kept by host, not by port: two dashboards of one machine need two names.
+        self._own_host = f"{_own_name(token)}:{port}"
+        # Two dashboards of one host need two names.
         self._cookie = f"joulefront-{port}"
 
     def __call__(
@@ -78,7 +94,7 @@ class Guarded:
     ) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
         host = environ.get("HTTP_HOST", "").lower()
-        if host not in self._hosts:
+        if host not in (*self._hosts, self._own_host):  # the last is not told to strangers
             return self._refuse(
                 start_response,
                 f"This dashboard answers as {', '.join(sorted(self._hosts))} only. Through a "
@@ -130,6 +146,8 @@ class Guarded:
 class _Silent(WSGIRequestHandler):
     """Handler without a log, which would hold the token, and without look-ups of host names."""
 
+    timeout = _SILENCE_S
+
     def log_message(self, *_: Any) -> None:
         """Log nothing."""
 
@@ -137,8 +155,20 @@ class _Silent(WSGIRequestHandler):
         """Return the address of the one who asks."""
         return str(self.client_address[0])
 
+    def handle(self) -> None:
+        """Answer a request, unless its sender falls silent or goes."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            super().handle()
 
-class _OverIPv6(WSGIServer):
+
+class _Threads(ThreadingMixIn, WSGIServer):
+    """Server with a thread for each connection: a silent one keeps nobody waiting."""
+
+    daemon_threads = True
+    block_on_close = False
+
+
+class _OverIPv6(_Threads):
     address_family = socket.AF_INET6
 
 
@@ -151,7 +181,7 @@ def serve_until_interrupted(app: Callable[..., Any], host: str, port: int) -> No
     Raises:
         InputError: the address cannot be listened on.
     """
-    kind = _OverIPv6 if ":" in host else WSGIServer
+    kind = _OverIPv6 if ":" in host else _Threads
     try:
         server = make_server(host, port, app, kind, _Silent)
     except OSError as error:

@@ -109,6 +109,7 @@ def open_bundle(
     try:
         _unpack(draft, members)
         result_of(RunFolder(draft))
+        RunFolder(draft).opened_file.touch()  # no name that a member of an archive can have
         draft.rename(run.path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

@@ -1,8 +1,9 @@
 """Removal of names and secrets from what is shared: hosts, users, paths, addresses, tokens.
 
-Texts are changed by patterns, so a redacted file is to be read before it is published: a pattern
-finds what looks like a path or a token, not a project's name within a sentence. What is replaced
-keeps its kind and number ("host-2"), so that two probes on one host can still be told to be so.
+Of commands and variables only what is on a list stays. Other texts are changed by patterns, so a
+redacted file is to be read before it is published: a pattern finds what looks like a path or a
+token, not a project's name within a sentence. What is replaced keeps its kind and number
+("host-2"), so that two probes on one host can still be told to be so.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tuner.workload.scripts.launchers.reading import LAUNCHER_WORDS
+from tuner.workload.scripts.launchers.secrets import KNOWN_TOKEN, is_public
+
 #: What `Redactor` does, for help texts and for the file itself.
 REDACTION = (
-    "host names, user names, paths, addresses, GPU UUIDs, and arguments and URLs that look like "
-    "secrets are replaced; logs of failed probes are left out"
+    "host names, user names, paths, addresses, GPU UUIDs, texts among a command's arguments and "
+    "variables, and what looks like a secret are replaced; logs of failed probes are left out"
 )
 
 #: Names that say nothing of anybody.
@@ -34,11 +38,16 @@ _SECRET_OPTION = re.compile(
 )
 #: Forms of well-known tokens, and mixed strings too long to be a word of this project.
 _TOKENS = re.compile(
-    r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|sk-[\w-]{16,}|xox[abprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
-    r"|-----BEGIN[ A-Z]+-----[\s\S]*?(?:-----END[ A-Z]+-----|$)"
+    rf"{KNOWN_TOKEN.pattern}(?:\.[\w-]*)?|-----BEGIN[ A-Z]+-----[\s\S]*?(?:-----END[ A-Z]+-----|$)"
     r"|\b(?=[\w+=-]*[a-z])(?=[\w+=-]*[A-Z])(?=[\w+=-]*[0-9])[A-Za-z0-9+=_-]{32,}|\b[0-9a-f]{32,}\b"
+)
+#: Names under which the words of a command stand, and those under which variables do.
+_COMMANDS = ("words", "script", "argv", "set", "read")
+_VARIABLES = ("env", "assigned")
+#: What stays among the words of a command: numbers, placeholders, values of knobs, launchers.
+_STAYS = re.compile(
+    r"[-+\d.,:eE_x]+|(?i:true|false|none|auto|cpu|cuda|full|selective|[fb]p?f?\d+|nccl|gloo)"
+    rf"|python[\d.]*|\{{[^{{}}\s]*\}}|{'|'.join(map(re.escape, LAUNCHER_WORDS))}"
 )
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s'\"<>)\],;]+", re.I)
 _EMAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
@@ -123,9 +132,30 @@ class Redactor:
     def _under(self, key: str, part: Any) -> Any:
         if key == "log_tail":
             return ""
+        if key in _VARIABLES and isinstance(part, Mapping):
+            return {
+                name: self.text(text)
+                if _STAYS.fullmatch(text) or is_public(name, text)
+                else "[value]"
+                for name, text in ((str(name), str(text)) for name, text in part.items())
+            }
+        if key in _COMMANDS and isinstance(part, Sequence) and not isinstance(part, str):
+            words = [str(word) for word in part]
+            named = 2 if words[:1] == ["-m"] else 1  # the script or its module
+            return [*map(self.text, words[:named]), *map(_listed, words[named:])]
         if isinstance(part, str) and part and _SECRET_NAME.search(key):
             return "[secret]"
         return self.value(part)
+
+
+def _listed(word: str) -> str:
+    """Return a word of a command with its value replaced, unless that is on the list."""
+    name, equals, value = word.partition("=")
+    if _STAYS.fullmatch(word) or (word.startswith("-") and not equals):
+        return word
+    if not equals or not re.fullmatch(r"[\w.+-]+", name):
+        return "".join(re.findall(r"\{\w+(?:=[^{}]*)?\}", word)) or "[value]"
+    return f"{name}={value if _STAYS.fullmatch(value) else _listed(f' {value}')}"
 
 
 def _names_a_secret(word: Any) -> bool:

@@ -77,7 +77,8 @@ def job_of_script(
         and _ways(before.declares(script.knobs)) == _ways(before)
     ):
         configured = before.driven.fact("steps") if before.driven else 0
-        return replace(before.declares(script.knobs), steps=script.steps or configured or STEPS)
+        steps = script.steps or configured or STEPS
+        return replace(before.declares(script.knobs), steps=steps, secrets=script.secrets)
     blank = blank_job(script, cluster, nodes)
     with launches(blank) as run_probe:
         return inspect_script(script, blank, run_probe, folder=run.path, say=say)

@@ -8,12 +8,14 @@ from typing import Any
 
 from tuner.formatting import duration, energy_text
 from tuner.problem.constraints import Constraints
+from tuner.problem.file_starts import of_driver, of_knobs
 from tuner.problem.forecast import SearchForecast, forecast
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.knobs import KNOBS
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.frameworks import load_driver
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: What a run folder holds at the end (docs/develop/architecture.md, "Files of a study").
@@ -94,6 +96,7 @@ def describe(
         ray: how the executor starts probes, as a phrase.
     """
     assert problem.cluster is not None
+    knobs = problem.job.knobs if problem.job else ()
     baseline, device = problem.baseline, problem.cluster.device.name
     lives = {live for lives in set(problem.candidates.lives) for live in lives}
     clocks = []
@@ -114,19 +117,12 @@ def describe(
         configurations=len(problem.candidates),
         launches=len(problem.candidates.launches),
         baseline=baseline.short if baseline else "",
-        commands=(ray,) if problem.simulated else (ray, _command(problem), *_of_knobs(problem)),
+        commands=(ray,) if problem.simulated else (ray, _command(problem), *of_knobs(knobs)),
         files=tuple(f"{run.path}/{name}" for name in FILES),
         clocks=tuple(clocks),
         limits=limits_of(settings),
         notes=(*_asked(constraints), *problem.notes),
     )
-
-
-def _of_knobs(problem: Problem) -> tuple[str, ...]:
-    """Return the commands that declared knobs start, which may come from a stranger's file."""
-    knobs = problem.job.knobs if problem.job else ()
-    ways = ((knob.name, way, getattr(knob, way)) for knob in knobs for way in ("set", "read"))
-    return tuple(f"{name}, {way}: {shlex.join(words)}" for name, way, words in ways if words)
 
 
 def describe_script(
@@ -138,13 +134,15 @@ def describe_script(
         InputError: the command or its launcher cannot be read.
     """
     left_out = script.launcher.notes if script.words and script.launcher else ()
-    started = f"once, to see which knobs can be turned on it: {script.command}"
+    driver = load_driver(script.framework) if script.framework else None
+    more = (*of_knobs(script.knobs), *(of_driver(driver) if driver else ()))
+    started = f"once, to see which knobs can be turned on it: {script.shown}"
     return DryRun(
         forecast=None,
         configurations=0,
         launches=0,
         baseline="",
-        commands=(started, ray, f"each probe: {script.command}"),
+        commands=(started, ray, f"each probe: {script.shown}", *more),
         files=tuple(f"{run.path}/{name}" for name in FILES),
         clocks=("clocks and power limits where they can be set; --no-clocks leaves them alone",),
         limits=limits_of(settings),

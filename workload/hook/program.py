@@ -8,8 +8,6 @@ hook imports neither torch nor DeepSpeed before this module.
 import contextlib
 import json
 import os
-import runpy
-import socket
 import sys
 import traceback
 from collections.abc import Mapping
@@ -18,9 +16,11 @@ from typing import Any, NoReturn
 from . import compiling, engine, frames, live_knobs, state, steps, watching
 from .accumulation import Steering
 from .link import Link, end_process
+from .loopback import RANKS, listen_on_loopback, meet_in_files, run_program
 
 
-def _prepare_program(options: Mapping[str, Any]) -> None:
+def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
+    """Apply the options; `folder` is of this probe on this node alone."""
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
@@ -29,8 +29,11 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
     import torch
 
     watching.patch_torch(torch)
-    if state.link is not None:
-        _listen_on_loopback()
+    if os.environ.get("MASTER_ADDR") == "127.0.0.1":  # all ranks run here
+        if folder:
+            meet_in_files(os.path.join(folder, "meeting"))
+        else:
+            listen_on_loopback(RANKS)
     if state.link is not None or options.get("activation_checkpointing"):
         state.seen["watched"] = watching.FirstForwards(torch)
     steps.prepare()
@@ -48,48 +51,6 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
         frames.silence(torch)
 
 
-def _listen_on_loopback() -> None:
-    """Keep the ranks' meeting point on this machine if all of them run here.
-
-    torch's TCPStore listens on all interfaces, whatever MASTER_ADDR is, and lets every caller read
-    and set its keys. It takes a socket that is bound already (`master_listen_fd`).
-    """
-    if os.environ.get("MASTER_ADDR") != "127.0.0.1":
-        return
-    try:
-        import torch.distributed.rendezvous  # noqa: F401 - torch.distributed hides the module
-    except ImportError:
-        return  # a torch without distributed training
-    rendezvous = sys.modules["torch.distributed.rendezvous"]
-    plain = getattr(rendezvous, "TCPStore", None)
-    if plain is None:
-        return
-
-    def store(*args: Any, **settings: Any) -> Any:
-        if settings.get("is_master") and settings.get("host_name") == "127.0.0.1":
-            # A port that is taken is the plain store's to report, or to share with the process.
-            with contextlib.suppress(OSError), socket.socket() as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("127.0.0.1", settings["port"]))
-                listener.listen(1024)
-                settings["master_listen_fd"] = listener.detach()
-        return plain(*args, **settings)
-
-    rendezvous.TCPStore = store  # type: ignore[attr-defined]
-
-
-def _run_program(argv: list[str]) -> None:
-    if argv[0] == "-m":
-        sys.argv = argv[1:]
-        sys.path.insert(0, os.getcwd())
-        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-        return
-    sys.argv = argv
-    path = os.path.abspath(argv[0])
-    sys.path.insert(0, os.path.dirname(path))
-    runpy.run_path(path, run_name="__main__")
-
-
 def run_rank(spec: dict[str, Any]) -> NoReturn:
     """Become a rank: environment, link, then the training program as `__main__`."""
     state.link = link = Link(spec["address"], int(os.environ["RANK"]))
@@ -98,8 +59,8 @@ def run_rank(spec: dict[str, Any]) -> NoReturn:
         if torch is not None and "OMP_NUM_THREADS" in os.environ:
             # A forked rank read OMP_NUM_THREADS before it was set for it.
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        _prepare_program(spec.get("options") or {})
-        _run_program(list(spec["argv"]))
+        _prepare_program(spec.get("options") or {}, os.path.dirname(spec["address"]))
+        run_program(list(spec["argv"]))
         link.send("end")
     except SystemExit as stop:
         link.send("end")
@@ -127,7 +88,7 @@ def main(arguments: list[str]) -> None:
         words = arguments[1:]
         for name, value in mine.items():
             words = [word.replace(f"{{{name}}}", value) for word in words]
-        _run_program(words)
+        run_program(words)
     else:
         print("joulefront_hook rank SPEC | run SCRIPT ...", file=sys.stderr)
         sys.exit(2)

@@ -21,6 +21,7 @@ from tuner.search_spaces.options import check_options, option
 from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.recognise import recognised
 from tuner.workload.scripts.launchers import Launcher, read_command
+from tuner.workload.scripts.launchers.secrets import hidden, revealed
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 #: What a command may hold beside the launch knobs. The last three differ from rank to rank.
@@ -103,7 +104,7 @@ class Script:
             InputError: there is no script, its launcher cannot be read, or a placeholder is
                 unknown.
         """
-        words, _ = self._read
+        words = self._read[0]
         if not words:
             raise InputError('a script needs a command, e.g. --script "train.py --data DIR"')
         if words[0] == "-m":
@@ -150,18 +151,41 @@ class Script:
         found = self.framework_of_command
         if found is None:
             raise InputError(
-                f"no framework is recognised in {self.command!r}, so --knobs framework has none "
+                f"no framework is recognised in {self.shown!r}, so --knobs framework has none "
                 "(tuner frameworks lists them)"
             )
         return tuple(found.driver.declared.values())
 
     @cached_property
-    def _read(self) -> tuple[tuple[str, ...], Launcher | None]:
+    def _kept(self) -> tuple[list[str], dict[str, str]]:
+        """The words without their secrets, and these by the names of their variables."""
         try:
             words = shlex.split(self.command)
         except ValueError as error:
             raise InputError(f"the script's command cannot be read: {error}") from error
-        return read_command(words, Path(self.cwd))
+        return hidden(words, {knob.target[1] for knob in self.knobs if knob.target[0] == "env"})
+
+    @cached_property
+    def _read(self) -> tuple[tuple[str, ...], Launcher | None]:
+        return read_command(self._kept[0], Path(self.cwd))
+
+    @property
+    def shown(self) -> str:
+        """The command as it may be shown: without the values of its secrets.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        return shlex.join(self._kept[0])
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """The values that are not kept, by the variables that stand for them.
+
+        Raises:
+            InputError: the command cannot be read.
+        """
+        return self._kept[1]
 
     @property
     def name(self) -> str:
@@ -182,6 +206,7 @@ class Start:
             `inspect` and `alter` (see `tuner.workload.scripts.inspection`).
         config: the DeepSpeed configuration that results; empty where the script uses none.
         env: what is added to the environment; `{rank}` and the like as in the words.
+        secrets: values that words and env name as `{env:NAME}`; others are the environment's.
     """
 
     words: tuple[str, ...]
@@ -189,20 +214,23 @@ class Start:
     options: Mapping[str, Any]
     config: Mapping[str, Any]
     env: Mapping[str, str]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def argv(
         self, rank: int, world: int, local_rank: int | None = None, node_rank: int = 0
     ) -> tuple[str, ...]:
         """Return the command of one rank of `world`; `local_rank` is its number on its node."""
         mine = _numbers(rank, world, local_rank, node_rank)
-        return tuple(filled(word, mine) for word in self.words)
+        return tuple(revealed(filled(word, mine), self.secrets) for word in self.words)
 
     def environment(
         self, rank: int, world: int, local_rank: int | None = None, node_rank: int = 0
     ) -> Mapping[str, str]:
         """Return what is added to the environment of one rank."""
         mine = _numbers(rank, world, local_rank, node_rank)
-        return {name: filled(value, mine) for name, value in self.env.items()}
+        return {
+            name: revealed(filled(value, mine), self.secrets) for name, value in self.env.items()
+        }
 
 
 def _numbers(rank: int, world: int, local_rank: int | None, node_rank: int) -> dict[str, str]:

@@ -102,6 +102,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         devices=nodes * ranks_today(script, cluster),
         launcher=launcher_on(script, cluster),
         driver=script.framework_of_command,
+        secrets=script.secrets,
     )
     driven = blank.driven
     if driven is not None:
@@ -143,7 +144,7 @@ def require_one_node(script: Script) -> None:
     if launcher is not None and launcher.nodes > 1:
         raise InputError(
             f"{launcher.kind} starts on {launcher.nodes} nodes, which probes do on a Ray cluster: "
-            f"tuner optimize --ray ADDRESS -- {script.command} (docs/clusters.md)"
+            f"tuner optimize --ray ADDRESS -- {script.shown} (docs/clusters.md)"
         )
 
 

@@ -52,6 +52,7 @@ from tuner.workload.scripts.knob_support import (
     sentences,
 )
 from tuner.workload.scripts.launchers import Launcher
+from tuner.workload.scripts.launchers.secrets import names_taken
 
 #: Nothing of a probe is logged: a run of twenty steps is no experiment.
 _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
@@ -75,6 +76,7 @@ class ScriptJob(TrainingJob):
         assumed: what was not told and is taken, one sentence each.
         launcher: the launcher of its command, which says the environment; None without one.
         driver: what sets the knobs of the recognised framework; None without one.
+        secrets: values that words and launcher name as `{env:NAME}`; they are not written down.
     """
 
     words: tuple[str, ...] = ()
@@ -84,6 +86,7 @@ class ScriptJob(TrainingJob):
     assumed: tuple[str, ...] = ()
     launcher: Launcher | None = None
     driver: Bound | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "steps", "devices"):
@@ -104,7 +107,7 @@ class ScriptJob(TrainingJob):
             del data["launcher"]
         else:
             data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
-        del data["driver"]
+        del data["driver"], data["secrets"]
         return data | ({"driver": self.driver.to_json()} if self.driver else {})
 
     @classmethod
@@ -120,7 +123,7 @@ class ScriptJob(TrainingJob):
                 **{**told, "reads": tuple(told["reads"]), "turns": tuple(told.get("turns", ()))}
             )
             listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
-            names = {item.name for item in fields(cls)} & set(data)
+            names = ({item.name for item in fields(cls)} - {"secrets"}) & set(data)
             given = {name: data[name] for name in names} | {**listed, "frame": frame}
             if "launcher" in data:
                 given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
@@ -375,7 +378,12 @@ class ScriptJob(TrainingJob):
             **framework_env,
             **environment(configuration, self.knobs),
         }
-        return Start(tuple(words), self.cwd, options, config, env)
+        return Start(tuple(words), self.cwd, options, config, env, self.secrets)
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The variables whose values are not written down, but needed where ranks start."""
+        return names_taken([*self.words, *(self.launcher.env.values() if self.launcher else ())])
 
     def _with_framework(
         self, words: list[str], configuration: Configuration, folder: Path, *, probe: bool

@@ -1,8 +1,8 @@
 """Driver of a framework: one TOML file that says where it takes the knobs.
 
-`docs/adding-a-framework.md` explains each key. A driver is data: nothing of it is run, its
-conditions are those of `tuner.search_spaces.when`, and a key or a table that is not listed here is
-refused.
+`docs/adding-a-framework.md` explains each key. A driver is data: its conditions are those of
+`tuner.search_spaces.when`, and a key or a table that is not listed here is refused. What it makes
+run, by variables, imports and calls, is said by `tuner.problem.file_starts`.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def read_driver(data: Any, where: str) -> Driver:
     versions = table.text("versions", "")
     if versions and not all(_VERSION.fullmatch(part.strip()) for part in versions.split(",")):
         raise InputError(f"versions in {where} must be like '>=0.2,<0.3', not {versions!r}")
-    for name in probe.values("env"):
-        if re.fullmatch(r"(LD|PYTHON)\w*|DYLD_\w*|PATH|BASH_ENV|ENV", name):
-            raise InputError(f"{name} in [probe.env] of {where} would start code of its own")
+    for variable in probe.values("env"):
+        if re.fullmatch(r"(LD|PYTHON)\w*|DYLD_\w*|PATH|BASH_ENV|ENV", variable):
+            raise InputError(f"{variable} in [probe.env] of {where} would start code of its own")
     return Driver(
         name=name,
         table=data,

@@ -25,9 +25,9 @@ from tuner.workload.key_files import check_plain, read_text
 from tuner.workload.scripts.launchers import vendor
 from tuner.workload.scripts.launchers.console_scripts import as_module
 from tuner.workload.scripts.launchers.launcher import Launcher
+from tuner.workload.scripts.launchers.secrets import ASSIGNMENT, names_taken
 from tuner.workload.scripts.launchers.slurm import read_srun, task_environment
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
 _PYTHON = re.compile(r"python[\d.]*")
 #: Modules that are launchers, by the name of the command they are installed as.
 _MODULES = {
@@ -47,6 +47,19 @@ _NAMES = {
 }
 #: Starters of ranks that are not read.
 _UNREAD = ("mpirun", "mpiexec", "horovodrun", "jsrun", "aprun", "colossalai", "composer")
+#: Commands of the launchers that are read; some have another name.
+PROGRAMS = frozenset(
+    ("torchrun", "deepspeed", "accelerate", "trl", "srun", "axolotl", "llamafactory", *_UNREAD)
+)
+_ALIASES = {
+    "accelerate-launch": "accelerate",
+    "deepspeed.pt": "deepspeed",
+    "ds": "deepspeed",
+    "llamafactory-cli": "llamafactory",
+    "lmf": "llamafactory",
+}
+#: Words of launchers, which say nothing of a user.
+LAUNCHER_WORDS = PROGRAMS | {*_MODULES, *_ALIASES, "env", "launch", "train"}
 #: A vendor's parser imports torch, at most this long, seconds.
 _LIMIT_S = 180.0
 
@@ -79,7 +92,7 @@ def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if rest and rest[0].startswith("-"):
             raise InputError(f"env {rest[0]} is not read; write NAME=VALUE before the command")
     assigned = {}
-    while rest and (found := _ASSIGNMENT.fullmatch(rest[0])):
+    while rest and (found := ASSIGNMENT.fullmatch(rest[0])):
         assigned[found[1]] = found[2]
         rest = rest[1:]
     return assigned, rest
@@ -119,13 +132,8 @@ def _launcher_of(words: Sequence[str]) -> tuple[str, int]:
         if bare[1:2] != ("launch",):
             raise InputError("of accelerate's commands only `accelerate launch` trains")
         return name, pythons + 2
-    name = {"accelerate-launch": "accelerate", "deepspeed.pt": "deepspeed", "ds": "deepspeed"}.get(
-        name, name
-    )
-    known = {"torchrun", "deepspeed", "accelerate", "trl", "srun", "axolotl", *_UNREAD}
-    if name in ("llamafactory-cli", "lmf"):
-        name = "llamafactory"
-    return (name, pythons + 1) if name in known | {"llamafactory"} else ("", 0)
+    name = _ALIASES.get(name, name)
+    return (name, pythons + 1) if name in PROGRAMS else ("", 0)
 
 
 def _without_python(words: Sequence[str]) -> tuple[str, ...]:
@@ -178,7 +186,7 @@ def _answer(
             text=True,
             errors="replace",
             cwd=cwd,
-            env=dict(environment),
+            env={name: text for name, text in environment.items() if not names_taken([text])},
             timeout=_LIMIT_S,
             check=False,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
 
@@ -80,7 +81,7 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
         InputError: an option is unknown, nodes have different numbers of tasks, or no command
             follows.
     """
-    told, at = _options(words)
+    told, at = options_of_srun(words)
     if at >= len(words):
         raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
     if ":" in words[at:]:
@@ -151,8 +152,17 @@ def task_environment(nodes: int = 0) -> dict[str, str]:
     }
 
 
-def _options(words: Sequence[str]) -> tuple[dict[str, str], int]:
-    """Return srun's options with their values, and the place of the command."""
+def is_srun(words: Sequence[str]) -> bool:
+    """Return True if a command begins with srun."""
+    return "srun" in (Path(word).name for word in words[:1])
+
+
+def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
+    """Return srun's options with their values, and the place of the command.
+
+    Raises:
+        InputError: an option is unknown or lacks its value.
+    """
     told: dict[str, str] = {}
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] != "-":

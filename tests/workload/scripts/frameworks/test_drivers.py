@@ -386,6 +386,27 @@ def test_kinds_of_sources(tmp_path: Path) -> None:
         assert set(check_keys(read_driver(data, "mine.toml"), [tmp_path]).gone) == gone
 
 
+@pytest.mark.parametrize(
+    "pattern", ["../*.py", "a/../../*.py", "/etc/*", "**/*.py", "a/**/b/*.py", "many/*", "big.py"]
+)
+def test_a_drivers_files_are_few_and_below_the_path(pattern: str, tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(201):
+        (tmp_path / "many" / f"{number}.py").touch()
+    with (tmp_path / "big.py").open("wb") as file:
+        file.truncate(4 * 2**20 + 1)
+    data = copy.deepcopy(GOOD)
+    data["keys"] = [{"file": pattern, "kind": "texts"}]
+    driver = read_driver(data, "mine.toml")
+    with pytest.raises(
+        InputError, match=r"without \.\. and \*\*|more than 200 files, or one of more"
+    ):
+        check_keys(driver, [tmp_path])
+    (tmp_path / "many" / "0.py").unlink()
+    if pattern == "many/*":
+        assert len(check_keys(driver, [tmp_path]).files) == 200
+
+
 def test_a_driver_of_the_users_own_needs_no_code(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         'framework = "mine"\n[recognise]\nimports = ["mine"]\n[command]\noption = "{key}={value}"\n'

@@ -1,0 +1,93 @@
+"""What files make run: commands, imports and variables of knobs, drivers and opened bundles.
+
+Files that joulefront includes are not listed: they are its own code.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from tuner.problem.run_folder import RunFolder
+from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.job import TrainingJob, job_names, load_job
+from tuner.search_spaces.knob_packs import load_pack, pack_names
+from tuner.workload.scripts.frameworks import Driver, load_driver, shipped_drivers
+from tuner.workload.scripts.script_job import ScriptJob
+
+
+def of_knobs(knobs: Sequence[Knob]) -> Iterator[str]:
+    """Yield the commands and variables of declared knobs, a phrase each."""
+    for knob in knobs:
+        for way, words in (("set", knob.set), ("read", knob.read)):
+            if words:
+                yield f"{knob.name}, {way}: {shlex.join(words)}"
+        if knob.target[0] == "env":
+            values = ", ".join(str(level) for level in knob.levels if level is not None)
+            yield f"{knob.name}: {knob.target[1]}={values}"
+
+
+def of_driver(driver: Driver) -> Iterator[str]:
+    """Yield what a driver that is not joulefront's own imports and sets, a phrase each."""
+    if any(driver.table == own.table for own in shipped_drivers()):
+        return
+    for name, value in driver.quiet_env.items():
+        yield f"{driver.name}: {name}={value}"
+    if driver.wrapper is not None:
+        modules = ", ".join(driver.wrapper.search)
+        yield f"{driver.name}: imports {modules}, and calls a function of it"
+    for knob, route in driver.knobs.items():
+        if route.key.startswith("env:"):
+            yield f"{driver.name}, {knob}: {route.key.removeprefix('env:')}=VALUE"
+        settings = chain.from_iterable(level.items() for level in route.levels.values())
+        for key, values in settings:
+            for value in values:
+                if key.startswith("env:") or str(value).startswith("call:"):
+                    yield f"{driver.name}, {knob}: {key.removeprefix('env:')}={value}"
+    yield from of_knobs(tuple(driver.declared.values()))
+
+
+def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> list[str]:
+    """Return what files make run that a user names, a phrase each.
+
+    Args:
+        knobs: packs, their files and "framework", as --knobs takes them.
+        framework: file of a driver.
+        job: file or name of a job.
+
+    Raises:
+        InputError: one of them cannot be read.
+    """
+    found: list[str] = []
+    for given in knobs:
+        if given not in (*pack_names(), "framework"):
+            found += of_knobs(load_pack(given).knobs)
+    if framework is not None:
+        found += of_driver(load_driver(framework))
+    if job is not None and job not in job_names():
+        found += of_knobs(load_job(job).knobs)
+    return list(dict.fromkeys(found))
+
+
+def of_opened(run: RunFolder, job: TrainingJob, *, program: bool) -> list[str]:
+    """Return what training makes run that came in an opened bundle, a phrase each.
+
+    Args:
+        program: the user names the program, so that the bundle's is not started.
+
+    Raises:
+        InputError: the run's study.toml cannot be read.
+    """
+    # A replay takes the job over from what it replays.
+    if not run.opened_file.exists() and "recorded" not in (run.read_study() or {}):
+        return []
+    found: list[str] = []
+    if isinstance(job, ScriptJob) and not program:
+        found.append(f"in {job.cwd}: {shlex.join(job.words)}")
+        env = job.launcher.env if job.launcher else {}
+        found += (f"{name}={value}" for name, value in env.items())
+    if isinstance(job, ScriptJob) and job.driver is not None:
+        found += of_driver(job.driver.driver)
+    return [*found, *of_knobs(job.knobs)]
