@@ -256,9 +256,13 @@ def _collectives(
     # Context parallelism: k and v of all ranks, gathered in the forward pass and reduced to their
     # owners in the backward pass (Llama 3, arXiv 2407.21783, section 3.3.2).
     whole = tokens * u * 2 * facts.kv_heads * facts.head_dim * setup.element / t
+    # Its ring, too, leaves a node once over the rails of all of its members there; each member's
+    # exchange of heads has its own share of the network alone.
+    local = np.clip(cluster.devices_per_node / t, 1.0, u)
+    ring = link_of(cluster, constants, u * t, rails=local, members=local)
     between = link_of(cluster, constants, u * t, members=u)
     once = np.where(
-        column.gathered, all_gather_s(whole, u, between), all_to_all_s(exchanged, u, between)
+        column.gathered, all_gather_s(whole, u, ring), all_to_all_s(exchanged, u, between)
     )
     sequence = turns * np.where(u > 1, once, 0.0)
     # Experts: tokens out and back, to each expert that they visit.
