@@ -1,0 +1,89 @@
+"""Planners scored on the same measured launches.
+
+`python -m benchmarks.planners` predicts vTrain's 1,549 launches of Megatron-DeepSpeed on A100 by
+the analytic models as they ship, and by the models after one measured launch of each problem (what
+is run today), and prints the error, the pairs of launches in the right order and what the choice
+loses. It prints which constants saw which rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.figures import Figure, arguments, publish
+from benchmarks.validation.comparison import table
+from benchmarks.validation.vtrain import (
+    Launch,
+    Score,
+    first_launch,
+    one_launch_s,
+    predicted_s,
+    read_launches,
+    score,
+)
+
+HEADS = ("planner", "launches", "rows", "median", "mean", "worst", "pairs right", "choice loses")
+
+
+def _row(planner: str, rows: str, found: Score) -> tuple[str, ...]:
+    return (
+        planner,
+        rows,
+        f"{len(found.errors)}" + (f" of {len(found.errors) + found.refused}" * (found.refused > 0)),
+        f"{found.median:.1f} %",
+        f"{found.mean:.1f} %",
+        f"{100 * abs(found.errors).max():.0f} %",
+        f"{100 * found.right / found.pairs:.1f} %",
+        f"{found.choice_loss:.1f} %" if len(found.losses) else "",
+    )
+
+
+def groups(launches: Sequence[Launch]) -> dict[str, list[Launch]]:
+    """Return the launches by what they are held out from."""
+    return {
+        "one node": [each for each in launches if each.single],
+        "one node, width 1,024": [each for each in launches if each.problem[2] == 1024],
+        "one node, width 2,048": [each for each in launches if each.problem[2] == 2048],
+        "64 to 512 GPUs": [each for each in launches if not each.single],
+    }
+
+
+def main() -> None:
+    """Print the figures."""
+    options = arguments("Planners on the same measured launches.").parse_args()
+    by_name = groups(read_launches())
+    shipped = {name: score(predicted_s, rows) for name, rows in by_name.items()}
+    corrected = {
+        name: score(one_launch_s, rows, leave_out=first_launch)
+        for name, rows in by_name.items()
+        if name != "64 to 512 GPUs"
+    }
+    rows = [_row("shipped", name, found) for name, found in shipped.items()]
+    rows += [_row("after one launch", name, found) for name, found in corrected.items()]
+    print("\n".join(table(HEADS, rows)))
+    print(SEEN, flush=True)
+    single, multi = shipped["one node"], shipped["64 to 512 GPUs"]
+    after = corrected["one node"]
+    publish(
+        [
+            Figure("vtrain_single_mean", single.mean, "%"),
+            Figure("vtrain_single_held_out_mean", shipped["one node, width 2,048"].mean, "%"),
+            Figure("vtrain_multi_mean", multi.mean, "%"),
+            Figure("vtrain_pairs", single.right / single.pairs, "ratio"),
+            Figure("vtrain_choice_loss_mean", single.choice_loss, "%"),
+            Figure("vtrain_single_mean_one_launch", after.mean, "%"),
+            Figure("vtrain_pairs_one_launch", after.right / after.pairs, "ratio"),
+            Figure("vtrain_choice_loss_mean_one_launch", after.choice_loss, "%"),
+        ],
+        options.json,
+    )
+
+
+SEEN = (
+    "which constants saw which rows: none of these rows set a constant; one launch of each problem "
+    "corrects the constants of that problem alone, and is left out of its errors and pairs"
+)
+
+
+if __name__ == "__main__":
+    main()
