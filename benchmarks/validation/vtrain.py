@@ -185,6 +185,17 @@ class Score:
         return float(100 * self.losses.mean()) if len(self.losses) else float("nan")
 
 
+def merged(scores: Sequence[Score]) -> Score:
+    """Return the score of all launches of several."""
+    return Score(
+        np.concatenate([each.errors for each in scores]),
+        sum(each.right for each in scores),
+        sum(each.pairs for each in scores),
+        np.concatenate([each.losses for each in scores]),
+        sum(each.refused for each in scores),
+    )
+
+
 def score(
     predict: Callable[[Sequence[Launch]], np.ndarray],
     launches: Sequence[Launch],
