@@ -271,8 +271,8 @@ def plan(
     error of the models.
 
     Args:
-        gpus: numbers of GPUs of this kind to compare (`Result.plan.sizes`), with whole nodes; if
-            none is given, every number up to the cluster's may be used.
+        gpus: numbers of GPUs to compare (`Result.plan.sizes`), up to the cluster's, with whole
+            nodes; if none is given, every number up to the cluster's may be used.
 
     The other arguments are those of `optimize`.
 

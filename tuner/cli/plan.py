@@ -77,7 +77,7 @@ def add(commands: Commands) -> None:
     job = parser.add_argument_group("the job and what to predict")
     add = job.add_argument
     add_shared(job, "JOB", "--cluster", "--space")
-    add("--gpus", metavar="N,N,...", help="numbers of GPUs of this cluster's kind to compare")
+    add("--gpus", metavar="N,N,...", help="numbers of GPUs to compare, up to the cluster's")
     add(
         "--run",
         metavar="RUN",

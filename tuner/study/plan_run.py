@@ -62,6 +62,11 @@ def run_plan(
     if not isinstance(job, TrainingJob):
         job = load_job(job)
     cluster = cluster_of(cluster)
+    if most := [number for number in gpus if number > cluster.devices]:
+        raise InputError(
+            f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
+            " name a cluster of that size, such as a copy of its file with more nodes"
+        )
     job, declared_notes = searched_knobs(job, True, False)
     if notify is not None:
         for note in declared_notes:
