@@ -33,6 +33,7 @@ def _plan(args: argparse.Namespace) -> int:
             constraints=made_of_options(args, Constraints),
             baseline=args.baseline,
             allow_changed_training=args.allow_changed_training,
+            measured=args.measured,
             name=args.name,
             runs_dir=args.runs_dir,
             on_progress=on_progress,
@@ -47,8 +48,8 @@ def _plan_by_run(args: argparse.Namespace) -> int:
     from tuner.problem.run_folder import find_run
     from tuner.study.load import predict_more
 
-    named = (args.job, args.space, args.baseline, args.name, args.allow_changed_training)
-    if any(named) or args.cluster != "auto":
+    named = (args.job, args.space, args.baseline, args.name, args.measured)
+    if any(named) or args.allow_changed_training or args.cluster != "auto":
         raise InputError("--run says what is trained, where and in which space; give --gpus alone")
     run = find_run(args.run, args.runs_dir)
     targets = predict_more(run, _numbers(args.gpus), made_of_options(args, Constraints))
@@ -82,6 +83,11 @@ def add(commands: Commands) -> None:
         "--run",
         metavar="RUN",
         help="predict its job and space for --gpus, with the models corrected by its probes",
+    )
+    add(
+        "--measured",
+        metavar="FILE",
+        help="toml file of measured launches, one at least, that correct the models",
     )
     add_shared(job, "--baseline")
     add(
