@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
@@ -17,12 +19,20 @@ from tuner.cli.options import (
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 
+if TYPE_CHECKING:
+    from tuner.results.result import Result
+    from tuner.search_spaces.cluster import Cluster
+
 
 def _plan(args: argparse.Namespace) -> int:
     if args.run is not None:
         return _plan_by_run(args)
     from tuner.api import plan
     from tuner.display.answer import answer_lines
+    from tuner.planning.kinds import several
+
+    if several(args.cluster):
+        return _plan_kinds(args)
 
     with progress(args) as on_progress:
         result = plan(
@@ -40,6 +50,45 @@ def _plan(args: argparse.Namespace) -> int:
         )
     answer(args, result.to_json(), answer_lines(result), fit=True)
     return OK if result.choice.met else UNMET
+
+
+def _plan_kinds(args: argparse.Namespace) -> int:
+    """Compare several clusters; no run is kept."""
+    import tempfile
+
+    from tuner.api import plan
+    from tuner.display.plan_text import kind_lines
+    from tuner.planning.kinds import plan_kinds, priced_clusters
+    from tuner.search_spaces.job import load_job
+
+    if args.gpus or args.measured or args.baseline or args.name:
+        raise InputError(
+            "several clusters are compared at their best and no run is kept: leave out --gpus, "
+            "--measured, --baseline and --name, or name one cluster"
+        )
+    clusters = priced_clusters(args.cluster)
+    job, constraints = load_job(args.job), made_of_options(args, Constraints)
+    with tempfile.TemporaryDirectory() as folder, progress(args) as on_progress:
+
+        def one(cluster: Cluster, price: float | None) -> Result:
+            by_cost = price is not None and constraints.goal == "least-cost"
+            return plan(
+                job,
+                cluster=cluster,
+                space=args.space,
+                constraints=replace(constraints, price_per_gpu_hour=price)
+                if by_cost
+                else constraints,
+                allow_changed_training=args.allow_changed_training,
+                runs_dir=folder,
+                report=False,
+                name=f"plan-{cluster.name}",
+                on_progress=on_progress,
+            )
+
+        kinds = plan_kinds(clusters, one)
+    answer(args, [kind.to_json() for kind in kinds], kind_lines(kinds))
+    return OK if any(kind.met for kind in kinds) else UNMET
 
 
 def _plan_by_run(args: argparse.Namespace) -> int:
@@ -77,7 +126,15 @@ def add(commands: Commands) -> None:
     )
     job = parser.add_argument_group("the job and what to predict")
     add = job.add_argument
-    add_shared(job, "JOB", "--cluster", "--space")
+    add_shared(job, "JOB")
+    add(
+        "--cluster",
+        default="auto",
+        metavar="NAME[=PRICE],...",
+        help="cluster file or name, auto for this machine; several, with the price of a GPU hour "
+        "if known, are compared (default: auto)",
+    )
+    add_shared(job, "--space")
     add("--gpus", metavar="N,N,...", help="numbers of GPUs to compare, up to the cluster's")
     add(
         "--run",
