@@ -3,19 +3,21 @@
 `python -m benchmarks.planners` predicts vTrain's 1,549 launches of Megatron-DeepSpeed on A100 by
 the analytic models as they ship, and by the models after one measured launch of each problem (what
 is run today), and prints the error, the pairs of launches in the right order and what the choice
-loses. It prints which constants saw which rows.
+loses, and which constants saw which rows. `--calculon DIR` scores Calculon on the same rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.validation.comparison import table
+from benchmarks.validation.foreign import calculon_s
 from benchmarks.validation.vtrain import (
     Launch,
     Score,
@@ -55,6 +57,16 @@ def groups(launches: Sequence[Launch]) -> dict[str, list[Launch]]:
     }
 
 
+def _calculon(by_name: dict[str, list[Launch]], checkout: Path) -> dict[str, Score]:
+    """Return the scores of Calculon, which no row corrects."""
+    every = [each for name in ("one node", "64 to 512 GPUs") for each in by_name[name]]
+    said = dict(zip(every, calculon_s(every, checkout), strict=True))
+    return {
+        name: score(lambda group: np.array([said[each] for each in group]), rows)
+        for name, rows in by_name.items()
+    }
+
+
 def fitted_operator_s(launches: Sequence[Launch]) -> float:
     """Return the seconds of an operator that fit every third problem of width 1,024 best.
 
@@ -78,6 +90,9 @@ def main() -> None:
     """Print the figures."""
     parser = arguments("Planners on the same measured launches.")
     parser.add_argument("--fit", action="store_true", help="print the fitted operator_s")
+    parser.add_argument(
+        "--calculon", type=Path, metavar="DIR", help="score Calculon, too, of this checkout"
+    )
     options = parser.parse_args()
     if options.fit:
         print(f"operator_s = {fitted_operator_s(read_launches()):.2g}")
@@ -92,6 +107,8 @@ def main() -> None:
     corrected["one node"] = merged(list(corrected.values()))
     rows = [_row("shipped", name, found) for name, found in shipped.items()]
     rows += [_row("after one launch", name, found) for name, found in corrected.items()]
+    foreign = {} if options.calculon is None else _calculon(by_name, options.calculon)
+    rows += [_row("Calculon", name, found) for name, found in foreign.items()]
     print("\n".join(table(HEADS, rows)))
     print(SEEN, flush=True)
     single, multi = shipped["one node"], shipped["64 to 512 GPUs"]
@@ -106,6 +123,12 @@ def main() -> None:
             Figure("vtrain_single_mean_one_launch", after.mean, "%"),
             Figure("vtrain_pairs_one_launch", after.right / after.pairs, "ratio"),
             Figure("vtrain_choice_loss_mean_one_launch", after.choice_loss, "%"),
+            *(
+                Figure(f"calculon_vtrain_{where}_mean", foreign[name].mean, "%")
+                for where, name in (("single", "one node"), ("multi", "64 to 512 GPUs"))
+                if foreign
+            ),
+            Figure("planners_scored", 2 + bool(foreign), "count"),
         ],
         options.json,
     )
