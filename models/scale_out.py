@@ -30,6 +30,9 @@ UNCERTAIN = {
     "matrix_efficiency": 0.2,
     "memory_efficiency": 0.2,
     "operator_s": 0.7,
+    "compiled_operator_s": 1.0,
+    "dispatch_hidden": 0.3,
+    "step_s": 0.7,
     "link_efficiency": 0.4,
     "network_efficiency": 0.4,
     "reduce_efficiency": 0.7,
@@ -48,7 +51,12 @@ UNCERTAIN = {
 #: plans, each predicted without itself, are off by 3 % in the median and 6 % at worst.
 LEVEL, PER_DOUBLING, OWN, WITHIN = 0.05, 0.02, 0.035, 0.01
 #: Step of the derivatives by a constant's log, and rounds of the fit.
-STEP, ROUNDS = 0.02, 5
+STEP, ROUNDS = 0.02, 8
+#: Constants that are shares: at most this.
+AT_MOST = {"lowest_voltage": 0.97, "voltage_knee": 0.97, "dispatch_hidden": 1.0}
+#: Constants that have no effect below a bound: dispatch that the device's work hides moves no
+#: predicted time, so the fit approaches them from these logs above the prior.
+FROM = {"operator_s": 2.0, "compiled_operator_s": 2.0}
 
 #: Constants -> logs of the figures, shape (n, outputs): step time, and power where it was measured.
 Predict = Callable[[Constants], np.ndarray]
@@ -161,6 +169,7 @@ class ScaleOut:
         self._mean = np.zeros(len(self._prior))
         covariance = np.diag(self._prior**2)
         if len(measured):
+            self._mean[: len(self._names)] = [FROM.get(name, 0.0) for name in self._names]
             _, number = np.unique([str(each) for each in launches], return_inverse=True)
             alike = number[:, None] == number[None, :]
             noise = np.linalg.inv(OWN**2 * alike + WITHIN**2 * np.eye(len(measured)))
@@ -184,9 +193,8 @@ class ScaleOut:
             name: getattr(self._base, name) * float(np.exp(shift))
             for name, shift in zip(self._names, theta[: len(self._names)], strict=True)
         }
-        for name in ("lowest_voltage", "voltage_knee"):
-            if name in values:
-                values[name] = min(values[name], 0.97)
+        for name in AT_MOST.keys() & values.keys():
+            values[name] = min(values[name], AT_MOST[name])
         return replace(self._base, **values)
 
     @property
@@ -201,9 +209,11 @@ class ScaleOut:
         n = len(here)
         rows = np.zeros((n, k, len(theta)))
         for i in range(count):
+            # Downwards, where a share may be at its bound.
+            step = -STEP if self._names[i] in AT_MOST else STEP
             moved = theta.copy()
-            moved[i] += STEP
-            rows[:, :, i] = (predict(self._constants(moved))[:, :k] - here) / STEP
+            moved[i] += step
+            rows[:, :, i] = (predict(self._constants(moved))[:, :k] - here) / step
         growth = np.log2(np.asarray(gpus, dtype=float)) - self.centre
         for output in range(k):
             rows[:, output, count + output] = 1.0

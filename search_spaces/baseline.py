@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
@@ -42,6 +42,36 @@ def default_configuration(job: TrainingJob, cluster: Cluster) -> Configuration:
         if not refused:
             return configuration
     raise InvalidConfiguration(configuration.short, refused)
+
+
+def changed_default(job: TrainingJob, cluster: Cluster, changed: Configuration) -> Configuration:
+    """Return the default configuration with some knobs changed, on as many devices as they allow.
+
+    What is not changed is the default's at that number of replicas. A ZeRO stage that the other
+    knobs rule out, as stages 2 and 3 in a pipeline, gives way to a lower one.
+
+    Raises:
+        InvalidConfiguration: the changed knobs cannot train this job on this cluster.
+        InputError: the model cannot be read.
+    """
+    degree = changed.world_size // changed.data_parallel
+    numbers = reversed(degrees(max(1, cluster.devices // degree)))
+    if "data_parallel" in changed.launch:
+        numbers = iter([changed.data_parallel])
+    found: list[tuple[Configuration, list[str]]] = []
+    for data_parallel in numbers:
+        default = _baseline_at(data_parallel, job, cluster).launch
+        stage = default["zero_stage"]
+        assert isinstance(stage, int)
+        for zero_stage in range(stage, -1, -1):
+            settings = {**default, "zero_stage": zero_stage, **changed.launch}
+            configuration = Configuration(Settings(settings), changed.live)
+            if not (broken := broken_rules(configuration, job, cluster)):
+                return configuration
+            found.append((configuration, broken))
+    # The most devices and the lowest stage: its sentence is about the changed knobs.
+    configuration, broken = found[0]
+    raise InvalidConfiguration(configuration.short, broken)
 
 
 def _baseline_at(data_parallel: int, job: TrainingJob, cluster: Cluster) -> Configuration:

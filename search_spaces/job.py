@@ -150,6 +150,11 @@ class TrainingJob:
         return replace(self, global_batch=chosen, steps=steps, **own)  # type: ignore[arg-type]
 
     @property
+    def compiled(self) -> bool:
+        """True if the program compiles its model where no knob says so."""
+        return False
+
+    @property
     def on_deepspeed(self) -> bool:
         """Whether DeepSpeed trains it, so that its rules and ops are needed."""
         return True

@@ -260,6 +260,7 @@ def plan(
     constraints: Constraints | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     allow_changed_training: bool = False,
+    measured: str | Path | None = None,
     name: str | None = None,
     runs_dir: str | Path = "runs",
     report: bool = True,
@@ -271,8 +272,9 @@ def plan(
     error of the models.
 
     Args:
-        gpus: numbers of GPUs of this kind to compare (`Result.plan.sizes`), with whole nodes; if
-            none is given, every number up to the cluster's may be used.
+        gpus: numbers of GPUs to compare (`Result.plan.sizes`), up to the cluster's, with whole
+            nodes; if none is given, every number up to the cluster's may be used.
+        measured: a file of measured launches that correct the models (`tuner.planning.measured`).
 
     The other arguments are those of `optimize`.
 
@@ -292,6 +294,7 @@ def plan(
         constraints=constraints,
         baseline=baseline,
         allow_changed_training=allow_changed_training,
+        measured=measured,
         name=name,
         runs_dir=runs_dir,
         show=lambda run: _callbacks(run, report),

@@ -30,8 +30,9 @@ class Constants:
             that it executes.
         product_s: fixed seconds of one matrix product at the highest clock (it scales with it);
             with the share above this is Calculon's stepped curve of efficiency over size.
-        operator_s: seconds that dispatching one operator adds to a step; the host's, so no SM
-            clock changes it.
+        operator_s: seconds that dispatching one operator adds to a step in an eager program; the
+            host's, so no SM clock changes it.
+        compiled_operator_s: the same in a program that compiles its model.
         dispatch_hidden: 0 adds dispatch to the device's work, 1 hides the smaller of both.
         memory_efficiency: share of the stated memory bandwidth that a stream reaches.
         bandwidth_clock: below this share of the highest clock the SMs cannot keep memory busy.
@@ -72,6 +73,7 @@ class Constants:
     attention_efficiency: float
     product_s: float
     operator_s: float
+    compiled_operator_s: float
     dispatch_hidden: float
     memory_efficiency: float
     bandwidth_clock: float

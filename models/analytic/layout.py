@@ -19,7 +19,8 @@ from tuner.search_spaces.knobs import KNOBS
 
 #: Knobs whose effect the analytic models do not predict, each with the reason.
 UNMODELLED = {
-    "compilation": "what fused operators save is published for single models only",
+    "compilation": "of the time on the device: what fused operators save there is published for "
+    "single models only",
 }
 
 #: Kinds of scaling in FP8, whose numbers `Launches.fp8` holds.
@@ -60,7 +61,8 @@ class Launches:
         fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after
             the forward pass.
         groups: groups of HSDP that each hold a whole copy of the states; 1 without.
-        compiled: True if blocks are compiled, so that the casts of FP8 are fused.
+        compiled: True if blocks are compiled: their dispatch is shorter, and the casts of FP8 are
+            fused.
         fp8: kind of scaling of the blocks' products in FP8, a number of `FP8`; 0 without.
         activations, activations_async: True if kept activations go to the host, at all and
             asynchronously.
@@ -144,7 +146,7 @@ def _recomputed(settings: Settings) -> float:
     return 1.0 / int(mode.removeprefix("every_")) if mode.startswith("every_") else mode == "full"
 
 
-def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
+def _read_launches(launches: Sequence[Settings], global_batch: int, compiled: bool) -> Launches:
     degrees: dict[str, np.ndarray] = {}
     for short, name in _DEGREES.items():
         values = [_value(launch, name) for launch in launches]
@@ -173,15 +175,26 @@ def _read_launches(launches: Sequence[Settings], global_batch: int) -> Launches:
         parameters_nvme=holds("parameter_offload", "nvme"),
         fsdp=holds("sharding", "fsdp2", "fsdp2_no_reshard"),
         reshard=holds("sharding", "fsdp2"),
-        compiled=holds("compilation", "regional", "full"),
+        compiled=np.array(
+            [
+                launch.get("compilation", "none" if not compiled else "full") != "none"
+                for launch in launches
+            ],
+            dtype=bool,
+        ),
         fp8=np.array([FP8.index(str(_value(launch, "fp8"))) for launch in launches], dtype=int),
         activations=holds("activation_offload", "sync", "async"),
         activations_async=holds("activation_offload", "async"),
     )
 
 
-def read_layout(configurations: Sequence[Configuration], global_batch: int) -> Layout:
+def read_layout(
+    configurations: Sequence[Configuration], global_batch: int, *, compiled: bool = False
+) -> Layout:
     """Read configurations into arrays.
+
+    Args:
+        compiled: True if the program compiles its model where no knob says so.
 
     Raises:
         InvalidValue: a degree is not an integer.
@@ -193,11 +206,14 @@ def read_layout(configurations: Sequence[Configuration], global_batch: int) -> L
     for i, configuration in enumerate(configurations):
         row[i] = launches.setdefault(configuration.launch, len(launches))
         live_row[i] = lives.setdefault(configuration.live, len(lives))
-    return _layout(list(launches), row, list(lives), live_row, global_batch)
+    return _layout(list(launches), row, list(lives), live_row, global_batch, compiled)
 
 
 def layout_of_groups(
-    groups: Sequence[tuple[Settings, tuple[Settings, ...]]], global_batch: int
+    groups: Sequence[tuple[Settings, tuple[Settings, ...]]],
+    global_batch: int,
+    *,
+    compiled: bool = False,
 ) -> Layout:
     """Read launches with their live settings into arrays, group by group.
 
@@ -216,7 +232,8 @@ def layout_of_groups(
     sizes = [len(each) for _, each in groups]
     row = np.repeat(np.arange(len(groups)), sizes)
     live_row = np.concatenate([lists[id(each)] for _, each in groups])
-    return _layout([launch for launch, _ in groups], row, list(lives), live_row, global_batch)
+    launches = [launch for launch, _ in groups]
+    return _layout(launches, row, list(lives), live_row, global_batch, compiled)
 
 
 def _layout(
@@ -225,6 +242,7 @@ def _layout(
     lives: Sequence[Settings],
     live_row: np.ndarray,
     global_batch: int,
+    compiled: bool,
 ) -> Layout:
     def live(name: str) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
         values = [settings.get(name) for settings in lives]
@@ -241,7 +259,7 @@ def _layout(
     limit, stage_limits = live("power_limit_W")
     memory_clock, _ = live("memory_clock_MHz")
     return Layout(
-        launches=_read_launches(launches, global_batch),
+        launches=_read_launches(launches, global_batch, compiled),
         row=row,
         clock_MHz=clock,
         limit_W=limit,

@@ -110,7 +110,7 @@ class AnalyticModel:
         Raises:
             InvalidValue: a degree is not an integer.
         """
-        return self._predict(read_layout(configurations, self.job.global_batch))
+        return self._predict(self._layout_of(configurations))
 
     def predict_groups(self, groups: Sequence[tuple[Settings, tuple[Settings, ...]]]) -> Prediction:
         """Return the figures of launches with their live settings, one group after the other.
@@ -118,7 +118,8 @@ class AnalyticModel:
         Raises:
             InvalidValue: a degree is not an integer.
         """
-        return self._predict(layout_of_groups(groups, self.job.global_batch))
+        batch, compiled = self.job.global_batch, self.job.compiled
+        return self._predict(layout_of_groups(groups, batch, compiled=compiled))
 
     def _predict(self, layout: Layout) -> Prediction:
         time, power, clock = (np.empty(len(layout.row)) for _ in range(3))
@@ -139,7 +140,7 @@ class AnalyticModel:
 
     def memory_bytes(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """Return the peak bytes on the device of the fullest rank."""
-        layout = read_layout(configurations, self.job.global_batch)
+        layout = self._layout_of(configurations)
         return self._memory(layout.launches)[0][layout.row]
 
     def breakdown(self, configuration: Configuration) -> Breakdown:
@@ -148,7 +149,7 @@ class AnalyticModel:
         Raises:
             InvalidValue: a degree is not an integer.
         """
-        layout = read_layout([configuration], self.job.global_batch)
+        layout = self._layout_of([configuration])
         (group,) = self._groups(layout)
         clocks, slot, step = self._run(group)
         return break_down(
@@ -168,6 +169,9 @@ class AnalyticModel:
             clock_MHz=float(clocks[0] @ group.stages.count / group.stages.count.sum())
             * self._top_MHz,
         )
+
+    def _layout_of(self, configurations: Sequence[Configuration]) -> Layout:
+        return read_layout(configurations, self.job.global_batch, compiled=self.job.compiled)
 
     def _stages(self, p: float) -> Stages:
         return cut(self.facts.layers, int(p), self._partitions.get(int(p)))

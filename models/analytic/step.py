@@ -164,6 +164,7 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     block, head, encoder = forward.block(), forward.head(), forward.encoder()
     adapters = forward.adapters()
     column = launches[:, None]
+    constants = setup.constants
     passes = 3.0 + column.recomputed  # forward 1, backward 2, recomputation 1
     # The backward pass of a frozen product is of its input alone: one pass less.
     frozen = float(setup.facts.lora is not None)
@@ -197,7 +198,7 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
         stream=over_passes("stream_s", streams)
         + cast_s(setup, launches)[:, None] * stages.blocks * casts,
         dispatch=over_passes("operators", streams, frozen / OPERATORS_PER_PRODUCT)
-        * setup.constants.operator_s,
+        * np.where(column.compiled, constants.compiled_operator_s, constants.operator_s),
         tensor=tensor + shape,
         sequence=sequence + shape,
         experts=experts + shape,
@@ -205,7 +206,7 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
         host_now=np.where(column.activations_async, 0.0, moved),
         host_behind=np.where(column.activations_async, moved, 0.0),
         sync=_sync(setup, launches, stages),
-        sync_share=_sync_share(setup.constants, column) + shape,
+        sync_share=_sync_share(constants, column) + shape,
         update=update,
         offload=offload,
         offload_behind=behind,
@@ -256,9 +257,13 @@ def _collectives(
     # Context parallelism: k and v of all ranks, gathered in the forward pass and reduced to their
     # owners in the backward pass (Llama 3, arXiv 2407.21783, section 3.3.2).
     whole = tokens * u * 2 * facts.kv_heads * facts.head_dim * setup.element / t
+    # Its ring, too, leaves a node once over the rails of all of its members there; each member's
+    # exchange of heads has its own share of the network alone.
+    local = np.clip(cluster.devices_per_node / t, 1.0, u)
+    ring = link_of(cluster, constants, u * t, rails=local, members=local)
     between = link_of(cluster, constants, u * t, members=u)
     once = np.where(
-        column.gathered, all_gather_s(whole, u, between), all_to_all_s(exchanged, u, between)
+        column.gathered, all_gather_s(whole, u, ring), all_to_all_s(exchanged, u, between)
     )
     sequence = turns * np.where(u > 1, once, 0.0)
     # Experts: tokens out and back, to each expert that they visit.

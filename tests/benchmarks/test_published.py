@@ -259,7 +259,7 @@ def test_a_forecast_shows_its_parts_and_its_known_error() -> None:
     job, cluster = load_job("opt-350m"), load_cluster("gh200-32")
     said = forecast(job, cluster, Configuration.of(data_parallel=8, micro_batch=2))
     lines = forecast_lines(said)
-    assert lines[0] == "Predicted, not measured: opt-350m on gh200-32"
+    assert lines[0] == "Predicted, not measured: opt-350m on gh200-32, 8 of 32 GPUs"
     text = "\n".join(lines)
     assert "Known error" in text
     assert "12 plans of OPT-350M" in text

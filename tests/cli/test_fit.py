@@ -16,7 +16,9 @@ def run(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str, str]:
 def test_a_job_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "opt-350m dp8 mb4 zero1 --cluster a100-8")
     assert code == 0
-    assert out.startswith("Predicted, not measured: opt-350m on a100-8\n  dp8 mb4 zero1\n  fits: ")
+    assert out.startswith(
+        "Predicted, not measured: opt-350m on a100-8, 8 of 8 GPUs\n  dp8 mb4 zero1\n  fits: "
+    )
     for part in ("parameters", "gradients", "optimizer", "activations", "temporary"):
         assert f" {part} " in out
     assert "2,048, as long as the model allows" in out

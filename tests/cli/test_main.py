@@ -261,7 +261,7 @@ def test_a_probe_needs_neither_ray_nor_optuna(tmp_path):
     ended = python(code, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     answer = json.loads(ended.stdout)
-    assert answer["request"]["launch"] == {"data_parallel": 2, "micro_batch": 4}
+    assert {"data_parallel": 2, "micro_batch": 4}.items() <= answer["request"]["launch"].items()
     assert answer["meter"]["estimated"] is True
     (trace,) = tmp_path.rglob("probes.jsonl")
     assert len(read_trace(trace).records) == 1

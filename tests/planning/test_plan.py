@@ -118,8 +118,8 @@ def test_a_limit_that_nothing_meets_is_exit_code_3(
             "does not fit on a100-40gb-8",
         ),
         (["opt-350m", "--cluster", "a100-8", "--gpus", "8,x"], "--gpus takes numbers such as"),
-        (["opt-350m", "--cluster", "a100-8", "--gpus", "12"], "multiple of the 8 devices"),
-        (["opt-350m", "--cluster", "a100-8", "--gpus", "4096"], "on 4096 GPUs"),
+        (["opt-350m", "--cluster", "h100-32", "--gpus", "12"], "multiple of the 8 devices"),
+        (["opt-350m", "--cluster", "a100-8", "--gpus", "16"], "more than the 8 GPUs of cluster"),
     ],
 )
 def test_bad_input_is_one_sentence(

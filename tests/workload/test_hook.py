@@ -45,6 +45,27 @@ def test_the_largest_outermost_module_is_the_model() -> None:
     assert state.seen["can_checkpoint"] is False
 
 
+def test_a_model_is_compiled_if_most_of_its_tensors_are_in_compiled_parts() -> None:
+    """A compiled loss or position embedding does not make an eager model a compiled one."""
+
+    def seen(model: Any) -> bool:
+        watching.see_switch(model)
+        return bool(state.seen["compiled"])
+
+    def blocks() -> Any:
+        return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+
+    assert not seen(blocks())
+    assert seen(torch.compile(blocks(), backend="eager"))
+    each, one = blocks(), blocks()
+    for block in each[1:]:
+        block.compile(backend="eager")
+    one[0].compile(backend="eager")
+    assert seen(each)
+    assert not seen(one)
+    assert not seen(torch.nn.Identity())
+
+
 def test_a_first_batch_of_another_size_is_refused() -> None:
     state.options["micro_batch"] = 4
     watched = watching.FirstForwards(torch)

@@ -152,11 +152,11 @@ def add_storage(parser: Any, what: str) -> None:
 def job_of_words(args: argparse.Namespace, what: str) -> tuple[Any, Any, Any]:
     """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
     from tuner.problem.from_job import cluster_of
+    from tuner.search_spaces.baseline import changed_default
     from tuner.search_spaces.changed_training import marked
     from tuner.search_spaces.configuration import Configuration, Settings
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.short_names import split_words, values_of
-    from tuner.search_spaces.space import default_configuration
 
     jobs, knobs = split_words(args.what)
     if len(jobs) > 1:
@@ -164,9 +164,7 @@ def job_of_words(args: argparse.Namespace, what: str) -> tuple[Any, Any, Any]:
     job = load_job(jobs[0] if jobs else None)
     values = values_of(knobs)
     cluster = cluster_of(args.cluster)
-    if not values:
-        return job, cluster, default_configuration(job, cluster)
-    chosen = Configuration.of(values)
+    chosen = changed_default(job, cluster, Configuration.of(values))
     return job, cluster, Configuration(Settings(marked(chosen.launch, ())), chosen.live)
 
 

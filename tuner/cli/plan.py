@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
@@ -17,12 +19,20 @@ from tuner.cli.options import (
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 
+if TYPE_CHECKING:
+    from tuner.results.result import Result
+    from tuner.search_spaces.cluster import Cluster
+
 
 def _plan(args: argparse.Namespace) -> int:
     if args.run is not None:
         return _plan_by_run(args)
     from tuner.api import plan
     from tuner.display.answer import answer_lines
+    from tuner.planning.kinds import several
+
+    if several(args.cluster):
+        return _plan_kinds(args)
 
     with progress(args) as on_progress:
         result = plan(
@@ -33,6 +43,7 @@ def _plan(args: argparse.Namespace) -> int:
             constraints=made_of_options(args, Constraints),
             baseline=args.baseline,
             allow_changed_training=args.allow_changed_training,
+            measured=args.measured,
             name=args.name,
             runs_dir=args.runs_dir,
             on_progress=on_progress,
@@ -41,14 +52,53 @@ def _plan(args: argparse.Namespace) -> int:
     return OK if result.choice.met else UNMET
 
 
+def _plan_kinds(args: argparse.Namespace) -> int:
+    """Compare several clusters; no run is kept."""
+    import tempfile
+
+    from tuner.api import plan
+    from tuner.display.plan_text import kind_lines
+    from tuner.planning.kinds import plan_kinds, priced_clusters
+    from tuner.search_spaces.job import load_job
+
+    if args.gpus or args.measured or args.baseline or args.name:
+        raise InputError(
+            "several clusters are compared at their best and no run is kept: leave out --gpus, "
+            "--measured, --baseline and --name, or name one cluster"
+        )
+    clusters = priced_clusters(args.cluster)
+    job, constraints = load_job(args.job), made_of_options(args, Constraints)
+    with tempfile.TemporaryDirectory() as folder, progress(args) as on_progress:
+
+        def one(cluster: Cluster, price: float | None) -> Result:
+            by_cost = price is not None and constraints.goal == "least-cost"
+            return plan(
+                job,
+                cluster=cluster,
+                space=args.space,
+                constraints=replace(constraints, price_per_gpu_hour=price)
+                if by_cost
+                else constraints,
+                allow_changed_training=args.allow_changed_training,
+                runs_dir=folder,
+                report=False,
+                name=f"plan-{cluster.name}",
+                on_progress=on_progress,
+            )
+
+        kinds = plan_kinds(clusters, one)
+    answer(args, [kind.to_json() for kind in kinds], kind_lines(kinds))
+    return OK if any(kind.met for kind in kinds) else UNMET
+
+
 def _plan_by_run(args: argparse.Namespace) -> int:
     """Predict the front for more GPUs by the models as the probes of a run corrected them."""
     from tuner.display.text import target_lines
     from tuner.problem.run_folder import find_run
     from tuner.study.load import predict_more
 
-    named = (args.job, args.space, args.baseline, args.name, args.allow_changed_training)
-    if any(named) or args.cluster != "auto":
+    named = (args.job, args.space, args.baseline, args.name, args.measured)
+    if any(named) or args.allow_changed_training or args.cluster != "auto":
         raise InputError("--run says what is trained, where and in which space; give --gpus alone")
     run = find_run(args.run, args.runs_dir)
     targets = predict_more(run, _numbers(args.gpus), made_of_options(args, Constraints))
@@ -76,12 +126,25 @@ def add(commands: Commands) -> None:
     )
     job = parser.add_argument_group("the job and what to predict")
     add = job.add_argument
-    add_shared(job, "JOB", "--cluster", "--space")
-    add("--gpus", metavar="N,N,...", help="numbers of GPUs of this cluster's kind to compare")
+    add_shared(job, "JOB")
+    add(
+        "--cluster",
+        default="auto",
+        metavar="NAME[=PRICE],...",
+        help="cluster file or name, auto for this machine; several, with the price of a GPU hour "
+        "if known, are compared (default: auto)",
+    )
+    add_shared(job, "--space")
+    add("--gpus", metavar="N,N,...", help="numbers of GPUs to compare, up to the cluster's")
     add(
         "--run",
         metavar="RUN",
         help="predict its job and space for --gpus, with the models corrected by its probes",
+    )
+    add(
+        "--measured",
+        metavar="FILE",
+        help="toml file of measured launches, one at least, that correct the models",
     )
     add_shared(job, "--baseline")
     add(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.planning.fit import SURE, Change, Fit, Most
-from tuner.results.predict import stacked_bar
+from tuner.results.predict import devices_of, stacked_bar
 from tuner.search_spaces.short_names import short_word
 
 GB = 1e9
@@ -20,7 +20,8 @@ def fit_lines(said: Fit) -> list[str]:
     elif said.probability < SURE:
         changes = ["", f"No configuration of space {said.space} fits on {said.cluster.name}"]
     return [
-        f"Predicted, not measured: {said.job.name} on {said.cluster.name}",
+        f"Predicted, not measured: {said.job.name} on "
+        + devices_of(said.cluster, said.configuration),
         f"  {said.configuration.short}",
         f"  {_verdict(said)}",
         *_host(said),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tuner.formatting import Units, duration, number, settings_text
+from tuner.planning.kinds import Kind
 from tuner.results.choice import limits_phrase
 from tuner.results.plan_facts import PlanFacts
 from tuner.results.result import Result
@@ -56,6 +59,58 @@ def size_lines(result: Result) -> list[str]:
     if limits_phrase(result.constraints, units) and meets:
         lines.append(f"The fewest GPUs that meet the limits: {min(meets)}.")
     return lines
+
+
+def kind_lines(kinds: Sequence[Kind]) -> list[str]:
+    """Return the answer by kind of GPU as a table."""
+    units = Units.of([kind.best for kind in kinds if kind.best is not None])
+    met = [kind for kind in kinds if kind.met]
+    rows = [("cluster", "GPUs", "time", "energy (predicted)", "price", "", "configuration")]
+    for kind in kinds:
+        best, cost = kind.best, kind.cost
+        if best is None:
+            rows.append((kind.cluster.name, "", "", "", "", "", kind.refused))
+            continue
+        rows.append(
+            (
+                kind.cluster.name,
+                str(best.configuration.world_size),
+                units.time_text(best.time_to_solution_s),
+                units.energy_text(best.energy_to_solution_kJ),
+                "" if cost is None else number(cost),
+                ", ".join(_merits(kind, met)) if kind.met else "beyond the limits",
+                settings_text(best.configuration),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    lines = [
+        "  "
+        + "  ".join([*(c.rjust(w) for c, w in zip(row[:6], widths, strict=True)), row[6]]).rstrip()
+        for row in rows
+    ]
+    lines.append("Predicted, not measured; each kind at its best configuration.")
+    if len({kind.charges_host for kind in kinds if kind.best is not None}) > 1:
+        host = ", ".join(kind.cluster.name for kind in kinds if kind.charges_host)
+        lines.append(f"Energies hold the hosts on {host} and those of the GPUs alone elsewhere.")
+    if met and any(kind.cost is not None for kind in met) and any(k.cost is None for k in met):
+        lines.append("A price is missing: NAME=PRICE in --cluster states that of a GPU hour.")
+    return lines
+
+
+def _merits(kind: Kind, met: Sequence[Kind]) -> list[str]:
+    """Return what a kind is best at among those that meet the limits."""
+    if len(met) < 2:
+        return []
+    both = [(each, each.best) for each in met if each.best is not None]
+    fastest = min(both, key=lambda pair: pair[1].time_to_solution_s)[0]
+    found = ["fastest"] if kind is fastest else []
+    if len({each.charges_host for each in met}) == 1:
+        least = min(both, key=lambda pair: pair[1].energy_to_solution_kJ)[0]
+        found += ["least energy"] if kind is least else []
+    costs = [each.cost for each in met if each.cost is not None]
+    if len(costs) == len(met) and kind.cost == min(costs):
+        found.append("cheapest")
+    return found
 
 
 def probe_lines(result: Result) -> list[str]:

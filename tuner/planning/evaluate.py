@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.model import AnalyticModel, Prediction
 from tuner.pareto import nondominated
 from tuner.search_spaces.cluster import Cluster
@@ -126,6 +127,7 @@ def evaluate(
     gpus: int | None = None,
     slack: float,
     seed: int = 0,
+    constants: Constants | None = None,
     on_block: Callable[[int], None] | None = None,
 ) -> Evaluated:
     """Predict every configuration of a space.
@@ -134,12 +136,13 @@ def evaluate(
         job: what is trained; its model and sequence length must be known.
         gpus: only configurations of this number of GPUs; of any number if None.
         slack: distance behind the front (log, on the better axis) within which one is kept.
+        constants: constants of the models; the device's by default.
         on_block: called with the number of configurations predicted so far.
 
     Raises:
         InputError: the space has no configuration for this job and cluster.
     """
-    model = AnalyticModel(job, cluster)
+    model = AnalyticModel(job, cluster, constants=constants)
     kept = _Kept(slack, seed)
     count = fitting = 0
     least = np.inf

@@ -18,14 +18,15 @@ from tuner.models.analytic.memory import DEVICE_PARTS
 from tuner.models.analytic.model import AnalyticModel, Prediction
 from tuner.models.memory_margin import MemoryMargin
 from tuner.problem.from_job import cluster_of
+from tuner.search_spaces.baseline import changed_default
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.errors import InputError, InvalidConfiguration
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.rules import broken_rules
-from tuner.search_spaces.space import SearchSpace, default_configuration, load_space
+from tuner.search_spaces.space import SearchSpace, load_space
 
 #: Probability from which a configuration is said to fit, and from which that is called sure.
 LIKELY, SURE = 0.5, 0.9
@@ -175,8 +176,8 @@ def fit(
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        configuration: a `Configuration` or its short name ("dp8 mb4 zero1"); if not given, the one
-            that a user would run without tuning.
+        configuration: what to change of the configuration that a user would run without tuning, a
+            `Configuration` or its short name ("dp8 mb4 zero1"); on as many GPUs as it allows.
         space: name or path of the search space whose configurations may be the change.
         gpus: number of GPUs of this kind to use, with whole nodes; the cluster's if not given.
 
@@ -197,9 +198,7 @@ def fit(
         leased = replace(cluster, devices_per_node=min(gpus, cluster.devices_per_node))
     if isinstance(configuration, str):
         configuration = Configuration.parse(configuration)
-    configuration = configuration or default_configuration(job, leased)
-    if phrases := broken_rules(configuration, job, cluster):
-        raise InvalidConfiguration(configuration.short, phrases)
+    configuration = changed_default(job, leased, configuration or Configuration(Settings()))
     searched = _launches_alone(load_space(space))
     request = _Request(job, cluster, configuration)
     breakdown = request.model.breakdown(configuration)

@@ -20,6 +20,7 @@ from tuner.models.analytic.model_error import ModelError, Spread, most_informati
 from tuner.models.simulated import simulated_meter
 from tuner.pareto import knee, probability_nondominated
 from tuner.planning.evaluate import Evaluated, evaluate
+from tuner.planning.measured import Correction
 from tuner.planning.table import PlanRow, PlanTable
 from tuner.problem.constraints import Constraints
 from tuner.problem.does_not_fit import does_not_fit
@@ -58,6 +59,7 @@ def plan_table(
     *,
     gpus: Sequence[int] = (),
     allow_changed_training: bool = False,
+    correction: Correction | None = None,
     seed: int = 0,
     on_block: OnBlock | None = None,
 ) -> PlanTable:
@@ -66,6 +68,7 @@ def plan_table(
     Args:
         gpus: numbers of GPUs; none for every number up to the cluster's.
         allow_changed_training: predict also what changes what is learnt.
+        correction: what measured launches correct in the models.
         on_block: called with the number of configurations predicted so far.
 
     Raises:
@@ -91,10 +94,27 @@ def plan_table(
             gpus=size,
             slack=_slack(),
             seed=seed,
+            constants=None if correction is None else correction.constants,
             on_block=None if on_block is None else lambda n, b=before: on_block(b + n),  # type: ignore[misc]
         )
         done += part.count
         parts.append(part)
+    _require_fitting(job, cluster, space, sizes, parts)
+    found = _joined(parts)
+    found, today = _with_baseline(job, cluster, baseline, found, correction)
+    if correction is not None:
+        found = replace(
+            found,
+            log_time=found.log_time + correction.log_time,
+            log_power=found.log_power + correction.log_power,
+        )
+    return _table(today, found, job.steps, sizes, seed, started)
+
+
+def _require_fitting(
+    job: TrainingJob, cluster: Cluster, space: str, sizes: tuple[int, ...], parts: list[Evaluated]
+) -> None:
+    """Raise InputError if a size has no configuration, or if none fits anywhere."""
     for size, part in zip(sizes or (cluster.devices,), parts, strict=True):
         if not part.count:
             raise InputError(
@@ -104,8 +124,6 @@ def plan_table(
     if not any(part.fitting for part in parts):
         smallest = min(parts, key=lambda part: part.least_bytes)
         raise InputError(does_not_fit(job, cluster, space, smallest.count, smallest.least_bytes))
-    found = _joined(parts)
-    return _table(job, cluster, baseline, found, sizes, seed, started)
 
 
 def _slack() -> float:
@@ -127,15 +145,13 @@ def _joined(parts: Sequence[Evaluated]) -> Evaluated:
 
 
 def _table(
-    job: TrainingJob,
-    cluster: Cluster,
-    baseline: Configuration,
+    today: int,
     found: Evaluated,
+    steps: int,
     sizes: tuple[int, ...],
     seed: int,
     started: float,
 ) -> PlanTable:
-    found, today = _with_baseline(job, cluster, baseline, found)
     error = ModelError(found.configurations)
     time_error, power_error = error.draw(DRAWS, seed)
     log_time = found.log_time + time_error
@@ -169,17 +185,23 @@ def _table(
         seconds=time.perf_counter() - started,
         gpus=sizes,
         probes=tuple(place[row] for row in probes),
-        attainment=vars(attainment_of(log_energy, log_time, job.steps)),
+        attainment=vars(attainment_of(log_energy, log_time, steps)),
     )
 
 
 def _with_baseline(
-    job: TrainingJob, cluster: Cluster, baseline: Configuration, found: Evaluated
+    job: TrainingJob,
+    cluster: Cluster,
+    baseline: Configuration,
+    found: Evaluated,
+    correction: Correction | None,
 ) -> tuple[Evaluated, int]:
     """Return the evaluation with the baseline in it, and the baseline's number."""
     if baseline in found.configurations:
         return found, found.configurations.index(baseline)
-    prediction = AnalyticModel(job, cluster).predict([baseline])
+    constants = None if correction is None else correction.constants
+    model = AnalyticModel(job, cluster, constants=constants)
+    prediction = model.predict([baseline])
     added = replace(
         found,
         configurations=(*found.configurations, baseline),

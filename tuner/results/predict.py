@@ -215,6 +215,12 @@ def _corrected_lines(said: Forecast) -> list[str]:
     ]
 
 
+def devices_of(cluster: Cluster, configuration: Configuration) -> str:
+    """Return a cluster's name with how many of its devices a configuration uses."""
+    kind = "cores" if cluster.device.type == "cpu" else "GPUs"
+    return f"{cluster.name}, {configuration.world_size} of {cluster.devices} {kind}"
+
+
 def forecast_lines(said: Forecast) -> list[str]:
     """Return the forecast as lines."""
     b, cluster, job = said.breakdown, said.cluster, said.job
@@ -233,7 +239,7 @@ def forecast_lines(said: Forecast) -> list[str]:
         else "the GPUs alone"
     )
     return [
-        f"Predicted, not measured: {job.name} on {cluster.name}",
+        f"Predicted, not measured: {job.name} on {devices_of(cluster, said.configuration)}",
         f"  {said.configuration.short}",
         f"  {b.step_time_s:.4g} s a step, {b.power_W:,.0f} W ({charged}), "
         f"{b.energy_J:,.4g} J a step"

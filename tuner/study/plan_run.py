@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.planning.measured import read_correction
 from tuner.planning.plan import plan_result, plan_table
 from tuner.planning.table import write_plan
 from tuner.problem.constraints import Constraints
@@ -44,6 +45,7 @@ def run_plan(
     constraints: Constraints,
     baseline: Configuration | str | Path | Sequence[str | Path] | None,
     allow_changed_training: bool,
+    measured: str | Path | None,
     name: str | None,
     runs_dir: str | Path,
     show: Callable[[RunFolder], Sequence[Callback]],
@@ -62,11 +64,17 @@ def run_plan(
     if not isinstance(job, TrainingJob):
         job = load_job(job)
     cluster = cluster_of(cluster)
+    if most := [number for number in gpus if number > cluster.devices]:
+        raise InputError(
+            f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
+            " name a cluster of that size, such as a copy of its file with more nodes"
+        )
     job, declared_notes = searched_knobs(job, True, False)
     if notify is not None:
         for note in declared_notes:
             notify(Progress("note", None, note))
     today = baseline_of(baseline, job, cluster)
+    correction = None if measured is None else read_correction(measured, job, cluster)
     run = RunFolder.named(runs_dir, name or new_name(f"plan-{job.name}", runs_dir))
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
@@ -78,6 +86,7 @@ def run_plan(
         not_searched(searched),
         *not_predicted(searched.choices),
         *(f"not in play: {name}: {CHANGES}" for name in changing),
+        *([correction.sentence] if correction else []),
     )
     for sentence in filter(None, said):
         (notify or (lambda event: None))(Progress("note", None, sentence))
@@ -88,6 +97,7 @@ def run_plan(
         today.configuration,
         gpus=gpus,
         allow_changed_training=allow_changed_training,
+        correction=correction,
         on_block=_saying(notify),
     )
     space_section = {"name": space, "configurations": table.configurations}
@@ -105,7 +115,7 @@ def run_plan(
         identity=identity,
         job=job,
         cluster=cluster,
-        notes=(*declared_notes, *today.notes),
+        notes=(*declared_notes, *today.notes, *([correction.sentence] if correction else [])),
         simulated=True,
     )
     spec = StudySpec(

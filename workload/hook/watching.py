@@ -181,9 +181,22 @@ def with_switch(module: Any) -> Any:
     return None
 
 
+def _compiled(module: Any) -> bool:
+    """Return True if most tensors of a model are in parts that torch compiles."""
+    every = list(module.modules()) if hasattr(module, "modules") else []
+    parts = [  # by torch.compile, and by Module.compile
+        each
+        for each in every
+        if type(each).__name__ == "OptimizedModule" or getattr(each, "_compiled_call_impl", None)
+    ]
+    inside = {id(parameter) for part in parts for parameter in part.parameters()}
+    return bool(parts) and 2 * len(inside) > sum(1 for _ in module.parameters())
+
+
 def see_switch(module: Any) -> None:
-    """Note the model's own configuration, and its switch for checkpointing."""
+    """Note the model's own configuration, its switch for checkpointing, and compiled parts."""
     part = with_switch(module)
+    state.seen["compiled"] = _compiled(module)
     state.seen["can_checkpoint"] = part is not None
     state.seen["checkpoints"] = bool(getattr(part, "is_gradient_checkpointing", False))
     carrier = module if hasattr(getattr(module, "config", None), "to_dict") else part

@@ -242,6 +242,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         client_optimizer=str(facts.get("client_optimizer", "")),
         can_checkpoint=bool(facts.get("can_checkpoint")),
         checkpoints=bool(facts.get("checkpoints")),
+        compiled=bool(facts.get("compiled")),
         stages=stages,
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),

@@ -50,6 +50,7 @@ class Framework:
         client_optimizer: the class of the optimizer that the script builds, or "".
         can_checkpoint: the model has transformers' switch for activation checkpointing.
         checkpoints: and it is on today.
+        compiled: the model, or a part of it, is compiled.
         reads: what the script reads from `joulefront_hook.configuration()`.
         live: live knobs that the script registers, each with its present value, None if it cannot
             be read.
@@ -69,6 +70,7 @@ class Framework:
     client_optimizer: str = ""
     can_checkpoint: bool = False
     checkpoints: bool = False
+    compiled: bool = False
     stages: int = 1
     reads: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()

@@ -100,6 +100,8 @@ class ScriptJob(TrainingJob):
         """Convert to JSON."""
         facts = asdict(self.frame)
         del facts["first_step_s"]
+        if not self.frame.compiled:  # as in studies from before it was looked at
+            del facts["compiled"]
         frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         data = {**super().to_json(), **listed, "frame": frame}
@@ -404,6 +406,11 @@ class ScriptJob(TrainingJob):
             turns = tuple(name for name in turns if name not in self.told)
             turns = tuple(name for name in turns if name != "gradient_accumulation")
         return turns
+
+    @property
+    def compiled(self) -> bool:
+        """True if the inspected launch showed a compiled model."""
+        return self.frame.compiled
 
     @property
     def on_deepspeed(self) -> bool:

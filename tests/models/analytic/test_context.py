@@ -38,3 +38,22 @@ def test_gathered_keys_and_values_cost_their_links_and_their_memory(checkpointin
     kept = FACTS.layers * (degree - 1) / degree * whole * (1 + CONSTANTS.memory_overhead)
     more = other.memory["activations"] - one.memory["activations"]
     assert more == pytest.approx(kept if checkpointing == "none" else 0.0)
+
+
+@pytest.mark.parametrize(("tensor", "rails"), [(1, 8), (4, 2)])
+def test_a_gathered_sequence_that_spans_nodes_has_all_its_members_rails(
+    tensor: int, rails: int
+) -> None:
+    """One adapter of a node would be charged eight times too slow; a rank's own exchange is not."""
+    degree = 16 // tensor
+    knobs = {"sequence_parallel": degree, "tensor_parallel": tensor}
+    gathered = Configuration.of(knobs, sequence_method="all_gather")
+    found = AnalyticModel(JOB, CLUSTER).breakdown(gathered).time_s["sequence links"]
+    whole = JOB.sequence_length * 2 * FACTS.kv_heads * FACTS.head_dim * 2 / tensor
+    rate = min(
+        rails * CONSTANTS.network_efficiency * CLUSTER.network_Bps,
+        CONSTANTS.link_efficiency * CLUSTER.link_Bps,
+    )
+    each = (degree - 1) / degree * whole / rate + (degree - 1) * CONSTANTS.network_latency_s
+    count = gathered.accumulation(JOB.global_batch) * 2 * FACTS.layers
+    assert found == pytest.approx(count * each)

@@ -1,0 +1,102 @@
+"""The rows and the scores of `benchmarks.planners`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.validation.foreign import calculon_s
+from benchmarks.validation.vtrain import (
+    Launch,
+    first_launch,
+    problems,
+    read_launches,
+    score,
+)
+
+LAUNCHES = read_launches()
+
+
+def test_every_row_is_a_launch_on_all_of_its_gpus() -> None:
+    assert sum(each.single for each in LAUNCHES) == 1440
+    assert len(LAUNCHES) == 1549
+    assert len(problems(LAUNCHES)) == 148
+    for each in LAUNCHES:
+        tensor, data, pipeline, micro_batch = each.degrees
+        assert tensor * data * pipeline == each.problem[0]
+        assert each.problem[1] % (micro_batch * data) == 0
+
+
+def test_a_perfect_planner_has_no_error_and_a_reversed_one_the_worst_choice() -> None:
+    perfect = score(lambda group: np.array([each.measured_s for each in group]), LAUNCHES)
+    assert (perfect.mean, perfect.choice_loss, perfect.refused) == (0.0, 0.0, 0)
+    assert perfect.right == perfect.pairs
+    backwards = score(lambda group: 1 / np.array([each.measured_s for each in group]), LAUNCHES)
+    assert backwards.right == 0
+    slowest = [
+        max(each.measured_s for each in group) / min(each.measured_s for each in group) - 1
+        for group in problems(LAUNCHES).values()
+        if len(group) >= 8
+    ]
+    assert backwards.choice_loss == pytest.approx(100 * float(np.mean(slowest)))
+
+
+def test_what_a_planner_saw_counts_as_no_prediction() -> None:
+    """One that knows the launch it saw and nothing else is right about nothing."""
+
+    def knows_one(group: list[Launch]) -> np.ndarray:
+        seen = first_launch(group)
+        return np.array([each.measured_s if each is seen else 1e3 for each in group])
+
+    found = score(knows_one, LAUNCHES, leave_out=first_launch)  # type: ignore[arg-type]
+    eight = [group for group in problems(LAUNCHES).values() if len(group) >= 8]
+    assert len(found.errors) == sum(len(group) - 1 for group in eight)
+    assert (found.errors > 1).all()
+
+
+def test_a_refused_launch_is_counted_and_never_chosen() -> None:
+    (group,) = [g for p, g in problems(LAUNCHES).items() if p == (64, 512, 3072, 32, 30, 2048)]
+    best = min(group, key=lambda each: each.measured_s)
+    found = score(
+        lambda group: np.array([math.nan if e is best else e.measured_s for e in group]), group
+    )
+    assert found.refused == 1
+    assert found.choice_loss > 0
+
+
+def test_a_foreign_planner_is_given_each_launch_and_may_refuse_it(tmp_path: Path) -> None:
+    """By a stand-in with Calculon's interface, whose seconds are a launch's sequences a GPU."""
+    system = {"networks": [{"bandwidth": 300}, {"bandwidth": 25}]}
+    (tmp_path / "systems").mkdir()
+    (tmp_path / "systems" / "a100_80g.json").write_text(json.dumps(system))
+    (tmp_path / "calculon" / "llm").mkdir(parents=True)
+    (tmp_path / "calculon" / "__init__.py").write_text("System = dict\n")
+    (tmp_path / "calculon" / "llm" / "__init__.py").write_text(
+        """
+class Llm:
+    class Error(Exception): pass
+    class Application(dict): pass
+    class Execution(dict):
+        from_json = classmethod(lambda cls, given: cls(given))
+    def __init__(self, application, log): self.application = application
+    def compile(self, system, execution):
+        assert system["networks"][1]["bandwidth"] == 12.5
+        if execution["tensor_par_net"]: raise Llm.Error("no")
+        self.execution = execution
+    def run(self, system): pass
+    def get_total_time(self): return self.execution["batch_size"] / self.execution["num_procs"]
+"""
+    )
+    found = calculon_s(LAUNCHES, tmp_path)
+    for each, said in zip(LAUNCHES, found, strict=True):
+        if each.degrees[0] > 8:
+            assert math.isnan(said)
+        else:
+            assert said == each.problem[1] / each.problem[0]
+    (tmp_path / "calculon" / "__init__.py").write_text("raise ImportError('gone')")
+    with pytest.raises(RuntimeError, match="ended"):
+        calculon_s(LAUNCHES[:1], tmp_path)

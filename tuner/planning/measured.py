@@ -1,0 +1,125 @@
+"""Measured launches that a user states in a file, and the models corrected by them.
+
+The file names the job and the kind of device, and lists launches, one at least:
+
+    job = "opt-350m"
+    device = "A100-SXM-80GB"
+
+    [[launch]]
+    configuration = "dp8 mb4 zero0"
+    step_time_s = 0.61
+    power_W = 2100.0  # of all GPUs; may be left out
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tuner.models.analytic.constants import Constants, constants_of
+from tuner.models.scale_out import Predict, ScaleOut, predictor
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.data_files import check_keys, read_toml
+from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.rules import broken_rules
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Models corrected by measured launches.
+
+    Attributes:
+        constants: the device's constants as the launches correct them.
+        log_time, log_power: what the launches are above the corrected models, as logs.
+        launches: number of launches.
+        with_power: True if their power corrects the models, too.
+    """
+
+    constants: Constants
+    log_time: float
+    log_power: float
+    launches: int
+    with_power: bool
+
+    @property
+    def sentence(self) -> str:
+        """Description of the correction for the user."""
+        plural = "" if self.launches == 1 else "es"
+        figures = "step time and power" if self.with_power else "step time"
+        return (
+            f"the models are corrected by the {figures} of {self.launches} measured "
+            f"launch{plural}; the intervals are still those of models that nothing corrects"
+        )
+
+
+def read_correction(path: str | Path, job: TrainingJob, cluster: Cluster) -> Correction:
+    """Correct the models by the launches of a file.
+
+    Raises:
+        InputError: the file cannot be read, is of another job or device, or states a launch that
+            cannot be; one sentence.
+    """
+    where = f"the measured launches {str(path)!r}"
+    data = read_toml(Path(path), where)
+    check_keys(data, ("job", "device", "launch"), where)
+    for name, here in (("job", job.name), ("device", cluster.device.name)):
+        if name not in data:
+            raise InputError(f"{where} state no {name}, which is {here!r} in this plan")
+        if data[name] != here:
+            raise InputError(f"{where} are of {name} {data[name]!r}; the plan is for {here!r}")
+    stated = data.get("launch")
+    if not isinstance(stated, list) or not stated or not all(isinstance(s, dict) for s in stated):
+        raise InputError(f"{where} list no [[launch]] with configuration and step_time_s")
+    configurations = [_configuration(each, job, cluster, where) for each in stated]
+    names = ("step_time_s", *(["power_W"] if all("power_W" in each for each in stated) else []))
+    logs = np.array([[_log(each, name, where) for name in names] for each in stated])
+    return correction(job, cluster, configurations, logs)
+
+
+def correction(
+    job: TrainingJob, cluster: Cluster, configurations: Sequence[Configuration], logs: np.ndarray
+) -> Correction:
+    """Correct the models by launches, whose log step times (and log powers) are (n, 1 or 2)."""
+    outputs = logs.shape[1]
+    both = predictor(job, cluster, configurations)
+    predict: Predict = lambda constants: both(constants)[:, :outputs]  # noqa: E731
+    gpus = [each.world_size for each in configurations]
+    model = ScaleOut(
+        constants_of(cluster.device),
+        predict,
+        gpus=gpus,
+        launches=list(range(len(gpus))),
+        measured=logs,
+    )
+    above = (model.medians(predict, gpus) - predict(model.constants)).mean(axis=0)
+    return Correction(
+        model.constants,
+        float(above[0]),
+        float(above[1]) if outputs == 2 else 0.0,
+        len(gpus),
+        outputs == 2,
+    )
+
+
+def _configuration(
+    stated: dict[str, Any], job: TrainingJob, cluster: Cluster, where: str
+) -> Configuration:
+    check_keys(stated, ("configuration", "step_time_s", "power_W"), where)
+    configuration = Configuration.parse(str(stated.get("configuration", "")))
+    if phrases := broken_rules(configuration, job, cluster):
+        raise InvalidConfiguration(configuration.short, phrases)
+    return configuration
+
+
+def _log(stated: dict[str, Any], name: str, where: str) -> float:
+    value = stated.get(name)
+    if type(value) not in (int, float) or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
+        raise InvalidValue(f"{name} in {where}", value, "a number above 0")
+    return math.log(float(value))  # type: ignore[arg-type]
