@@ -35,7 +35,7 @@ class TrainingJob:
         model: the model's Hugging Face configuration, as in its `config.json`.
         sequence_length: tokens per sequence, including those of its video.
         global_batch: sequences per optimizer step, over all replicas.
-        steps: number of optimizer steps to the solution.
+        steps: number of optimizer steps to the solution; 0 if a script's length is unknown.
         learning_rate: learning rate of the built-in training program.
         frames: video frames per sequence, for a model that encodes them; 0 for text alone.
         steps_at: number of optimizer steps to the solution at other global batches.
@@ -148,6 +148,11 @@ class TrainingJob:
         assert isinstance(chosen, int)
         own = {"steps_at": {}, "noise_scale": 0.0, "min_steps": 0}
         return replace(self, global_batch=chosen, steps=steps, **own)  # type: ignore[arg-type]
+
+    @property
+    def length_known(self) -> bool:
+        """Whether the number of optimizer steps to the solution is known."""
+        return self.steps > 0
 
     @property
     def on_deepspeed(self) -> bool:

@@ -95,7 +95,7 @@ def _probe(args: argparse.Namespace) -> int:
     elif args.data:
         raise InputError("--data is for a job; a script reads its own")
     else:
-        script = with_knobs(script, (*args.knobs, *args.knob))
+        script = with_knobs(script, (*args.knobs, *args.knob)).stating(args.what)
         cluster = cluster_of(args.cluster)
         job = blank_job(script, cluster)
         configuration = _changed(job, args.what)

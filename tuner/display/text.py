@@ -53,7 +53,8 @@ def spent_text(result: Result) -> str:
     19,600 J beside points of a few joules is written as 19.6 kJ.
     """
     units, spent_kJ = units_of(result), result.spent.energy_kJ
-    return units.energy_text(spent_kJ) if spent_kJ < 1e4 * units.kJ else energy_text(spent_kJ)
+    fits = spent_kJ < 1e4 * units.kJ and result.length_known
+    return units.energy_text(spent_kJ) if fits else energy_text(spent_kJ)
 
 
 def energy_mark(result: Result) -> str:
@@ -145,9 +146,11 @@ def payback(result: Result) -> str:
         return "There is no choice and baseline to compare, so nothing is known about payback."
     if result.recommendation is not None and result.recommendation.action == "keep":
         return "Keeping the baseline saves no energy, so the search is not repaid."
-    if steps is None or share is None or not math.isfinite(steps):
+    if steps is None or not math.isfinite(steps):
         return "The choice saves no energy against the baseline, so the search is not repaid."
     text = f"The savings repay the search after {number(steps)} {unit_of_work(result)}s"
+    if share is None:
+        return f"{text}."
     if share <= 1:
         return f"{text} ({percent(share)} of the job)."
     return f"{text}: {number(share)} runs of the whole job."
@@ -238,7 +241,8 @@ def summary_lines(result: Result) -> list[str]:
     lines.append(
         f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} "
         f"{found_word(result)} configurations, "
-        f"{result.steps:,} x {result.about.get('unit_of_work', 'step')}"
+        + (f"{result.steps:,} x " if result.length_known else "of one ")
+        + str(result.about.get("unit_of_work", "step"))
     )
     lines += front_lines(result.front_points, names, intervals=True, units=units)
     if result.predicted:

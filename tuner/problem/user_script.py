@@ -59,7 +59,6 @@ def job_of_script(
         InputError: as `tuner.workload.scripts.inspection.inspect_script`.
     """
     from tuner.workload.scripts.inspection import (
-        STEPS,
         blank_job,
         inspect_script,
         launcher_on,
@@ -76,8 +75,7 @@ def job_of_script(
         and before.driver == script.framework_of_command
         and _ways(before.declares(script.knobs)) == _ways(before)
     ):
-        configured = before.driven.fact("steps") if before.driven else 0
-        return replace(before.declares(script.knobs), steps=script.steps or configured or STEPS)
+        return replace(before.declares(script.knobs), steps=script.steps or before.steps)
     blank = blank_job(script, cluster, nodes)
     with launches(blank) as run_probe:
         return inspect_script(script, blank, run_probe, folder=run.path, say=say)

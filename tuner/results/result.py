@@ -58,7 +58,8 @@ class Result:
         choice: how it was chosen, in a sentence.
         baseline: what the user would run today, measured by the same meter.
         spent: joules, seconds and probes of the search, and when the savings repay them.
-        steps: optimizer steps (or units of work) that make the solution.
+        steps: optimizer steps (or units of work) that the figures are of: those that make the
+            solution, or 1 if the length of the training is unknown (null in the JSON).
         constraints: what was asked, e.g. {"budget_kJ": 25.0}, with the prices that were given.
         failures: the probes that failed, with why.
         leave_one_out: the surrogates' error; None with fewer than three measurements.
@@ -120,6 +121,11 @@ class Result:
         from tuner.results.judge import Judge
 
         return self.judge or Judge(self.points, self.baseline, Constraints(), self.steps)
+
+    @property
+    def length_known(self) -> bool:
+        """True if the figures are of a whole training, or of what was recorded."""
+        return self.job is None or self.job.length_known
 
     @property
     def headline(self) -> str:
@@ -306,7 +312,7 @@ class Result:
             "choice": {**vars(self.choice), "p_met": dict(self.choice.p_met)},
             "baseline": self.baseline.to_json() if self.baseline else None,
             "spent": dict(vars(self.spent)),
-            "steps": self.steps,
+            "steps": self.steps if self.length_known else None,
             "constraints": dict(self.constraints),
             "failures": [record.to_json() for record in self.failures],
             "leave_one_out": dict(vars(self.leave_one_out)) if self.leave_one_out else None,

@@ -56,6 +56,13 @@ class Question:
         return None
 
     @property
+    def _baseline_words(self) -> list[str]:
+        given = self.baseline
+        if given is None or isinstance(given, Configuration):
+            return []
+        return [str(word) for word in ([given] if isinstance(given, str | Path) else given)]
+
+    @property
     def simulated(self) -> bool:
         """True if the models answer the probes."""
         return self.executor == "simulated"
@@ -74,7 +81,7 @@ class Question:
         if isinstance(job, Script):
             name = name or new_name(job.name, self.runs_dir)
             run = RunFolder.named(self.runs_dir, name)
-            job, cluster = self._inspected(job, run, notify)
+            job, cluster = self._inspected(job.stating(self._baseline_words), run, notify)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         problem = problem_of_job(
             job,
@@ -86,11 +93,23 @@ class Question:
             clocks=clocks,
             allow_changed_training=allow_changed_training,
         )
+        if not problem.length_known:
+            self._require_limits_of_a_step()
         if self.simulated:
             problem = _as_prediction(problem)
             settings = replace(settings, verify=False)  # it would repeat the prediction
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
         return problem, run, settings
+
+    def _require_limits_of_a_step(self) -> None:
+        """Raise InputError for a limit on a whole training whose length is unknown."""
+        whole = {"--budget": self.constraints.budget_kJ, "--deadline": self.constraints.deadline_s}
+        for option, value in whole.items():
+            if value is not None:
+                raise InputError(
+                    f"{option} limits the whole training, and its length is unknown; add --steps "
+                    "with its number of optimizer steps"
+                )
 
     def _inspected(
         self, script: Script, run: RunFolder, notify: Notify | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,13 @@ class Script:
                 if value and name in LAUNCH:
                     KNOBS[name].check(int(value) if value.isdigit() else value)
         return words
+
+    def stating(self, words: Sequence[str]) -> Script:
+        """Return this script with NAME=VALUE as today's value of the bare placeholder {NAME}."""
+        command = self.command
+        for name, _, value in (word.partition("=") for word in words):
+            command = command.replace(f"{{{name}}}", f"{{{name}={value}}}") if value else command
+        return replace(self, command=command)
 
     @property
     def launcher(self) -> Launcher | None:

@@ -25,9 +25,7 @@ from tuner.workload.probe import INSPECTIONS, ProbeRecord, ProbeRequest, WindowP
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, ScriptJob
-
-#: Taken where the user does not say how many steps the solution takes.
-STEPS = 1000
+from tuner.workload.scripts.todays_values import require_todays_values
 
 
 def inspect_script(
@@ -75,15 +73,15 @@ def inspect_script(
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
-    """Return the job that the command alone describes; a batch it does not name is a guess.
+    """Return the job that the command alone describes; what it does not name is unknown.
 
     Args:
         nodes: the number of its nodes on which the script runs today.
 
     Raises:
         InputError: the command is wrong, its launcher starts other ranks than the nodes have
-            devices, or on another number of nodes, or the batches that it names do not make the
-            global batch.
+            devices, or on another number of nodes, the batches that it names do not make the
+            global batch, or a placeholder does not say today's value.
     """
     launcher = script.launcher
     if nodes == 1:
@@ -94,8 +92,8 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         name=script.name,
         model={},
         sequence_length=0,
-        global_batch=1,
-        steps=script.steps or STEPS,
+        global_batch=0,
+        steps=script.steps or 0,
         precision="fp32",
         words=script.words,
         cwd=str(Path(script.cwd).resolve()),
@@ -106,31 +104,43 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     driven = blank.driven
     if driven is not None:
         length = script.sequence_length or driven.length
-        steps = script.steps or driven.fact("steps") or STEPS
+        steps = script.steps or driven.fact("steps")
         blank = replace(blank, sequence_length=length, steps=steps)
+    micro, times = _batches_of_command(script, blank)
+    whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
+    frame = Framework(micro_batch=micro, accumulation=times)
+    job = replace(blank, global_batch=whole, frame=frame)
+    require_todays_values(job, script.knobs)
+    return job.declares(script.knobs)
+
+
+def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
+    """Return (micro-batch, accumulation) as far as command and options say; 0 where they do not.
+
+    Of global batch, micro-batch and accumulation, two give the third.
+
+    Raises:
+        InputError: the batches that they name do not make the global batch.
+    """
     replicas = blank.baseline.data_parallel
     micro, times = micro_batches(blank.file_config, replicas)
-    if driven is not None:
-        micro, times = driven.batches[0] or micro, driven.batches[1] or times
+    if blank.driven is not None:
+        micro, times = blank.driven.batches[0] or micro, blank.driven.batches[1] or times
     told = blank.placeholders
     micro = int(told.get("micro_batch") or micro)
     times = int(told.get("gradient_accumulation") or times)
     whole = script.global_batch
-    if whole and not micro:
-        micro = whole // (replicas * (times or 1))
-    micro = micro or 1
-    if whole and not times:
+    if whole and times and not micro:
+        micro = whole // (replicas * times)
+    if whole and micro and not times:
         times = whole // (micro * replicas)
-    times = times or 1
-    if whole and micro * times * replicas != whole:
+    if whole and micro and micro * times * replicas != whole:
         raise InputError(
             f"micro-batch {micro} x accumulation {times} x {replicas} replicas are not the global "
             f"batch {whole}; say today's values as {{micro_batch=N}} and "
             "{gradient_accumulation=N}"
         )
-    frame = Framework(micro_batch=micro, accumulation=times)
-    job = replace(blank, global_batch=micro * times * replicas, frame=frame)
-    return job.declares(script.knobs)
+    return micro, times
 
 
 def require_one_node(script: Script) -> None:
@@ -221,14 +231,15 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         if not facts.get("owned") and script.global_batch is None and not named:
             assumed.append(
                 f"the global batch is taken to be {whole}, {replicas} ranks x {micro} samples x "
-                f"{times} micro-batches, as the first step showed (--global-batch corrects it)"
-                if batch
+                f"{times} micro-batches, as the first step showed"
+                if whole
                 else "the global batch is not known (--global-batch tells it); it stays what the "
                 "script makes it"
             )
-    if script.steps is None and not (blank.driven and blank.driven.fact("steps")):
+    if not blank.length_known:
         assumed.append(
-            f"--steps is not given: times and energies are those of {blank.steps:,} optimizer steps"
+            "the length of the training is not known, so times and energies are those of one "
+            "optimizer step (--steps N tells it)"
         )
     frame = Framework(
         kind=kind,
@@ -271,20 +282,19 @@ def _seen_batches(
     owned, batch = facts.get("owned", {}), facts.get("batch") or []
     if blank.driven is not None and all(blank.driven.batches):
         told = {"micro_batch": "", "gradient_accumulation": "", **told}
-    said = blank.frame  # what the command says, or a guess
-    known = "micro_batch" in told or (script.global_batch is not None and not batch)
-    micro = said.micro_batch if known else int(owned.get("micro_batch") or (batch or [1])[0])
-    times = int(owned.get("gradient_accumulation") or facts.get("forwards") or 1)
-    if "gradient_accumulation" in told:
+    said = blank.frame  # what the command says
+    micro = said.micro_batch if "micro_batch" in told else int(owned.get("micro_batch") or 0)
+    micro = micro or (batch or [0])[0] or said.micro_batch
+    times = int(owned.get("gradient_accumulation") or facts.get("forwards") or 0)
+    if "gradient_accumulation" in told or not times:
         times = said.accumulation
     replicas = blank.baseline.data_parallel
-    if script.global_batch is not None and micro * times * replicas != script.global_batch:
-        if "micro_batch" not in told and owned:
-            raise InputError(
-                f"--global-batch is {script.global_batch}, but the script {script.name!r} trains "
-                f"{replicas} x {micro} x {times} = {replicas * micro * times} samples a step"
-            )
-        micro, times = said.micro_batch, said.accumulation
+    whole = replicas * micro * times
+    if script.global_batch is not None and whole and whole != script.global_batch:
+        raise InputError(
+            f"--global-batch is {script.global_batch}, but the script {script.name!r} trains "
+            f"{replicas} x {micro} x {times} = {whole} samples a step"
+        )
     return micro, times, bool(batch) and batch[0] == micro
 
 

@@ -165,7 +165,7 @@ def test_an_unmodified_deepspeed_script(bench: Bench, repo: Path) -> None:
 def test_a_script_that_owns_its_batches(bench: Bench, repo: Path) -> None:
     job = bench.look(f"{DEEPSPEED} --batch-size 4", repo)
     assert not job.frame.follows
-    assert "{micro_batch}" in job.offers["micro_batch"].why
+    assert "{micro_batch=4}" in job.offers["micro_batch"].why
     placed = bench.look(f"{DEEPSPEED} --batch-size {{micro_batch=4}}", repo)
     assert placed.offers["micro_batch"].turned
     record, log = bench.probe(placed, "placed", micro_batch=8)

@@ -50,9 +50,10 @@ def top_part(result: Result, units: Units) -> str:
     best = advice.point
     estimated = best.meter.mark
     energy, time = best.energy_interval_kJ, best.time_interval_s
+    of = "to solution" if result.length_known else "of a step"
     tiles = [
         tile(
-            "Energy to solution",
+            f"Energy {of}",
             units.energy_text(best.energy_to_solution_kJ),
             [
                 interval(units.interval_text(energy, units.kJ), units.energy),
@@ -61,7 +62,7 @@ def top_part(result: Result, units: Units) -> str:
             estimated,
         ),
         tile(
-            "Time to solution",
+            f"Time {of}",
             units.time_text(best.time_to_solution_s),
             [
                 interval(units.interval_text(time, units.s), units.time),
