@@ -17,6 +17,7 @@ from collections import deque
 from typing import Any, NoReturn
 
 from . import live_knobs, state
+from .counting import GROUPS
 
 # Ordinary exceptions that mean "no memory left", by name: torch cannot be imported here.
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
@@ -146,7 +147,8 @@ class Link:
         """Count an optimizer step of this rank; wait here if the agent named this boundary."""
         self.steps += 1
         self.starting = False
-        if self.steps == 1 and state.options.get("inspect"):
+        looks = state.options.get("inspect") and self.steps <= GROUPS
+        if looks or (state.options.get("counts") and self.steps == GROUPS):
             facts = {**state.facts(), "live": live_knobs.present()}
             self.send("facts " + json.dumps(facts, default=str))
         if self.steps < self._until:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import compiling, engine, frames, live_knobs, state, steps, watching
+from . import compiling, counting, engine, frames, live_knobs, named_values, state, steps, watching
 from .accumulation import Steering
 from .link import Link, end_process
 
@@ -32,7 +32,11 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
     if state.link is not None:
         _listen_on_loopback()
     if state.link is not None or options.get("activation_checkpointing"):
-        state.seen["watched"] = watching.FirstForwards(torch)
+        wanted = options.get("inspect") or options.get("counts")
+        counts = counting.StepCounts(torch) if wanted else None
+        state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
+    if options.get("inspect") or options.get("counts"):
+        named_values.watch_arguments()
     steps.prepare()
     os.environ.update(options.get("env", {}))
     sys.path[:0] = options.get("path", [])

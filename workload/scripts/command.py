@@ -184,8 +184,8 @@ class Start:
         words: the command with every placeholder but those of a rank filled in.
         options: for the hook: `configuration` (every launch knob), `deepspeed` (laid over what the
             script passes; null takes a key away), `owned` (what its framework is told of batches),
-            `activation_checkpointing` (set on the model), `micro_batch` (which batches must hold),
-            `quiet` (no checkpoints are written),
+            `activation_checkpointing` (set on the model), `micro_batch` (which an engine's batches
+            must hold), `counts` (the first steps are counted), `quiet` (no checkpoint is written),
             `inspect` and `alter` (see `tuner.workload.scripts.inspection`).
         config: the DeepSpeed configuration that results; empty where the script uses none.
         env: what is added to the environment; `{rank}` and the like as in the words.

@@ -25,6 +25,7 @@ from tuner.workload.probe import INSPECTIONS, ProbeRecord, ProbeRequest, WindowP
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, ScriptJob
+from tuner.workload.scripts.today import seen_today
 from tuner.workload.scripts.todays_values import require_todays_values
 
 
@@ -190,69 +191,31 @@ def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
 
 
 def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> ScriptJob:
-    assumed = list(script.launcher.notes) if script.launcher else []
-    if blank.driven is not None and blank.driver is not None:
-        told, owned = blank.driven.batches[0], facts.get("owned", {}).get("micro_batch", 0)
-        if told and owned and told != owned:
-            assumed.append(
-                f"{blank.driver.title} was told a micro-batch of {owned} where the command reads "
-                f"{told}, so its keys are left alone"
-            )
-            blank = replace(blank, driver=None)
-    engine, batch = "micro_batch" in facts, facts.get("batch") or []
-    placed = "deepspeed_config" in blank.placeholders
-    config = blank.file_config or ({} if placed else facts.get("config", {}))
-    kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
-    if engine:
-        kind = "pipeline" if facts.get("pipeline") else "deepspeed"
-    stages = int(facts.get("stages", 1))
-    micro, times = blank.frame.micro_batch, blank.frame.accumulation
-    whole, follows, measured = script.global_batch or blank.global_batch, False, False
-    if engine:
-        today = micro_batches(config, blank.devices // stages)
-        if not today[0]:
-            today = facts["micro_batch"], facts["accumulation"]
-        micro, times = today
-        whole = int(facts["global_batch"])
-        measured = bool(batch) and batch[0] == facts["micro_batch"]
-        altered = facts["micro_batch"] != micro
-        follows = (altered and measured) or bool(facts.get("training_data"))
-        follows = follows and not facts.get("owner")
-        if script.global_batch not in (None, whole):
-            raise InputError(
-                f"--global-batch is {script.global_batch}, but DeepSpeed runs the script "
-                f"{script.name!r} at {whole}"
-            )
-    else:
-        micro, times, measured = _seen_batches(script, blank, facts)
-        replicas = blank.baseline.data_parallel
-        whole = script.global_batch or micro * times * replicas
-        named = blank.driven is not None and all(blank.driven.batches)
-        if not facts.get("owned") and script.global_batch is None and not named:
-            assumed.append(
-                f"the global batch is taken to be {whole}, {replicas} ranks x {micro} samples x "
-                f"{times} micro-batches, as the first step showed"
-                if whole
-                else "the global batch is not known (--global-batch tells it); it stays what the "
-                "script makes it"
-            )
+    seen = seen_today(script, blank, facts)
+    assumed = [*(script.launcher.notes if script.launcher else ()), *seen.notes]
     if not blank.length_known:
         assumed.append(
             "the length of the training is not known, so times and energies are those of one "
             "optimizer step (--steps N tells it)"
         )
+    engine, batch = "micro_batch" in facts, facts.get("batch") or []
+    kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
+    if engine:
+        kind = "pipeline" if facts.get("pipeline") else "deepspeed"
     frame = Framework(
         kind=kind,
         owner=str(facts.get("owner", "")),
-        config=config,
-        micro_batch=micro,
-        accumulation=times,
-        follows=follows,
-        measured=measured,
+        config=seen.config,
+        micro_batch=seen.micro_batch,
+        accumulation=seen.accumulation,
+        follows=seen.follows,
+        measured=engine and bool(batch) and batch[0] == facts["micro_batch"],
+        counted=seen.counted,
+        sources=seen.sources,
         client_optimizer=str(facts.get("client_optimizer", "")),
         can_checkpoint=bool(facts.get("can_checkpoint")),
         checkpoints=bool(facts.get("checkpoints")),
-        stages=stages,
+        stages=int(facts.get("stages", 1)),
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
         live=dict(facts.get("live", {})),
@@ -260,42 +223,15 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
     job = replace(
         blank,
-        global_batch=whole,
-        precision=_precision(config),
+        global_batch=seen.global_batch,
+        precision=_precision(seen.config),
         sequence_length=length,
         model=_model(script, facts),
         frame=frame,
+        driver=blank.driver if seen.driver_holds else None,
     )
     job = replace(job, assumed=(*assumed, *_without_prediction(job)))
     return job.declares(script.knobs)
-
-
-def _seen_batches(
-    script: Script, blank: ScriptJob, facts: Mapping[str, Any]
-) -> tuple[int, int, bool]:
-    """Return (micro-batch, accumulation, first batch is as large) of a script outside DeepSpeed.
-
-    What the command says goes before what the framework was told, and that before what the first
-    step showed: the size of its first batch, and how many there were.
-    """
-    told: Mapping[str, str] = blank.placeholders
-    owned, batch = facts.get("owned", {}), facts.get("batch") or []
-    if blank.driven is not None and all(blank.driven.batches):
-        told = {"micro_batch": "", "gradient_accumulation": "", **told}
-    said = blank.frame  # what the command says
-    micro = said.micro_batch if "micro_batch" in told else int(owned.get("micro_batch") or 0)
-    micro = micro or (batch or [0])[0] or said.micro_batch
-    times = int(owned.get("gradient_accumulation") or facts.get("forwards") or 0)
-    if "gradient_accumulation" in told or not times:
-        times = said.accumulation
-    replicas = blank.baseline.data_parallel
-    whole = replicas * micro * times
-    if script.global_batch is not None and whole and whole != script.global_batch:
-        raise InputError(
-            f"--global-batch is {script.global_batch}, but the script {script.name!r} trains "
-            f"{replicas} x {micro} x {times} = {whole} samples a step"
-        )
-    return micro, times, bool(batch) and batch[0] == micro
 
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,10 @@ class Framework:
         config: what the script passes to `deepspeed.initialize`.
         micro_batch, accumulation: today's; 0 where unknown.
         follows: its batches take their size from DeepSpeed's micro-batch.
-        measured: the first batch's leading dimension is the micro-batch, so probes can check it.
+        measured: the leading dimension of the engine's first batch is the micro-batch, so probes
+            can check it.
+        counted: the first steps showed micro-batch and accumulation, so probes can check them.
+        sources: where today's ranks, micro-batch, accumulation and steps come from, a phrase each.
         client_optimizer: the class of the optimizer that the script builds, or "".
         can_checkpoint: the model has transformers' switch for activation checkpointing.
         checkpoints: and it is on today.
@@ -68,6 +71,8 @@ class Framework:
     accumulation: int = 0
     follows: bool = False
     measured: bool = False
+    counted: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
     client_optimizer: str = ""
     can_checkpoint: bool = False
     checkpoints: bool = False

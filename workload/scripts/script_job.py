@@ -372,6 +372,7 @@ class ScriptJob(TrainingJob):
             options["activation_checkpointing"] = mode
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
+        options["counts"] = probe and self.frame.counted
         if not probe:  # a probe's agent sets them between steps
             options["live"] = {k.name: asked[k.name] for k in self.knobs if k.by_script}
         env = {

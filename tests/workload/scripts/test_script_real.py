@@ -385,7 +385,8 @@ def test_an_unmodified_transformers_trainer(bench: Bench, repo: Path, deepspeed:
     job = bench.look(command + " --deepspeed auto.json" * deepspeed, repo)
     assert job.frame.owner == "transformers"
     assert (job.global_batch, job.sequence_length) == (16, 16)
-    assert (job.frame.micro_batch, job.frame.accumulation, job.frame.measured) == (4, 2, True)
+    assert (job.frame.micro_batch, job.frame.accumulation) == (4, 2)
+    assert (job.frame.measured, job.frame.counted) == (deepspeed, not deepspeed)
     turned = {name for name, offer in job.offers.items() if offer.turned}
     states = {"zero_stage", "optimizer_offload", "parameter_offload"} if deepspeed else set()
     driven = {"data_parallel", "micro_batch", "activation_checkpointing", "compilation"}
@@ -426,6 +427,43 @@ def test_an_unmodified_accelerate_script(bench: Bench, repo: Path) -> None:
     assert record.ok, (record.failure, log[-1000:])
     assert "step 3 of 4" in log
     assert sorted(path.name for path in repo.iterdir()) == before
+
+
+#: It never draws fewer than 8, whatever it is asked for.
+CLAMPED = """
+import argparse, torch
+from torch.utils.data import DataLoader, TensorDataset
+p = argparse.ArgumentParser()
+p.add_argument("-b", type=int)
+p.add_argument("-a", type=int)
+args = p.parse_args()
+torch.distributed.init_process_group("gloo")
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+while True:
+    for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(4000, 4)), max(8, args.b))):
+        net(x).mean().backward()
+        if (i + 1) % args.a == 0:
+            optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_batch_that_does_not_follow_its_argument_costs_a_failed_probe(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(CLAMPED)
+    command = "torchrun --nproc-per-node 1 train.py -b {micro_batch=8} -a {gradient_accumulation=2}"
+    job = bench.look(command, tmp_path)
+    assert (job.global_batch, job.frame.counted) == (16, True)
+    record, _ = bench.probe(job, "larger", micro_batch=16)
+    assert record.ok, record.failure
+    record, _ = bench.probe(job, "smaller", micro_batch=4)
+    assert record.failure is not None
+    assert record.failure.message == (
+        "each rank trains 8 samples x 4 backward passes a step where 4 x 4 are to be measured"
+    )
+    assert not record.measurements
 
 
 @pytest.mark.slow
