@@ -126,7 +126,9 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         """Return the point as JSON values."""
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        # That the figures are of one step is said once, by the result's "steps": null.
+        names = (name for name in self.__dataclass_fields__ if name != "of_step")
+        data = {name: getattr(self, name) for name in names}
         data["configuration"] = self.configuration.to_json()
         data["short_name"] = self.configuration.short
         data["meter"] = dict(vars(self.meter))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from tuner.models.surrogate.surrogates import Surrogates
     from tuner.problem.constraints import Constraints
+    from tuner.problem.today_facts import TodayFacts
     from tuner.results.choose import AnotherChoice
     from tuner.results.explain import Explanation
     from tuner.results.judge import Judge
@@ -126,6 +127,13 @@ class Result:
     def length_known(self) -> bool:
         """True if the figures are of a whole training, or of what was recorded."""
         return self.job is None or self.job.length_known
+
+    @property
+    def today(self) -> TodayFacts | None:
+        """What a script trains today, and where each value comes from; None for another job."""
+        from tuner.problem.today_facts import today_facts
+
+        return today_facts(self.job, self.baseline.configuration if self.baseline else None)
 
     @property
     def headline(self) -> str:
@@ -323,6 +331,7 @@ class Result:
             "predicted": [point.to_json() for point in self.predicted],
             "attainment": dict(vars(self.attainment)) if self.attainment else None,
             "baseline_name": self.baseline_name,
+            "today": self.today.to_json() if self.today else None,
             "about": dict(self.about),
             "report": str(self.report_path) if self.report_path else None,
             "plan": self.plan.to_json() if self.plan else None,

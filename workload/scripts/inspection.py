@@ -193,11 +193,6 @@ def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
 def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> ScriptJob:
     seen = seen_today(script, blank, facts)
     assumed = [*(script.launcher.notes if script.launcher else ()), *seen.notes]
-    if not blank.length_known:
-        assumed.append(
-            "the length of the training is not known, so times and energies are those of one "
-            "optimizer step (--steps N tells it)"
-        )
     engine, batch = "micro_batch" in facts, facts.get("batch") or []
     kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
     if engine:
@@ -211,7 +206,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         follows=seen.follows,
         measured=engine and bool(batch) and batch[0] == facts["micro_batch"],
         counted=seen.counted,
-        sources=seen.sources,
+        sources={**seen.sources, **_source_of_steps(script, blank)},
         client_optimizer=str(facts.get("client_optimizer", "")),
         can_checkpoint=bool(facts.get("can_checkpoint")),
         checkpoints=bool(facts.get("checkpoints")),
@@ -232,6 +227,15 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     )
     job = replace(job, assumed=(*assumed, *_without_prediction(job)))
     return job.declares(script.knobs)
+
+
+def _source_of_steps(script: Script, blank: ScriptJob) -> dict[str, str]:
+    """Return where the length comes from; nothing if it is unknown."""
+    if script.steps is not None:
+        return {"steps": "--steps"}
+    if blank.length_known and blank.driver is not None:
+        return {"steps": f"{blank.driver.driver.name}'s keys"}
+    return {}
 
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,6 +96,9 @@ class ScriptJob(TrainingJob):
         """Convert to JSON."""
         facts = asdict(self.frame)
         del facts["first_step_s"]
+        for name in ("counted", "sources"):  # as in studies from before steps were counted
+            if not facts[name]:
+                del facts[name]
         frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         data = {**super().to_json(), **listed, "frame": frame}

@@ -42,6 +42,8 @@ def top_part(result: Result, units: Units) -> str:
         head += f'<p class="warning">{escape(said)}</p>'
     if note := program_note(result):
         head += f"<p>{escape(note)}</p>"
+    if facts := result.today:
+        head += "<p>" + "<br>".join(map(escape, facts.lines)) + "</p>"
     if advice is None:
         return (
             f'{head}\n<p class="lead">{escape(result.choice.sentence)}</p>\n'
