@@ -335,6 +335,8 @@ def load_job(name_or_path: str | Path | None = None) -> TrainingJob:
         InputError: neither a shipped name nor a readable job file.
     """
     text = str(name_or_path or "tiny-gpt")
+    if text.endswith(".py"):
+        raise InputError(f"{text} is a script: tuner optimize -- {text}")
     file, _ = find_file("jobs", text, "job", other=("or the path of a job.toml",))
     with resources.as_file(file) as path:
         return TrainingJob.from_toml(path)

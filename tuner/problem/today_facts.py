@@ -95,7 +95,8 @@ def today_facts(job: TrainingJob | None, baseline: Configuration | None) -> Toda
     micro = today.micro_batch if micro else 0
     times = whole // (micro * replicas) if whole and micro else job.frame.accumulation
     sources |= job.frame.sources
-    if today.launch != job.baseline.launch:
+    own = job.baseline
+    if (today.micro_batch, replicas) != (own.micro_batch, own.data_parallel):
         sources |= dict.fromkeys(("micro_batch", "accumulation"), "--baseline")
     return TodayFacts(
         today.world_size,

@@ -70,7 +70,7 @@ def job_of_script(
     if (
         isinstance(before, ScriptJob)
         and (before.words, before.cwd) == (script.words, here)
-        and before.devices == nodes * ranks_today(script, cluster)
+        and before.devices == nodes * ranks_today(script, cluster, nodes)
         and before.launcher == launcher_on(script, cluster)
         and before.driver == script.framework_of_command
         and _ways(before.declares(script.knobs)) == _ways(before)

@@ -16,7 +16,7 @@ from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import declared_options
 from tuner.study.callbacks import Progress
@@ -93,6 +93,8 @@ class Question:
             clocks=clocks,
             allow_changed_training=allow_changed_training,
         )
+        if isinstance(job, ScriptJob) and len(problem.candidates) < 2 and before is None:
+            raise self._nothing_to_try(job)
         if not problem.length_known:
             self._require_limits_of_a_step()
         if self.simulated:
@@ -100,6 +102,15 @@ class Question:
             settings = replace(settings, verify=False)  # it would repeat the prediction
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
         return problem, run, settings
+
+    def _nothing_to_try(self, job: ScriptJob) -> NothingToTry:
+        from tuner.workload.scripts.todays_values import proposed_command
+
+        given = self.job.command if isinstance(self.job, Script) else shlex.join(job.words)
+        return NothingToTry(
+            f"nothing to try: of the script {job.name!r} nothing can be turned here. Give it "
+            f"something to turn, for example\n  tuner optimize {proposed_command(given, job)}"
+        )
 
     def _require_limits_of_a_step(self) -> None:
         """Raise InputError for a limit on a whole training whose length is unknown."""

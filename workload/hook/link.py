@@ -186,11 +186,14 @@ class Link:
             kind = "out_of_memory"
         elif _is_of_hardware(text):
             kind = "node"
+        elif isinstance(error, state.TrainsAlone):
+            kind = "alone"
         elif isinstance(error, state.NotAsAsked) or (self.starting and _raised_by_framework(error)):
             kind = "refused"
         lines = text.strip().splitlines() or [""]
         told = " ".join(lines[:3]) if lines[0].endswith(":") else lines[0]  # a list follows
-        message = f"{type(error).__name__}: {told}"
+        ours = isinstance(error, state.NotAsAsked)
+        message = told if ours else f"{type(error).__name__}: {told}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
         effect = kind not in ("out_of_memory", "node") and any(
             word in text.lower() for word in _PEER_WORDS

@@ -9,7 +9,8 @@ import re
 import sys
 from typing import Any
 
-_BATCH = re.compile(
+#: Names of a batch.
+BATCH = re.compile(
     r"((per_device_|device_|local_|micro_|train_)*(micro_?)?batch(_?size)?|bsz?|samples_per_gpu"
     r"|ims_per_batch)",
     re.I,
@@ -37,5 +38,5 @@ def batches() -> dict[str, int]:
     return {
         name: value
         for name, value in every
-        if type(value) is int and value > 0 and _BATCH.fullmatch(name)
+        if type(value) is int and value > 0 and BATCH.fullmatch(name)
     }

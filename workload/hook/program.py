@@ -31,6 +31,7 @@ def _prepare_program(options: Mapping[str, Any]) -> None:
     watching.patch_torch(torch)
     if state.link is not None:
         _listen_on_loopback()
+        frames.refuse_spawn()
     if state.link is not None or options.get("activation_checkpointing"):
         wanted = options.get("inspect") or options.get("counts")
         counts = counting.StepCounts(torch) if wanted else None

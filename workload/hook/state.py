@@ -39,6 +39,10 @@ class NotAsAsked(ValueError):
     """Mismatch between the program's training and the configuration under test."""
 
 
+class TrainsAlone(NotAsAsked):
+    """Ranks that do not train one model together."""
+
+
 class _Asked(dict[str, Any]):
     """Configuration that notes the knobs the program reads."""
 

@@ -56,10 +56,10 @@ def _check_ranks() -> None:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         together = distributed.get_world_size()
     if together != world and "horovod" not in sys.modules:
-        raise state.NotAsAsked(
+        raise state.TrainsAlone(
             f"of {world} ranks each trains {'alone' if together == 1 else f'with {together}'}: the "
-            "script makes no process group of all ranks that were started (put `torchrun "
-            "--nproc-per-node 1` before a script that trains in one process)"
+            "script makes no process group of all ranks that were started (without a launcher it "
+            "is tuned as one process)"
         )
 
 

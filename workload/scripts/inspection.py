@@ -21,7 +21,7 @@ from tuner.search_spaces.job import Precision
 from tuner.search_spaces.model_facts import ModelFacts
 from tuner.workload.hook import micro_batches
 from tuner.workload.limits import FIRST_STEP_LIMIT_S
-from tuner.workload.probe import INSPECTIONS, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.probe import INSPECTIONS, Failure, ProbeRecord, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, ScriptJob
@@ -65,12 +65,19 @@ def inspect_script(
     if record.failure is not None:
         raise InputError(
             f"the script {script.name!r} did not reach its first optimizer step "
-            f"({record.failure.message}); its log is {folder / 'probes/inspection/rank0.log'}"
+            f"({record.failure.message}{_last_words(record.failure)}); its log is "
+            f"{folder / 'probes/inspection/rank0.log'}"
         )
     how = f" ({record.meter.mark})" if record.meter.mark else ""
     say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
     job = _job_of(script, blank, record.environment["facts"])
     return replace(job, frame=replace(job.frame, first_step_s=record.environment["first_step_s"]))
+
+
+def _last_words(failure: Failure) -> str:
+    """Return the last line of a log if it says more: argparse's sentence, for instance."""
+    last = (failure.log_tail.strip().splitlines() or [""])[-1].strip()[:200]
+    return f': "{last}"' if last and last not in failure.message else ""
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
@@ -98,7 +105,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         precision="fp32",
         words=script.words,
         cwd=str(Path(script.cwd).resolve()),
-        devices=nodes * ranks_today(script, cluster),
+        devices=nodes * ranks_today(script, cluster, nodes),
         launcher=launcher_on(script, cluster),
         driver=script.framework_of_command,
     )
@@ -158,13 +165,16 @@ def require_one_node(script: Script) -> None:
         )
 
 
-def ranks_today(script: Script, cluster: Cluster) -> int:
-    """Return the ranks that the command starts on a node: those of its launcher, or all devices.
+def ranks_today(script: Script, cluster: Cluster, nodes: int = 1) -> int:
+    """Return the ranks that the command starts on a node: those of its launcher, or one process.
+
+    Across nodes a probe has a rank on each device.
 
     Raises:
         InputError: its launcher starts more than the node has devices.
     """
     launcher, devices = script.launcher, cluster.devices_per_node
+    started = launcher is not None and bool(launcher.words)
     ranks = launcher.processes if launcher else 0
     if ranks > devices:
         assert launcher is not None
@@ -178,7 +188,7 @@ def ranks_today(script: Script, cluster: Cluster) -> int:
             f"{launcher.kind} would start {ranks} of {devices} possible processes on each of "
             f"{launcher.nodes} nodes, and a probe across nodes has a rank on each device"
         )
-    return ranks or devices
+    return ranks or (devices if started or nodes > 1 else 1)
 
 
 def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:

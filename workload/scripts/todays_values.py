@@ -8,14 +8,22 @@ its option.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
+from tuner.workload.hook.named_values import BATCH
 from tuner.workload.scripts.command import LAUNCH, PLACEHOLDER
 from tuner.workload.scripts.knob_support import OFFLOADS
 from tuner.workload.scripts.script_job import ScriptJob
+
+#: Options of scripts that carry a part of the batch, as regular expressions.
+_NAMED = {
+    "micro_batch": BATCH.pattern,
+    "gradient_accumulation": r"((gradient|grad)_?)?(accum\w*|acc_steps)|update_freq",
+}
 
 
 def require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
@@ -67,23 +75,70 @@ def _written(job: ScriptJob, name: str, value: str) -> str:
 
 
 def _defaults(job: ScriptJob) -> Mapping[str, str]:
-    """Return the defaults of the placeholders' options, read from the script's source.
+    """Return the defaults of the placeholders' options, as far as the script's source says them."""
+    named = {_place(job, name)[0].rstrip("="): name for name in job.placeholders}
+    return {named[option]: value for option, value in _options(job).items() if option in named}
 
-    The source is parsed and never run: constants that a call like `add_argument("--x", default=8)`
-    holds.
+
+def _options(job: ScriptJob) -> Mapping[str, str]:
+    """Return the script's own options with their defaults, where its source has one constant each.
+
+    The source is parsed and never run: calls like `add_argument("--x", default=8)`.
     """
     try:
         tree = ast.parse(Path(job.cwd, job.words[0]).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return {}
-    named = {_place(job, name)[0].rstrip("="): name for name in job.placeholders}
     found: dict[str, set[str]] = {}
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
             continue
         words = [each.value for each in call.args if isinstance(each, ast.Constant)]
         default = next((each.value for each in call.keywords if each.arg == "default"), None)
-        for name in (named[word] for word in words if word in named):
+        for word in words:
+            if not isinstance(word, str) or not word.startswith("-"):
+                continue
             if isinstance(default, ast.Constant) and type(default.value) in (int, float, str):
-                found.setdefault(name, set()).add(str(default.value))
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+                found.setdefault(word, set()).add(str(default.value))
+    return {option: values.pop() for option, values in found.items() if len(values) == 1}
+
+
+def proposed_command(command: str, job: ScriptJob) -> str:
+    """Return a command that gives a search something to turn, filled in as far as it is known.
+
+    Options of the script that are named as the batch and the accumulation, and hold today's values,
+    are proposed; whether they are what they are named, the counts of the probes show.
+    """
+    today = {"micro_batch": job.frame.micro_batch, "gradient_accumulation": job.frame.accumulation}
+    made = command
+    for name, value in today.items():
+        if not value:
+            return _any_knob(command)
+        given = _given(made, name, value)
+        if given == made:
+            options = (o for o, default in _options(job).items() if default == str(value))
+            option = next((o for o in options if re.fullmatch(_NAMED[name], _plain(o), re.I)), "")
+            if not option:
+                return _any_knob(command)
+            given = f"{made} {option} {{{name}={value}}}"
+        made = given
+    return f"-- {made}"
+
+
+def _given(command: str, name: str, value: int) -> str:
+    """Return the command with a placeholder for the value of the option that is so named."""
+
+    def placed(found: re.Match[str]) -> str:
+        if not re.fullmatch(_NAMED[name], _plain(found[1]), re.I):
+            return found[0]
+        return f"{found[1]}{found[2]}{{{name}={value}}}"
+
+    return re.sub(rf"(?<!\S)(-[\w-]+)([ =]){value}(?!\S)", placed, command)
+
+
+def _plain(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def _any_knob(command: str) -> str:
+    return f"--knob NAME=VALUE,VALUE -- {command} --option {{NAME=VALUE}}"

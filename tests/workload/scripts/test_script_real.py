@@ -42,15 +42,22 @@ class Bench:
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs
+        self.records: list[ProbeRecord] = []
         script = Script("plain_deepspeed.py", cwd=SCRIPTS)
         self.runner = LocalRunner(blank_job(script, CLUSTER), CLUSTER, run_dir=runs)
 
-    def look(self, command: str, cwd: Path, **told: object) -> ScriptJob:
+    def look(self, command: str, cwd: Path, ranks: int = 2, **told: object) -> ScriptJob:
         shutil.rmtree(self.runs / "probes" / "inspection", ignore_errors=True)
+        if ranks > 1 and "nproc" not in command:
+            command = f"torchrun --nproc-per-node {ranks} {command}"
         script = Script(command, cwd=cwd, **told)  # type: ignore[arg-type]
         blank = blank_job(script, CLUSTER)
         self.runner.turn_to(blank)
-        return inspect_script(script, blank, self.runner.run, folder=self.runs)
+        return inspect_script(script, blank, self._run, folder=self.runs)
+
+    def _run(self, request: ProbeRequest) -> ProbeRecord:
+        self.records.append(self.runner.run(request))
+        return self.records[-1]
 
     def probe(self, job: ScriptJob, name: str, **knobs: object) -> tuple[ProbeRecord, str]:
         """The record of one probe, and what rank 0 printed."""
@@ -466,18 +473,47 @@ def test_a_batch_that_does_not_follow_its_argument_costs_a_failed_probe(
     assert not record.measurements
 
 
+ALONE = """
+import torch
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+while True:
+    net(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
 @pytest.mark.slow
-def test_ranks_that_train_alone_are_refused(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import torch\n"
-        "net = torch.nn.Linear(8, 1)\n"
-        "optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)\n"
-        "while True:\n"
-        "    net(torch.randn(4, 8)).sum().backward()\n"
-        "    optimizer.step()\n"
-    )
+def test_a_script_without_a_process_group_is_one_process(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ALONE)
     with pytest.raises(InputError, match="of 2 ranks each trains alone"):
         bench.look("train.py", tmp_path)
+    (record,) = bench.records[-1:]
+    assert record.failure is not None
+    assert record.failure.kind == "alone"
+    job = bench.look("train.py", tmp_path, ranks=1)
+    assert (job.devices, job.baseline.data_parallel) == (1, 1)
+    assert (job.global_batch, job.length_known) == (0, False)  # no loader, nothing named
+    record, _ = bench.probe(job, "one")
+    assert record.ok, record.failure
+
+
+@pytest.mark.slow
+def test_a_script_that_starts_its_own_ranks_is_refused(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch.multiprocessing as mp\ndef run(rank):\n    pass\nmp.spawn(run, nprocs=2)\n"
+    )
+    with pytest.raises(InputError, match=r"starts its own ranks .*start them with torchrun"):
+        bench.look("train.py", tmp_path, ranks=1)
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_says_its_last_words(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\np.parse_args()\n"
+    )
+    with pytest.raises(InputError, match="unrecognized arguments: --rl 3"):
+        bench.look("train.py --rl 3", tmp_path, ranks=1)
 
 
 @pytest.mark.slow

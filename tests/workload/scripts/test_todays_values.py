@@ -24,6 +24,7 @@ from tuner.testing.scripts import CPU, script_job
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.todays_values import proposed_command
 
 SOURCE = """
 import argparse
@@ -103,7 +104,8 @@ def test_a_command_that_says_nothing_leaves_batch_and_length_unknown(tmp_path: P
 
 
 def unknown(folder: Path, **changes: object) -> Question:
-    job = script_job("train.py", folder, Framework("torch"), steps=0, global_batch=0)
+    knobs = (Knob("pause", (1, 2), how="env:GLOO_PAUSE"),)
+    job = script_job("train.py", folder, Framework("torch"), knobs, steps=0, global_batch=0)
     return Question(
         job, CPU, None, Constraints(**changes), SearchSettings(), None, "inline", "s", folder
     )
@@ -146,3 +148,83 @@ def test_baseline_changes_the_commands_own(tmp_path: Path) -> None:
     assert problem.baseline is not None
     assert (problem.baseline.data_parallel, problem.baseline.micro_batch) == (1, 16)
     assert problem.baseline.get("threads") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "proposed"),
+    [
+        (
+            "torchrun train.py --data x",
+            "-- torchrun train.py --data x --batch-size {micro_batch=32} --accum "
+            "{gradient_accumulation=4}",
+        ),
+        (
+            "train.py --lr 32 --batch-size 32 --accum=4 --seed 4",
+            "-- train.py --lr 32 --batch-size {micro_batch=32} --accum={gradient_accumulation=4} "
+            "--seed 4",
+        ),
+        # Its twin of equal value is no batch of the training.
+        (
+            "train.py --eval-batch-size 32 --accum 4",
+            "-- train.py --eval-batch-size 32 --accum {gradient_accumulation=4} --batch-size "
+            "{micro_batch=32}",
+        ),
+    ],
+)
+def test_the_command_that_would_turn_something_is_filled_in(
+    tmp_path: Path, command: str, proposed: str
+) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    frame = Framework("torch", micro_batch=32, accumulation=4)
+    job = replace(blank_job(Script(command, cwd=tmp_path), ONE), frame=frame, global_batch=128)
+    assert sorted(proposed_command(command, job).split()) == sorted(proposed.split())
+    other = replace(job, frame=replace(frame, micro_batch=7))
+    assert "--knob NAME=VALUE,VALUE" in proposed_command(command, other)
+
+
+def test_nothing_to_turn_ends_after_the_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inspection alone is made up here; what it leads to is not."""
+    job = script_job("train.py", tmp_path, Framework("torch", micro_batch=32, accumulation=4))
+    job = replace(job, devices=1, global_batch=128)
+    (tmp_path / "train.py").write_text(SOURCE)
+    monkeypatch.setattr("tuner.problem.user_script.job_of_script", lambda *_, **__: job)
+    words = ["optimize", "--no-clocks", "--runs-dir", str(tmp_path / "runs")]
+    assert main([*words, "--", str(tmp_path / "train.py")]) == 1
+    said = capsys.readouterr().err
+    assert "nothing to try: of the script 'train' nothing can be turned here" in said
+    assert "--batch-size {micro_batch=32} --accum {gradient_accumulation=4}" in said
+
+
+def test_a_script_is_no_job_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "train.py"]) == 2
+    assert "train.py is a script: tuner optimize -- train.py" in capsys.readouterr().err
+
+
+def test_without_a_launcher_one_process_is_started(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    for command, ranks in (
+        ("train.py", 1),
+        ("CUDA_LAUNCH_BLOCKING=1 python train.py", 1),
+        ("torchrun --nproc-per-node 2 train.py", 2),
+    ):
+        assert blank_job(Script(command, cwd=tmp_path), CPU).devices == ranks
+    # A probe across nodes has a rank on each device.
+    on_two = replace(CPU, nodes=2)
+    assert blank_job(Script("train.py", cwd=tmp_path), on_two, nodes=2).devices == 4
+
+
+def test_ranks_that_train_alone_close_every_launch_of_several() -> None:
+    from tuner.search.observations import Observations
+    from tuner.search.parameters import ParameterEncoding
+    from tuner.search_spaces.candidates import Candidates
+    from tuner.search_spaces.configuration import Configuration
+
+    every = [Configuration.of(data_parallel=d, micro_batch=m) for d in (1, 2) for m in (1, 2)]
+    candidates = Candidates.from_configurations(every)
+    seen = Observations(ParameterEncoding(candidates), np.arange(len(candidates)))
+    failed = next(i for i, c in enumerate(candidates) if c.data_parallel == 2)
+    seen._add_failure(failed, {"failure": "alone"})
+    left = {c.data_parallel for i, c in enumerate(candidates) if i not in seen.failed_launches}
+    assert (left, len(seen.failed_launches)) == ({1}, 2)
