@@ -39,6 +39,8 @@ def count(source: str) -> None:
 def _observe(optimizer: int) -> None:
     """Note what a step showed; stop watching once the last of the watched steps is over."""
     watched, counts = state.seen.get("watched"), state.seen.get("counted")
+    if "length" not in state.seen and state.options.get("inspect"):
+        state.seen["length"] = stated_length()
     if watched is not None and not state.seen.get("first_step"):
         state.seen["first_step"] = True
         watched.first_step()
@@ -96,6 +98,30 @@ def owner() -> str:
         found |= {owner for owner in _OWNERS if name == owner or name.startswith(f"{owner}.")}
         frame = frame.f_back
     return next((name for owner, name in _OWNERS.items() if owner in found), "")
+
+
+def stated_length() -> dict[str, Any]:
+    """Return the optimizer steps that the calling framework's own object says; {} if it says none.
+
+    `{"steps": n, "by": framework}`. Lightning counts by its loaders, which it has by then.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        holder = frame.f_locals.get("self")
+        module = str(getattr(type(holder), "__module__", ""))
+        try:
+            if module.startswith("transformers.trainer"):
+                steps = getattr(getattr(holder, "state", None), "max_steps", 0)
+            elif ".trainer.trainer" in module and "lightning" in module:
+                steps = holder.estimated_stepping_batches  # type: ignore[union-attr]
+            else:
+                steps = 0
+        except Exception:  # no evidence
+            steps = 0
+        if isinstance(steps, int) and steps > 0:
+            return {"steps": steps, "by": module.partition(".")[0]}
+        frame = frame.f_back
+    return {}
 
 
 class Forwards:

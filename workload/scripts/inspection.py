@@ -216,7 +216,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         follows=seen.follows,
         measured=engine and bool(batch) and batch[0] == facts["micro_batch"],
         counted=seen.counted,
-        sources={**seen.sources, **_source_of_steps(script, blank)},
+        sources={**seen.sources, **_source_of_steps(script, blank, facts)},
         client_optimizer=str(facts.get("client_optimizer", "")),
         can_checkpoint=bool(facts.get("can_checkpoint")),
         checkpoints=bool(facts.get("checkpoints")),
@@ -226,9 +226,15 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         live=dict(facts.get("live", {})),
     )
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
+    stated = facts.get("length") or {}
+    if script.steps is not None and stated and stated["steps"] != script.steps:
+        assumed.append(
+            f"--steps is {script.steps:,}, and {stated['by']} would train {stated['steps']:,} steps"
+        )
     job = replace(
         blank,
         global_batch=seen.global_batch,
+        steps=blank.steps or int(stated.get("steps", 0)),
         precision=_precision(seen.config),
         sequence_length=length,
         model=_model(script, facts),
@@ -239,12 +245,14 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     return job.declares(script.knobs)
 
 
-def _source_of_steps(script: Script, blank: ScriptJob) -> dict[str, str]:
+def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return where the length comes from; nothing if it is unknown."""
     if script.steps is not None:
         return {"steps": "--steps"}
     if blank.length_known and blank.driver is not None:
         return {"steps": f"{blank.driver.driver.name}'s keys"}
+    if facts.get("length"):
+        return {"steps": f"{facts['length']['by']}'s own count"}
     return {}
 
 

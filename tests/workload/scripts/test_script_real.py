@@ -393,6 +393,7 @@ def test_an_unmodified_transformers_trainer(bench: Bench, repo: Path, deepspeed:
     assert job.frame.owner == "transformers"
     assert (job.global_batch, job.sequence_length) == (16, 16)
     assert (job.frame.micro_batch, job.frame.accumulation) == (4, 2)
+    assert job.steps == 100_000  # as its state says
     assert (job.frame.measured, job.frame.counted) == (deepspeed, not deepspeed)
     turned = {name for name, offer in job.offers.items() if offer.turned}
     states = {"zero_stage", "optimizer_offload", "parameter_offload"} if deepspeed else set()
@@ -415,6 +416,7 @@ def test_an_unmodified_lightning_script(bench: Bench, repo: Path) -> None:
     job = bench.look("lightning_module.py", repo)
     assert (job.frame.owner, job.frame.turns) == ("lightning", ("gradient_accumulation",))
     assert (job.global_batch, job.baseline.micro_batch, job.frame.accumulation) == (16, 4, 2)
+    assert job.frame.sources["accumulation"] == "lightning's arguments"
     assert {name for name, offer in job.offers.items() if offer.turned} == {"data_parallel"}
     record, log = bench.probe(job, "lightning", data_parallel=1)
     assert record.ok, (record.failure, log[-1000:])
