@@ -180,7 +180,8 @@ def frames(cluster: Cluster, runs: Path, only: Sequence[str] = ()) -> list[Tried
         if not installed(needs):
             done.append(Tried(frame, command, why=f"{needs} is not installed"))
         else:
-            done.append(_fresh(frame, Script(command, cwd=folder), cluster, runs))
+            started = f"torchrun --nproc-per-node {cluster.devices_per_node} {command}"
+            done.append(_fresh(frame, Script(started, cwd=folder), cluster, runs))
         print("\n".join(done[-1].lines()), flush=True)
     return done
 

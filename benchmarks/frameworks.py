@@ -24,10 +24,10 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.testing.commands import finished
+from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import LAUNCH, Script
 from tuner.workload.scripts.frameworks import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import Checked, check_keys
-from tuner.workload.scripts.inspection import blank_job
 
 SCRIPTS = ROOT / "tests" / "scripts"
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
@@ -243,7 +243,7 @@ def contract(sample: Sample, sources: Mapping[str, Path], wheels: Path, folder: 
     known = bound is not None and bound.driver == driver
     knobs: tuple[str, ...] = ()
     if known:
-        blank = blank_job(script, NODE)
+        blank = on_every_device(script, NODE)
         job = replace(blank, frame=replace(blank.frame, kind="torch"))
         knobs = tuple(name for name in LAUNCH if job.offers[name].turned)
         if (job.start(job.baseline, folder / "probe", probe=False).words) != job.words:

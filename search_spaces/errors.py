@@ -93,6 +93,10 @@ def check_integer(what: str, value: object, *, least: int = 1, most: int = LARGE
     return value
 
 
+class NothingToTry(InputError):
+    """A script of which nothing can be turned; the sentence holds a command that would."""
+
+
 class InvalidConfiguration(InputError):
     """Configuration that violates a rule.
 

@@ -35,7 +35,7 @@ class TrainingJob:
         model: the model's Hugging Face configuration, as in its `config.json`.
         sequence_length: tokens per sequence, including those of its video.
         global_batch: sequences per optimizer step, over all replicas.
-        steps: number of optimizer steps to the solution.
+        steps: number of optimizer steps to the solution; 0 if a script's length is unknown.
         learning_rate: learning rate of the built-in training program.
         frames: video frames per sequence, for a model that encodes them; 0 for text alone.
         steps_at: number of optimizer steps to the solution at other global batches.
@@ -153,6 +153,11 @@ class TrainingJob:
     def compiled(self) -> bool:
         """True if the program compiles its model where no knob says so."""
         return False
+
+    @property
+    def length_known(self) -> bool:
+        """Whether the number of optimizer steps to the solution is known."""
+        return self.steps > 0
 
     @property
     def on_deepspeed(self) -> bool:
@@ -335,6 +340,8 @@ def load_job(name_or_path: str | Path | None = None) -> TrainingJob:
         InputError: neither a shipped name nor a readable job file.
     """
     text = str(name_or_path or "tiny-gpt")
+    if text.endswith(".py"):
+        raise InputError(f"{text} is a script: tuner optimize -- {text}")
     file, _ = find_file("jobs", text, "job", other=("or the path of a job.toml",))
     with resources.as_file(file) as path:
         return TrainingJob.from_toml(path)

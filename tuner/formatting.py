@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tuner.search_spaces.configuration import Configuration
@@ -53,7 +53,7 @@ class Units:
     """The units in which one set of figures is written.
 
     Attributes:
-        energy: "J", "kJ", "kWh", "MWh" or "GWh".
+        energy: "J", "kJ", "kWh", "MWh" or "GWh"; "J/step" and so on for figures of one step.
         kJ: kilojoules in one of them.
         time: "s", "h" or "days".
         s: seconds in one of them.
@@ -80,9 +80,12 @@ class Units:
     def of(cls, points: Iterable[HasCosts]) -> Units:
         """Return the units of points."""
         every = list(points)
-        return cls.for_values(
+        units = cls.for_values(
             (p.energy_to_solution_kJ for p in every), (p.time_to_solution_s for p in every)
         )
+        if not any(getattr(point, "of_step", False) for point in every):
+            return units
+        return replace(units, energy=f"{units.energy}/step", time=f"{units.time}/step")
 
     def energy_text(self, energy_kJ: float, digits: int = 3) -> str:
         """Return an energy with its unit."""

@@ -16,6 +16,8 @@ from tuner.workload.probe import ProbeRequest, WindowPolicy
 STEP_LIMIT_S = 120.0
 #: Time to the first step in the inspection of a script, and at least in every probe.
 FIRST_STEP_LIMIT_S = 300.0
+#: A look at a script ends after a further step that takes as long as this, seconds.
+LONG_STEP_S = 60.0
 #: A probe as a whole, if no more is predicted.
 PROBE_LIMIT_S = 300.0
 #: A step may take so many times what is predicted, a launch what the inspection took.

@@ -29,7 +29,15 @@ SCHEMA_VERSION = 1
 Scope = Literal["gpu", "module", "node"]
 
 FailureKind = Literal[
-    "refused", "out_of_memory", "crash", "hang", "time_limit", "cancelled", "not_taken", "node"
+    "refused",
+    "alone",
+    "out_of_memory",
+    "crash",
+    "hang",
+    "time_limit",
+    "cancelled",
+    "not_taken",
+    "node",
 ]
 
 
@@ -38,19 +46,21 @@ class FailureClass:
     """Meaning of a kind of failure.
 
     Attributes:
-        blames: what may not be tried again: every setting of the launch, or this setting; None if
-            the failure says nothing of the configuration.
+        blames: what may not be tried again: every launch on more than one rank, every setting of
+            the launch, or this setting; None if the failure says nothing of the configuration.
         t4: the kind in Kernel Tuner's T4 results schema ("invalidity", version 1.0.0).
     """
 
     phrase: str
-    blames: Literal["launch", "setting"] | None
+    blames: Literal["ranks", "launch", "setting"] | None
     t4: Literal["constraints", "runtime", "timeout"] = "runtime"
 
 
 FAILURES: Mapping[str, FailureClass] = {
     # by the framework or a rule
     "refused": FailureClass("refused", "launch", "constraints"),
+    # the script makes no process group, whatever the number of ranks
+    "alone": FailureClass("each rank trains alone", "ranks", "constraints"),
     "out_of_memory": FailureClass("out of memory", "launch"),
     "crash": FailureClass("crash", "launch"),
     # no step within the limit

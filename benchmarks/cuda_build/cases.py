@@ -24,6 +24,7 @@ from tuner.cli.main import main as tuner
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.testing.commands import finished
+from tuner.testing.scripts import on_every_device
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_group import RankGroup
@@ -31,7 +32,6 @@ from tuner.workload.node.rank_server import PRELOAD_OPTIONAL, RankServer, RankSp
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import INSPECTIONS, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import _FRAMEWORKS, Script
-from tuner.workload.scripts.inspection import blank_job
 
 #: Commands in the folder of the tests' scripts.
 SCRIPTS = {
@@ -126,7 +126,7 @@ def _script(name: str, folder: Path) -> Launched:
     lightning.write_text(lightning.read_text().replace('"cpu"', '"gpu"'))
     config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}
     (work / "ds.json").write_text(json.dumps(config))
-    blank = blank_job(Script(SCRIPTS[name], cwd=work), detect_cluster())
+    blank = on_every_device(Script(SCRIPTS[name], cwd=work), detect_cluster())
     launch, window = blank.baseline.launch, WindowPolicy(micro_batches=False)
     return _probe(blank, ProbeRequest("i", launch, window=window, purpose=INSPECTIONS[0]), folder)
 

@@ -34,14 +34,14 @@ def train(model: Any, loss: Any, micro_batches: int, size: int) -> None:
 
 def test_the_largest_outermost_module_is_the_model() -> None:
     plain = torch.nn.Module.__call__
-    watched = watching.FirstForwards(torch)
+    watched = watching.Forwards(torch)
     model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
     train(model, torch.nn.MSELoss(), micro_batches=3, size=5)
     model.eval()
     model(torch.randn(99, 8))  # a look at validation data is no micro-batch
-    watched.end()
+    watched.first_step()
     assert torch.nn.Module.__call__ is plain
-    assert (state.seen["forwards"], state.seen["batch"]) == (3, [5, 8])
+    assert state.seen["batch"] == [5, 8]
     assert state.seen["can_checkpoint"] is False
 
 
@@ -68,10 +68,8 @@ def test_a_model_is_compiled_if_most_of_its_tensors_are_in_compiled_parts() -> N
 
 def test_a_first_batch_of_another_size_is_refused() -> None:
     state.options["micro_batch"] = 4
-    watched = watching.FirstForwards(torch)
-    train(torch.nn.Linear(8, 1), torch.nn.MSELoss(), micro_batches=1, size=5)
     with pytest.raises(NotAsAsked, match="hold 5 samples where micro_batch is 4"):
-        watched.end()
+        watching.see_batch(({"input_ids": torch.zeros(5, 8)}, ()))
 
 
 class Switched(torch.nn.Module):
@@ -97,9 +95,9 @@ class Switched(torch.nn.Module):
 def test_the_switch_is_found_inside_a_wrapper_and_turned_before_the_first_forward() -> None:
     state.options["activation_checkpointing"] = "full"
     model = torch.nn.Sequential(Switched())
-    watched = watching.FirstForwards(torch)
+    watched = watching.Forwards(torch)
     train(model, torch.nn.MSELoss(), micro_batches=1, size=2)
-    watched.end()
+    watched.first_step()
     assert model[0].is_gradient_checkpointing
     assert (state.seen["can_checkpoint"], state.seen["checkpoints"]) == (True, True)
 

@@ -30,8 +30,8 @@ from tuner.cli import (
 )
 from tuner.cli.arguments import RUNS, RUNS_DIR
 from tuner.cli.defaults import KEYS, apply_defaults
-from tuner.cli.options import BAD_INPUT, INTERRUPTED, OK, Commands, Parser
-from tuner.search_spaces.errors import InputError
+from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK, Commands, Parser
+from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.terminal import visible_streams
 from tuner.workload.node.rights import refuse_sudo
 
@@ -149,6 +149,9 @@ def _main(argv: Sequence[str] | None) -> int:
         code: int = args.run_command(args)
         sys.stdout.flush()
         return code
+    except NothingToTry as error:
+        print(f"tuner: {error}", file=sys.stderr)
+        return FAILED
     except InputError as error:
         # One line, even where a name in a file holds several.
         print(f"tuner: {' '.join(str(error).splitlines())}", file=sys.stderr)

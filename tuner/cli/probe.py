@@ -98,7 +98,7 @@ def _probe(args: argparse.Namespace) -> int:
         raise InputError("--data is for a job; a script reads its own")
     else:
         require_trust(args, of_files(args.knobs, script.framework, None), "a file that you name")
-        script = with_knobs(script, (*args.knobs, *args.knob))
+        script = with_knobs(script, (*args.knobs, *args.knob)).stating(args.what)
         cluster = cluster_of(args.cluster)
         job = blank_job(script, cluster)
         configuration = _changed(job, args.what)

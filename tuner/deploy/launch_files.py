@@ -451,8 +451,9 @@ def _readme(
     clocks = clock_settings(configuration)
     live = clocks.short if clocks else ""
     start = "./clocks.sh ./launch.sh" if live else "./launch.sh"
+    length = f" for {job.steps} optimizer steps" if job.length_known else ""
     return (
-        f"{start} trains {one_line(job.name)} for {job.steps} optimizer steps under "
+        f"{start} trains {one_line(job.name)}{length} under "
         f"{one_line(configuration.short)}, with {live or 'clocks left to the device'}.\n\n"
         + (f"{notice}.\n\n" if (notice := "" if script else synthetic_notice(job)) else "")
         + (

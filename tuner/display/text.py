@@ -53,7 +53,7 @@ def spent_text(result: Result) -> str:
     19,600 J beside points of a few joules is written as 19.6 kJ, and 0.0005 kWh as 1.9 kJ.
     """
     units, spent_kJ = units_of(result), result.spent.energy_kJ
-    alike = 0.01 * units.kJ <= spent_kJ < 1e4 * units.kJ
+    alike = 0.01 * units.kJ <= spent_kJ < 1e4 * units.kJ and result.length_known
     return units.energy_text(spent_kJ) if alike else energy_text(spent_kJ)
 
 
@@ -146,9 +146,11 @@ def payback(result: Result) -> str:
     if result.points and result.spent.energy_kJ == 0:
         return "Nothing was spent on a search."
     kept = result.recommendation is not None and result.recommendation.action == "keep"
-    if kept or steps is None or share is None or not math.isfinite(steps):
+    if kept or steps is None or not math.isfinite(steps):
         return ""
     text = f"The savings repay the search after {number(steps)} {unit_of_work(result)}s"
+    if share is None:
+        return f"{text}."
     if share <= 1:
         return f"{text} ({percent(share)} of the job)."
     return f"{text}: {number(share)} runs of the whole job."
@@ -240,7 +242,8 @@ def summary_lines(result: Result) -> list[str]:
     lines.append(
         f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} "
         f"{found_word(result)} configurations, "
-        f"{result.steps:,} x {result.about.get('unit_of_work', 'step')}"
+        + (f"{result.steps:,} x " if result.length_known else "of one ")
+        + str(result.about.get("unit_of_work", "step"))
     )
     lines += front_lines(result.front_points, names, intervals=True, units=units)
     if result.predicted:

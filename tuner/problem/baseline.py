@@ -22,6 +22,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.short_names import split_words, values_of
+from tuner.workload.scripts.script_job import ScriptJob
 
 #: Keys of DeepSpeed's JSON that say how the batch is split, which the knobs say.
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -72,8 +73,8 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
 
     Args:
         words: at most one path of a DeepSpeed JSON, and KNOB=VALUE, which win over it.
-        job, cluster: what it trains, and where; data parallelism fills the devices, as far as they
-            divide the global batch, where no word says otherwise.
+        job, cluster: what it trains, and where. Where no word says otherwise, a script's command
+            holds; else data parallelism fills the devices, as far as they divide the batch.
 
     Raises:
         InputError: the file is no DeepSpeed JSON, or there are two.
@@ -85,6 +86,11 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
     if len(files) > 1:
         raise InputError(f"{files[1]!r} is a second file; a baseline is one DeepSpeed JSON")
     values: dict[str, Value] = {}
+    if isinstance(job, ScriptJob):  # its command says the rest
+        today = {**job.baseline.launch, **job.baseline.live}
+        own = {knob.name for knob in job.knobs}
+        values = {name: value for name, value in today.items() if name not in own}
+        declared = {**{n: v for n, v in today.items() if n in own}, **declared}
     notes: list[str] = []
     if files:
         config = _read(Path(files[0]))

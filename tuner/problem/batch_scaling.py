@@ -22,12 +22,14 @@ from tuner.workload.probe import Measurement, ProbeRecord
 def steps_a_job_step(configuration: Configuration, job: TrainingJob | None) -> float:
     """Return the number of steps at the configuration's global batch that replace one of the job's.
 
-    It is 1 at the job's own batch.
+    It is 1 at the job's own batch, and for a job of unknown length.
 
     Raises:
         InvalidValue: the job does not give the steps of the solution at that batch.
     """
-    return 1.0 if job is None else job.at(configuration).steps / job.steps
+    if job is None or not job.length_known:
+        return 1.0
+    return job.at(configuration).steps / job.steps
 
 
 def in_job_steps(record: ProbeRecord, job: TrainingJob | None) -> ProbeRecord:

@@ -33,7 +33,8 @@ class SearchForecast:
         probes: expected number of launches, verification included.
         time_s: of all of them; None if no model knows the job.
         energy_kJ: of all of them, in the scope of the models; None likewise.
-        job_kJ: predicted energy of the whole training with the baseline; None likewise.
+        job_kJ: predicted energy of the whole training with the baseline; None likewise, and if
+            its length is unknown.
         devices: devices that are busy meanwhile.
         sets_clocks: clocks or power limits are changed, and put back.
     """
@@ -71,9 +72,12 @@ def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
     each_s = each_kJ = job_kJ = None
     if problem.prior is not None and problem.baseline is not None:
         each_s, each_kJ, job_kJ = _launch(problem, settings, visits)
-        repaid = USUAL_SAVING * job_kJ / each_kJ
-        launches = min(launches, max(LEAST_LAUNCHES // 2, math.floor(repaid)))
-        if settings.search_share is not None:  # it limits the launches of the search alone
+        if job_kJ is not None:
+            repaid = USUAL_SAVING * job_kJ / each_kJ
+            launches = min(launches, max(LEAST_LAUNCHES // 2, math.floor(repaid)))
+        if (
+            job_kJ is not None and settings.search_share is not None
+        ):  # it limits the launches of the search alone
             allowed = math.floor(settings.search_share * job_kJ / each_kJ)
             launches = min(launches, max(LEAST_LAUNCHES, allowed))
     probes = launches + (2 * USUAL_PAIRS if settings.verify else 0)
@@ -96,8 +100,10 @@ def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
     )
 
 
-def _launch(problem: Problem, settings: SearchSettings, visits: int) -> tuple[float, float, float]:
-    """Return seconds and kilojoules of one probe, and kilojoules of the whole training.
+def _launch(
+    problem: Problem, settings: SearchSettings, visits: int
+) -> tuple[float, float, float | None]:
+    """Return seconds and kilojoules of one probe, and kilojoules of the training (None if unknown).
 
     A launch on GPUs takes what the simulated cluster charges (`tuner.models.simulated.Conditions`),
     one on a CPU what `REAL_COST` says of the built-in program.
@@ -111,7 +117,7 @@ def _launch(problem: Problem, settings: SearchSettings, visits: int) -> tuple[fl
     launch_s, launch_power = cost.launch_s, cost.launch_power
     unit_s = step_s  # what a window consists of: micro-batches, or whole steps
     if cost.micro_batches and problem.job is not None:
-        unit_s /= problem.baseline.accumulation(problem.job.global_batch)
+        unit_s /= problem.baseline.accumulation(problem.job.global_batch) or 1
     if problem.cluster.device.type != "cpu":
         c = Conditions()
         ranks = problem.baseline.world_size
@@ -121,4 +127,5 @@ def _launch(problem: Problem, settings: SearchSettings, visits: int) -> tuple[fl
     window_s = max(cost.window_s, settings.window.min_steps * unit_s)
     visit_s = cost.settle_s + window_s
     joules = power_W * (launch_s * launch_power + visits * visit_s)
-    return launch_s + visits * visit_s, joules / 1000, power_W * step_s * problem.steps / 1000
+    job_kJ = power_W * step_s * problem.steps / 1000 if problem.length_known else None
+    return launch_s + visits * visit_s, joules / 1000, job_kJ

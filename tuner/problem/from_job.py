@@ -91,7 +91,7 @@ def problem_of_job(
     return Problem(
         name=job.name,
         candidates=candidates.where(lambda launch: _uses_at_most(launch, max_gpus)),
-        steps=job.steps,
+        steps=job.steps or 1,
         baseline=configuration,
         cost=replace(REAL_COST, micro_batches=not script or not script.why_accumulation_stays),
         identity={

@@ -76,7 +76,7 @@ def problem_of_run(
     """
     job, cluster = parse_job(study), parse_cluster(study)
     recorded = study.get("recorded", {})
-    steps = recorded.get("steps") or (job.steps if job else None)
+    steps = recorded.get("steps") or (job.steps or 1 if job else None)
     if steps is None:
         raise InputError(f"{folder.study_file} names neither a job nor a recording")
     return Problem(

@@ -36,7 +36,8 @@ class Problem:
         name: what is tuned, for people and as the stem of a run's name.
         candidates: every configuration that may be chosen. The baseline is one of them unless it
             needs more GPUs than the job may use: then it is measured for comparison only.
-        steps: optimizer steps (or units of work) that make the solution.
+        steps: optimizer steps (or units of work) that the figures are of: those that make the
+            solution, or 1 if the length of the training is unknown.
         baseline: what the user runs today; None if unknown.
         cost: predicted cost of probing before any probe was made.
         identity: sections that identify it: "job", "cluster", "space" or "recorded".
@@ -65,6 +66,16 @@ class Problem:
         if self.job is not None and self.job.knobs and not self.candidates.knobs:
             candidates = replace(self.candidates, knobs=self.job.knobs)
             object.__setattr__(self, "candidates", candidates)
+
+    @property
+    def length_known(self) -> bool:
+        """True if the figures are of a whole training, or of what was recorded."""
+        return self.job is None or self.job.length_known
+
+    @property
+    def repays(self) -> bool:
+        """True if a training of known length is to come, which can repay a search."""
+        return self.job is not None and self.job.length_known
 
     @cached_property
     def prior(self) -> Prior | None:

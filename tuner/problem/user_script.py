@@ -59,7 +59,6 @@ def job_of_script(
         InputError: as `tuner.workload.scripts.inspection.inspect_script`.
     """
     from tuner.workload.scripts.inspection import (
-        STEPS,
         blank_job,
         inspect_script,
         launcher_on,
@@ -71,13 +70,12 @@ def job_of_script(
     if (
         isinstance(before, ScriptJob)
         and (before.words, before.cwd) == (script.words, here)
-        and before.devices == nodes * ranks_today(script, cluster)
+        and before.devices == nodes * ranks_today(script, cluster, nodes)
         and before.launcher == launcher_on(script, cluster)
         and before.driver == script.framework_of_command
         and _ways(before.declares(script.knobs)) == _ways(before)
     ):
-        configured = before.driven.fact("steps") if before.driven else 0
-        steps = script.steps or configured or STEPS
+        steps = script.steps or before.steps
         return replace(before.declares(script.knobs), steps=steps, secrets=script.secrets)
     blank = blank_job(script, cluster, nodes)
     with launches(blank) as run_probe:

@@ -93,7 +93,7 @@ def _progress(records: Sequence[ProbeRecord]) -> tuple[ProgressPoint, ...]:
 def _spent(
     records: Sequence[ProbeRecord],
     time_s: float,
-    steps: int,
+    problem: Problem,
     best: Point | None,
     baseline: Point | None,
 ) -> Spent:
@@ -103,7 +103,7 @@ def _spent(
     if best is not None and baseline is not None:
         saved_kJ = baseline.energy_to_solution_kJ - best.energy_to_solution_kJ
         if saved_kJ > 0:
-            payback = energy_kJ / (saved_kJ / steps)
+            payback = energy_kJ / (saved_kJ / problem.steps)
     return Spent(
         energy_kJ=energy_kJ,
         time_s=time_s,
@@ -111,7 +111,7 @@ def _spent(
         failed=sum(not record.ok for record in records),
         measurements=sum(len(record.measurements) for record in records),
         payback_steps=payback,
-        payback_share=payback / steps if payback is not None else None,
+        payback_share=payback / problem.steps if payback and problem.length_known else None,
     )
 
 
@@ -199,7 +199,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         best=best,
         choice=with_unmeasured(choice, judge.constraints, surrogates, unmeasured, problem.steps),
         baseline=baseline,
-        spent=_spent(records, time_s, problem.steps, best, baseline),
+        spent=_spent(records, time_s, problem, best, baseline),
         steps=problem.steps,
         constraints={
             **judge.constraints.limits,

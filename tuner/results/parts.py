@@ -53,6 +53,8 @@ class Point:
         peak_memory_bytes: fullest rank; None where unknown.
         power_interval_W: 90 % interval; None if unknown.
         peak_power_W: highest power sample within a window; None where the samples were not kept.
+        of_step: energy and time are those of one optimizer step: the length of the training is
+            unknown.
     """
 
     configuration: Configuration
@@ -69,6 +71,7 @@ class Point:
     peak_memory_bytes: int | None = None
     power_interval_W: Interval | None = None
     peak_power_W: float | None = None
+    of_step: bool = False
 
     @classmethod
     def from_logs(
@@ -123,7 +126,9 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         """Return the point as JSON values."""
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        # That the figures are of one step is said once, by the result's "steps": null.
+        names = (name for name in self.__dataclass_fields__ if name != "of_step")
+        data = {name: getattr(self, name) for name in names}
         data["configuration"] = self.configuration.to_json()
         data["short_name"] = self.configuration.short
         data["meter"] = dict(vars(self.meter))
@@ -227,7 +232,7 @@ class Spent:
         measurements: windows measured.
         payback_steps: optimizer steps of training with `best` instead of the baseline after which
             the joules saved equal those spent; None where `best` saves none.
-        payback_share: the same as a share of the whole job.
+        payback_share: the same as a share of the whole job; None if its length is unknown.
     """
 
     energy_kJ: float

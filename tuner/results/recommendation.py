@@ -160,7 +160,7 @@ def recommend(result: Result) -> Recommendation | None:
         more["launch_s"] = spent.time_s / spent.probes if spent.probes else None
         more["launch_kJ"] = spent.energy_kJ / spent.probes if spent.probes else None
         share = None
-        if judge.baseline is not None and more["launch_kJ"]:
+        if judge.baseline is not None and more["launch_kJ"] and result.length_known:
             share = more["launch_kJ"] / judge.baseline.energy_to_solution_kJ
         more["more"] = judge.more(found.promising, share)
     return replace(found, **more)

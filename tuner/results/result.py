@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from tuner.models.surrogate.surrogates import Surrogates
     from tuner.problem.constraints import Constraints
+    from tuner.problem.today_facts import TodayFacts
     from tuner.results.choose import AnotherChoice
     from tuner.results.explain import Explanation
     from tuner.results.judge import Judge
@@ -58,7 +59,8 @@ class Result:
         choice: how it was chosen, in a sentence.
         baseline: what the user would run today, measured by the same meter.
         spent: joules, seconds and probes of the search, and when the savings repay them.
-        steps: optimizer steps (or units of work) that make the solution.
+        steps: optimizer steps (or units of work) that the figures are of: those that make the
+            solution, or 1 if the length of the training is unknown (null in the JSON).
         constraints: what was asked, e.g. {"budget_kJ": 25.0}, with the prices that were given.
         failures: the probes that failed, with why.
         leave_one_out: the surrogates' error; None with fewer than three measurements.
@@ -120,6 +122,18 @@ class Result:
         from tuner.results.judge import Judge
 
         return self.judge or Judge(self.points, self.baseline, Constraints(), self.steps)
+
+    @property
+    def length_known(self) -> bool:
+        """True if the figures are of a whole training, or of what was recorded."""
+        return self.job is None or self.job.length_known
+
+    @property
+    def today(self) -> TodayFacts | None:
+        """What a script trains today, and where each value comes from; None for another job."""
+        from tuner.problem.today_facts import today_facts
+
+        return today_facts(self.job, self.baseline.configuration if self.baseline else None)
 
     @property
     def headline(self) -> str:
@@ -313,7 +327,7 @@ class Result:
             "choice": {**vars(self.choice), "p_met": dict(self.choice.p_met)},
             "baseline": self.baseline.to_json() if self.baseline else None,
             "spent": dict(vars(self.spent)),
-            "steps": self.steps,
+            "steps": self.steps if self.length_known else None,
             "constraints": dict(self.constraints),
             "failures": [record.to_json() for record in self.failures],
             "leave_one_out": dict(vars(self.leave_one_out)) if self.leave_one_out else None,
@@ -324,6 +338,7 @@ class Result:
             "predicted": [point.to_json() for point in self.predicted],
             "attainment": dict(vars(self.attainment)) if self.attainment else None,
             "baseline_name": self.baseline_name,
+            "today": self.today.to_json() if self.today else None,
             "about": dict(self.about),
             "report": str(self.report_path) if self.report_path else None,
             "plan": self.plan.to_json() if self.plan else None,

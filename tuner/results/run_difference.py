@@ -103,7 +103,8 @@ def run_difference(first: Result, second: Result) -> RunDifference:
 def _job(result: Result) -> str:
     recorded = result.about.get("recorded", {})
     name = result.job.name if result.job else str(recorded.get("table", ""))
-    return f"{name}, {result.steps:,} steps".removeprefix(", ")
+    length = f"{result.steps:,} steps" if result.length_known else "of unknown length"
+    return f"{name}, {length}".removeprefix(", ")
 
 
 def _obstacles(first: Result, second: Result) -> list[str]:

@@ -59,8 +59,11 @@ class StudyState:
     @cached_property
     def points(self) -> tuple[Point, ...]:
         """The measured points, with NaN as probability of the front."""
-        steps, run_dir = self.spec.problem.steps, self.spec.run_dir
-        return points_of(self.posterior, steps, run_dir) if self.posterior is not None else ()
+        problem, run_dir = self.spec.problem, self.spec.run_dir
+        if self.posterior is None:
+            return ()
+        points = points_of(self.posterior, problem.steps, run_dir)
+        return tuple(replace(point, of_step=not problem.length_known) for point in points)
 
     @cached_property
     def front(self) -> tuple[Point, ...]:

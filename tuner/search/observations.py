@@ -130,6 +130,9 @@ class Observations:
             self.closed.add(candidate)
         if blames == "launch":
             self.failed_launches.add(launch)
+        if blames == "ranks":
+            every = zip(self._encoding.configurations, self._launch_of, strict=True)
+            self.failed_launches |= {int(number) for c, number in every if c.world_size > 1}
         if kind == "out_of_memory":
             self.peak_bytes[launch] = math.inf
         if kind == "not_taken":

@@ -121,8 +121,8 @@ class SearchLoop:
 
     @property
     def _job_kJ(self) -> float | None:
-        """Energy of the whole training with the baseline, as first measured; None before."""
-        for record in self.records:
+        """Energy of the whole training with the baseline, as first measured; None if unknown."""
+        for record in self.records if self._problem.length_known else ():
             if record.request.purpose == "baseline" and record.measurements:
                 return record.measurements[0].energy_per_step_J * self._problem.steps / 1000
         return None

@@ -16,7 +16,7 @@ from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import declared_options
 from tuner.study.callbacks import Progress
@@ -56,6 +56,13 @@ class Question:
         return None
 
     @property
+    def _baseline_words(self) -> list[str]:
+        given = self.baseline
+        if given is None or isinstance(given, Configuration):
+            return []
+        return [str(word) for word in ([given] if isinstance(given, str | Path) else given)]
+
+    @property
     def simulated(self) -> bool:
         """True if the models answer the probes."""
         return self.executor == "simulated"
@@ -74,7 +81,7 @@ class Question:
         if isinstance(job, Script):
             name = name or new_name(job.name, self.runs_dir)
             run = RunFolder.named(self.runs_dir, name)
-            job, cluster = self._inspected(job, run, notify)
+            job, cluster = self._inspected(job.stating(self._baseline_words), run, notify)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         problem = problem_of_job(
             job,
@@ -86,11 +93,34 @@ class Question:
             clocks=clocks,
             allow_changed_training=allow_changed_training,
         )
+        if isinstance(job, ScriptJob) and len(problem.candidates) < 2 and before is None:
+            raise self._nothing_to_try(job)
+        if not problem.length_known:
+            self._require_limits_of_a_step()
         if self.simulated:
             problem = _as_prediction(problem)
             settings = replace(settings, verify=False)  # it would repeat the prediction
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
         return problem, run, settings
+
+    def _nothing_to_try(self, job: ScriptJob) -> NothingToTry:
+        from tuner.workload.scripts.todays_values import proposed_command
+
+        given = self.job.command if isinstance(self.job, Script) else shlex.join(job.words)
+        return NothingToTry(
+            f"nothing to try: of the script {job.name!r} nothing can be turned here. Give it "
+            f"something to turn, for example\n  tuner optimize {proposed_command(given, job)}"
+        )
+
+    def _require_limits_of_a_step(self) -> None:
+        """Raise InputError for a limit on a whole training whose length is unknown."""
+        whole = {"--budget": self.constraints.budget_kJ, "--deadline": self.constraints.deadline_s}
+        for option, value in whole.items():
+            if value is not None:
+                raise InputError(
+                    f"{option} limits the whole training, and its length is unknown; add --steps "
+                    "with its number of optimizer steps"
+                )
 
     def _inspected(
         self, script: Script, run: RunFolder, notify: Notify | None

@@ -51,12 +51,12 @@ def _failed_by_node(record: ProbeRecord) -> bool:
 def not_worth_it(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
     """Return why the search may end instead of making this probe, or None.
 
-    With a job, what is left to find has to repay the probe (`not_repaid`). A recording has no
-    training to come, so there it has to be more than `max_regret` and than the noise. With limits
-    or an objective it is the answer that can be improved, else the front.
+    With a job of known length, what is left to find has to repay the probe (`not_repaid`). Else
+    no training is known to come, so it has to be more than `max_regret` and than the noise. With
+    limits or an objective it is the answer that can be improved, else the front.
     """
     spec = state.spec
-    if spec.problem.job is not None or plan.regret is None:
+    if spec.problem.repays or plan.regret is None:
         return not_repaid(state, plan, cost_kJ)
     least = spec.settings.max_regret
     probability = plan.regret.probability_above(least)
@@ -76,9 +76,9 @@ def not_repaid(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason
     """Return why a probe, or a continuation of one, cannot repay its energy, or None.
 
     All that is left to find, applied to the whole training as it would be recommended now, has to
-    be worth more. A recording has no training to come, so there nothing has to be repaid.
+    be worth more. Nothing has to be repaid by a recording, or by a training of unknown length.
     """
-    if state.spec.problem.job is None or plan.regret is None or not state.front:
+    if not state.spec.problem.repays or plan.regret is None or not state.front:
         return None
     best, _ = state.judge.choose()
     whole_kJ = (best or state.front[-1]).energy_to_solution_kJ

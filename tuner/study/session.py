@@ -31,6 +31,7 @@ from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_file import parse_cluster, parse_surrogate
 from tuner.problem.study_spec import StudySpec, why_unverified
+from tuner.problem.today_facts import today_facts
 from tuner.results.build import build_result
 from tuner.results.result import Result
 from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
@@ -222,7 +223,9 @@ class Session:
                 callback.opened(study)
             cost = () if records else _forecast(spec)
             opening = _opening(problem, executor, run, records)
-            for sentence in (*_simulated(problem), opening, *notes, *cost):
+            today = today_facts(problem.job, problem.baseline)
+            lines = today.lines if today is not None else ()
+            for sentence in (*_simulated(problem), opening, *lines, *notes, *cost):
                 loop.note(sentence)
             yield loop
 

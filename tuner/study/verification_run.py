@@ -60,5 +60,6 @@ def _worth_it(search: SearchLoop, state: StudyState) -> tuple[Point | None, More
     if choice is None or state.baseline is None:
         return choice, None
     launch_kJ = search.expected_kJ([choice.configuration])
-    share = launch_kJ / state.baseline.energy_to_solution_kJ if launch_kJ else None
+    known = launch_kJ and state.spec.problem.length_known
+    share = launch_kJ / state.baseline.energy_to_solution_kJ if known else None
     return choice, judge.more(choice, share)

@@ -7,11 +7,13 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tuner.problem.declared_knobs import with_knobs
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.declared import Knob
 from tuner.workload.node.runner import LocalRunner
+from tuner.workload.scripts import inspection
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job, inspect_script
 from tuner.workload.scripts.knob_support import Framework
@@ -48,6 +50,13 @@ def script_job(
         launcher=script.launcher,
     )
     return replace(job, **changes).declares(script.knobs)
+
+
+def on_every_device(script: Script, cluster: Cluster) -> ScriptJob:
+    """Return the job of a command as if its launcher started a rank on every device of a node."""
+    devices = cluster.devices_per_node
+    with mock.patch.object(inspection, "ranks_today", return_value=devices):
+        return blank_job(script, cluster)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ T is CLOCK_MONOTONIC, which all processes of a node share; M are the micro-batch
 boundary, 0 if the program's accumulation cannot be set.
 """
 
+from .counting import GROUPS
 from .engine import merge, micro_batches, split_differently
 from .live_knobs import live
 from .program import main, run_rank
@@ -32,6 +33,7 @@ from .state import NotAsAsked, configuration, phase
 from .watching import step
 
 __all__ = [
+    "GROUPS",
     "NotAsAsked",
     "configuration",
     "live",

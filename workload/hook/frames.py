@@ -80,6 +80,7 @@ def _turn_trainer(lightning: Any) -> None:
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         told = own(gradient_accumulation=kwargs.get("accumulate_grad_batches", 1))
+        _require_own_ranks(kwargs.get("devices", "auto"))
         kwargs["accumulate_grad_batches"] = told["gradient_accumulation"]
         if state.options.get("quiet") and kwargs.get("logger") is not False:
             package = lightning.__name__.removesuffix(".trainer.trainer")
@@ -105,6 +106,35 @@ def _turn_fabric(fabric: Any) -> None:
         check(self)
 
     fabric.Fabric._validate_launched = launched
+
+
+def _require_own_ranks(devices: Any) -> None:
+    """Raise `NotAsAsked` if a script that was started once would start more ranks itself."""
+    if isinstance(devices, list | tuple):
+        count = len(devices)
+    elif devices in ("auto", -1, "-1", None):
+        count = sys.modules["torch"].cuda.device_count()
+    else:
+        words = str(devices).split(",")  # "4" is a number of devices, "0,1" a list
+        count = len(words) if len(words) > 1 else int(words[0]) if words[0].isdigit() else 1
+    if state.options.get("inspect") and count > 1 and os.environ.get("WORLD_SIZE", "1") == "1":
+        raise state.NotAsAsked(
+            f"the script starts {count} ranks itself (Lightning's devices), in which no probe can "
+            f"measure; start it with torchrun --nproc-per-node {count}"
+        )
+
+
+def refuse_spawn() -> None:
+    """Let a script that starts its own ranks end in a sentence: they would have no hook."""
+    import torch.multiprocessing as processes
+
+    def spawn(*args: Any, **kwargs: Any) -> Any:
+        raise state.NotAsAsked(
+            "the script starts its own ranks (torch.multiprocessing.spawn), in which no probe can "
+            "measure; start them with torchrun"
+        )
+
+    processes.spawn = spawn
 
 
 def _ranks_started() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections import deque
 from typing import Any, NoReturn
 
 from . import live_knobs, state
+from .counting import GROUPS
 
 # Ordinary exceptions that mean "no memory left", by name: torch cannot be imported here.
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
@@ -146,7 +147,8 @@ class Link:
         """Count an optimizer step of this rank; wait here if the agent named this boundary."""
         self.steps += 1
         self.starting = False
-        if self.steps == 1 and state.options.get("inspect"):
+        looks = state.options.get("inspect") and self.steps <= GROUPS
+        if looks or (state.options.get("counts") and self.steps == GROUPS):
             facts = {**state.facts(), "live": live_knobs.present()}
             self.send("facts " + json.dumps(facts, default=str))
         if self.steps < self._until:
@@ -184,11 +186,14 @@ class Link:
             kind = "out_of_memory"
         elif _is_of_hardware(text):
             kind = "node"
+        elif isinstance(error, state.TrainsAlone):
+            kind = "alone"
         elif isinstance(error, state.NotAsAsked) or (self.starting and _raised_by_framework(error)):
             kind = "refused"
         lines = text.strip().splitlines() or [""]
         told = " ".join(lines[:3]) if lines[0].endswith(":") else lines[0]  # a list follows
-        message = f"{type(error).__name__}: {told}"
+        ours = isinstance(error, state.NotAsAsked)
+        message = told if ours else f"{type(error).__name__}: {told}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
         effect = kind not in ("out_of_memory", "node") and any(
             word in text.lower() for word in _PEER_WORDS

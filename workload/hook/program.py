@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import compiling, engine, frames, live_knobs, state, steps, watching
+from . import compiling, counting, engine, frames, live_knobs, named_values, state, steps, watching
 from .accumulation import Steering
 from .link import Link, end_process
 from .loopback import RANKS, listen_on_loopback, meet_in_files, run_program
@@ -34,8 +34,14 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
             meet_in_files(os.path.join(folder, "meeting"))
         else:
             listen_on_loopback(RANKS)
+    if state.link is not None:
+        frames.refuse_spawn()
     if state.link is not None or options.get("activation_checkpointing"):
-        state.seen["watched"] = watching.FirstForwards(torch)
+        wanted = options.get("inspect") or options.get("counts")
+        counts = counting.StepCounts(torch) if wanted else None
+        state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
+    if options.get("inspect") or options.get("counts"):
+        named_values.watch_arguments()
     steps.prepare()
     os.environ.update(options.get("env", {}))
     sys.path[:0] = options.get("path", [])

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from . import named_values
+
 
 class Line(Protocol):
     """Protocol of the connection to the agent (`link.Link`), as the other modules use it."""
@@ -35,6 +37,10 @@ steering: Any = None
 
 class NotAsAsked(ValueError):
     """Mismatch between the program's training and the configuration under test."""
+
+
+class TrainsAlone(NotAsAsked):
+    """Ranks that do not train one model together."""
 
 
 class _Asked(dict[str, Any]):
@@ -94,11 +100,17 @@ def mark_seen(name: str) -> None:
         mark(name)
 
 
-_PRIVATE = ("asked", "phase", "optimizer", "engine", "inside_engine", "watched", "accelerates")
+_PRIVATE = (
+    *("asked", "phase", "optimizer", "engine", "inside_engine", "accelerates"),
+    *("watched", "counted", "first_step"),
+)
 
 
 def facts() -> dict[str, Any]:
-    """Return what the first step showed about the program."""
+    """Return what the steps so far showed about the program."""
     named = {k: v for k, v in seen.items() if k not in _PRIVATE}
     asked = seen.get("asked")
+    if (counts := seen.get("counted")) is not None:
+        named |= {"groups": counts.groups, "first_batch": counts.first_batch}
+        named |= {"named": named_values.batches()}
     return {**named, "reads": sorted(asked.read) if asked is not None else []}

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import state
+from .counting import StepCounts
 
 
 def step() -> None:
@@ -28,13 +29,25 @@ def count(source: str) -> None:
     """
     if state.seen.setdefault("counts", source) != source:
         return
-    watched = state.seen.pop("watched", None)
-    if watched is not None:
-        watched.end()
+    _observe(state.seen.get("optimizer", 0) if source == "optimizer" else 0)
     if state.link is not None:
         if state.link.steps == 0 and source != "program":
             _check_ranks()
         state.link.step_done()
+
+
+def _observe(optimizer: int) -> None:
+    """Note what a step showed; stop watching once the last of the watched steps is over."""
+    watched, counts = state.seen.get("watched"), state.seen.get("counted")
+    if "length" not in state.seen and state.options.get("inspect"):
+        state.seen["length"] = stated_length()
+    if watched is not None and not state.seen.get("first_step"):
+        state.seen["first_step"] = True
+        watched.first_step()
+    if counts is not None:
+        counts.attempt(optimizer)
+        if counts.over and watched is not None:
+            watched.end()
 
 
 def _check_ranks() -> None:
@@ -45,10 +58,10 @@ def _check_ranks() -> None:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         together = distributed.get_world_size()
     if together != world and "horovod" not in sys.modules:
-        raise state.NotAsAsked(
+        raise state.TrainsAlone(
             f"of {world} ranks each trains {'alone' if together == 1 else f'with {together}'}: the "
-            "script makes no process group of all ranks that were started (put `torchrun "
-            "--nproc-per-node 1` before a script that trains in one process)"
+            "script makes no process group of all ranks that were started (without a launcher it "
+            "is tuned as one process)"
         )
 
 
@@ -87,24 +100,52 @@ def owner() -> str:
     return next((name for owner, name in _OWNERS.items() if owner in found), "")
 
 
-class FirstForwards:
-    """Watcher of module calls until the first optimizer step, for programs without DeepSpeed.
+def stated_length() -> dict[str, Any]:
+    """Return the optimizer steps that the calling framework's own object says; {} if it says none.
 
-    Of the outermost modules that are called in training, the one with the most parameters is the
-    model (a loss may be a module too): its calls are the micro-batches of a step.
+    `{"steps": n, "by": framework}`. Lightning counts by its loaders, which it has by then.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        holder = frame.f_locals.get("self")
+        module = str(getattr(type(holder), "__module__", ""))
+        try:
+            if module.startswith("transformers.trainer"):
+                steps = getattr(getattr(holder, "state", None), "max_steps", 0)
+            elif ".trainer.trainer" in module and "lightning" in module:
+                steps = holder.estimated_stepping_batches  # type: ignore[union-attr]
+            else:
+                steps = 0
+        except Exception:  # no evidence
+            steps = 0
+        if isinstance(steps, int) and steps > 0:
+            return {"steps": steps, "by": module.partition(".")[0]}
+        frame = frame.f_back
+    return {}
+
+
+class Forwards:
+    """Watcher of module calls in the first optimizer steps, for programs without DeepSpeed.
+
+    Of the outermost modules that are called before the first step, the one with the most parameters
+    is the model (a loss may be a module too). Whether a module is in training is not asked: models
+    with frozen statistics are trained in evaluation mode.
+
+    Args:
+        counts: what counts the rows of the calls; None where only the model is wanted.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, counts: StepCounts | None = None) -> None:
         self._module = owner = torch.nn.Module
         self._plain = plain = owner.__call__
-        self._over = False
+        self._counts, self._over, self._known = counts, False, False
         self._models: dict[int, tuple[int, Any]] = {}  # by identity: parameters, module
-        self._calls: dict[int, list[tuple[list[int], bool]]] = {}
+        self._shapes: dict[int, tuple[list[int], bool]] = {}  # of the first call
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or state.seen.get("engines"):
                 return plain(module, *args, **kwargs)
-            if not module.training or not torch.is_grad_enabled():
+            if not torch.is_grad_enabled():
                 return plain(module, *args, **kwargs)
             owner.__call__ = plain  # what is called inside is not the outermost
             try:
@@ -117,45 +158,47 @@ class FirstForwards:
         owner.__call__ = call
 
     def _called(self, module: Any, inputs: Any) -> None:
-        if id(module) not in self._models:
-            size = sum(parameter.numel() for parameter in module.parameters())
-            self._models[id(module)] = size, module
-            set_checkpointing(with_switch(module), state.options.get("activation_checkpointing"))
-        self._calls.setdefault(id(module), []).append(_shape_of(inputs))
+        shape, tokens = _shape_of(inputs)
+        if self._counts is not None:
+            self._counts.forward(shape)
+        if self._known or id(module) in self._models:
+            return
+        size = sum(parameter.numel() for parameter in module.parameters())
+        self._models[id(module)], self._shapes[id(module)] = (size, module), (shape, tokens)
+        set_checkpointing(with_switch(module), state.options.get("activation_checkpointing"))
+
+    def first_step(self) -> None:
+        """Record the model and the shape of its first batch; go on as long as calls are counted."""
+        self._known = True
+        if self._models and not state.seen.get("engines"):
+            name = max(self._models, key=lambda key: self._models[key][0])
+            see_switch(self._models[name][1])
+            if "batch" not in state.seen:
+                state.seen["batch"], state.seen["tokens"] = self._shapes[name]
+        self._models.clear()
+        if self._counts is None:
+            self.end()
 
     def end(self) -> None:
-        """Record the observations of the first step and stop watching."""
+        """Stop watching."""
         self._over, self._module.__call__ = True, self._plain
-        if not self._models or state.seen.get("engines"):
-            return
-        name = max(self._models, key=lambda key: self._models[key][0])
-        model, calls = self._models[name][1], self._calls[name]
-        see_switch(model)
-        state.seen["forwards"] = len(calls)
-        if "batch" not in state.seen:
-            state.seen["batch"], state.seen["tokens"] = calls[0]
-        _check_batch()
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def tensors(value: Any) -> Iterator[Any]:
     """Yield every tensor in nested inputs, token ids first."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         yield value
     elif isinstance(value, Mapping):
         for key in sorted(value, key=lambda name: name != "input_ids"):
-            yield from _tensors(value[key])
+            yield from tensors(value[key])
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _tensors(part)
+            yield from tensors(part)
 
 
 def see_batch(inputs: Any) -> None:
     """Note the shape of the first batch, and refuse it if its size is not the requested one."""
     state.seen["batch"], state.seen["tokens"] = _shape_of(inputs)
-    _check_batch()
-
-
-def _check_batch() -> None:
     wanted, batch = state.options.get("micro_batch"), state.seen["batch"]
     if wanted and batch and batch[0] != wanted:
         raise state.NotAsAsked(
@@ -165,7 +208,7 @@ def _check_batch() -> None:
 
 def _shape_of(inputs: Any) -> tuple[list[int], bool]:
     """Return the shape of the first tensor in nested inputs, and True if it holds token ids."""
-    first = next((t for t in _tensors(inputs) if len(t.shape) > 0), None)
+    first = next((t for t in tensors(inputs) if len(t.shape) > 0), None)
     if first is None:
         return [], False
     return list(first.shape), str(first.dtype) in ("torch.int64", "torch.int32")

@@ -69,11 +69,17 @@ class Conductor:
         self._accumulation = 0
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
-        self.facts: dict[str, Any] = {}  # of the program, where a launch asks for them
+        self._facts: dict[int, Mapping[str, Any]] = {}  # of each rank, where a launch asks for them
         self._last_at_s = 0.0
         self._over = False
         #: True if every rank has ended without an error before it was stopped.
         self.ended_by_itself = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What rank 0 told of the program, and the digest of each rank's first batch."""
+        digests = [told.get("first_batch") for told in self._facts.values()]
+        return {**self._facts.get(0, {}), "first_batches": digests}
 
     @property
     def _step_limit_s(self) -> float:
@@ -310,7 +316,7 @@ class Conductor:
                     self.phases.append((event.time_s, str(event.detail["name"])))
                 continue
             if event.kind == "facts" and event.detail is not None:
-                self.facts = self.facts if event.rank else dict(event.detail)
+                self._facts[event.rank] = event.detail
                 continue
             if event.kind in ("fail", "end", "exit"):
                 raise ProbeFailed(self._explain(event))
@@ -340,7 +346,7 @@ class Conductor:
                 (effects if event.detail.get("effect") else causes).append(said)
             elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
                 causes.append(self._explain_exit(event.rank, int(event.detail["code"])))
-        order = ("node", "out_of_memory", "refused", "crash")
+        order = ("node", "out_of_memory", "alone", "refused", "crash")
         # Stable: among causes of one kind the first that was heard is the cause.
         causes.sort(key=lambda failure: order.index(failure.kind))
         causes += effects

@@ -22,7 +22,8 @@ from tuner.workload.accumulation import AccumulationPlan, steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.limits import ProbeLimits
+from tuner.workload.hook import GROUPS
+from tuner.workload.limits import LONG_STEP_S, ProbeLimits
 from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.phases import compilation_s
@@ -43,6 +44,8 @@ from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, ProbeRequest
 from tuner.workload.probe_phase import write_phase
 from tuner.workload.runners import Continuation
+from tuner.workload.scripts.evidence import batches_seen
+from tuner.workload.scripts.script_job import ScriptJob
 
 
 class Probe:
@@ -227,16 +230,52 @@ class Probe:
         An inspection ends here, with what the hook saw of the program.
         """
         if self.request.inspects:
-            self.environment |= {"facts": conductor.facts, "first_step_s": self.since_request_s}
+            self.environment["first_step_s"] = self.since_request_s
+            self._look_further(conductor)
+            self.environment["facts"] = conductor.facts
             return
         plan = self._choose_accumulation(conductor)
         warm = conductor.warm_up()
+        self._require_batches(conductor)
         self.environment["warm_up_steps"] = len(warm.step_times_s)
         notes = [] if warm.stable else ["step time was not stable after the warm-up"]
         policy = self.request.window
         if plan.why_whole and steps_take_too_long(warm.step_time_s, policy.min_steps, policy.min_s):
             notes.append(plan.why_whole)
         self.measure(conductor, timeline, warm.step_time_s, notes)
+
+    def _look_further(self, conductor: Conductor) -> None:
+        """Run the steps that the hook counts besides the first one.
+
+        A program that ends within them has shown what there is. Where a step takes very long, one
+        has to do.
+        """
+        try:
+            while conductor.done < GROUPS and sum(conductor.run(1)) < LONG_STEP_S:
+                pass
+        except ProbeFailed:
+            if not conductor.ended_by_itself:
+                raise
+
+    def _require_batches(self, conductor: Conductor) -> None:
+        """Check that the first steps trained the batches of this configuration.
+
+        Raises:
+            ProbeFailed: they did not. What they leave open is no contradiction.
+        """
+        job, configuration = self.node.job, self.launch.configuration
+        if not isinstance(job, ScriptJob) or not job.frame.counted:
+            return
+        if conductor.done < GROUPS:
+            conductor.run(GROUPS - conductor.done)
+        seen = batches_seen(conductor.facts)
+        wanted = configuration.micro_batch, configuration.accumulation(job.global_batch)
+        if seen.steps and (seen.micro_batch, seen.accumulation) != wanted:
+            found = f"{seen.micro_batch} samples x {seen.accumulation} backward passes a step"
+            asked = f"{wanted[0]} x {wanted[1]}"
+            raise ProbeFailed(
+                Failure("refused", f"each rank trains {found} where {asked} are to be measured")
+            )
 
     def _choose_accumulation(self, conductor: Conductor) -> AccumulationPlan:
         """Decide whether to measure micro-batches, by a step of the largest accumulation.

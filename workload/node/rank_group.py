@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 #: Kinds of failure that a rank reports.
-FAIL_KINDS = ("out_of_memory", "refused", "crash", "node")
+FAIL_KINDS = ("out_of_memory", "refused", "alone", "crash", "node")
 
 
 class ServerError(RuntimeError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,13 @@ class Script:
                     KNOBS[name].check(int(value) if value.isdigit() else value)
         return words
 
+    def stating(self, words: Sequence[str]) -> Script:
+        """Return this script with NAME=VALUE as today's value of the bare placeholder {NAME}."""
+        command = self.command
+        for name, _, value in (word.partition("=") for word in words):
+            command = command.replace(f"{{{name}}}", f"{{{name}={value}}}") if value else command
+        return replace(self, command=command)
+
     @property
     def launcher(self) -> Launcher | None:
         """The launcher in front of the script; None without one.
@@ -201,8 +208,8 @@ class Start:
         words: the command with every placeholder but those of a rank filled in.
         options: for the hook: `configuration` (every launch knob), `deepspeed` (laid over what the
             script passes; null takes a key away), `owned` (what its framework is told of batches),
-            `activation_checkpointing` (set on the model), `micro_batch` (which batches must hold),
-            `quiet` (no checkpoints are written),
+            `activation_checkpointing` (set on the model), `micro_batch` (which an engine's batches
+            must hold), `counts` (the first steps are counted), `quiet` (no checkpoint is written),
             `inspect` and `alter` (see `tuner.workload.scripts.inspection`).
         config: the DeepSpeed configuration that results; empty where the script uses none.
         env: what is added to the environment; `{rank}` and the like as in the words.

@@ -21,13 +21,12 @@ from tuner.search_spaces.job import Precision
 from tuner.search_spaces.model_facts import ModelFacts
 from tuner.workload.hook import micro_batches
 from tuner.workload.limits import FIRST_STEP_LIMIT_S
-from tuner.workload.probe import INSPECTIONS, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.probe import INSPECTIONS, Failure, ProbeRecord, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, ScriptJob
-
-#: Taken where the user does not say how many steps the solution takes.
-STEPS = 1000
+from tuner.workload.scripts.today import seen_today
+from tuner.workload.scripts.todays_values import require_todays_values
 
 
 def inspect_script(
@@ -66,7 +65,8 @@ def inspect_script(
     if record.failure is not None:
         raise InputError(
             f"the script {script.name!r} did not reach its first optimizer step "
-            f"({record.failure.message}); its log is {folder / 'probes/inspection/rank0.log'}"
+            f"({record.failure.message}{_last_words(record.failure)}); its log is "
+            f"{folder / 'probes/inspection/rank0.log'}"
         )
     how = f" ({record.meter.mark})" if record.meter.mark else ""
     say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
@@ -74,16 +74,22 @@ def inspect_script(
     return replace(job, frame=replace(job.frame, first_step_s=record.environment["first_step_s"]))
 
 
+def _last_words(failure: Failure) -> str:
+    """Return the last line of a log if it says more: argparse's sentence, for instance."""
+    last = (failure.log_tail.strip().splitlines() or [""])[-1].strip()[:200]
+    return f': "{last}"' if last and last not in failure.message else ""
+
+
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
-    """Return the job that the command alone describes; a batch it does not name is a guess.
+    """Return the job that the command alone describes; what it does not name is unknown.
 
     Args:
         nodes: the number of its nodes on which the script runs today.
 
     Raises:
         InputError: the command is wrong, its launcher starts other ranks than the nodes have
-            devices, or on another number of nodes, or the batches that it names do not make the
-            global batch.
+            devices, or on another number of nodes, the batches that it names do not make the
+            global batch, or a placeholder does not say today's value.
     """
     launcher = script.launcher
     if nodes == 1:
@@ -94,12 +100,12 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         name=script.name,
         model={},
         sequence_length=0,
-        global_batch=1,
-        steps=script.steps or STEPS,
+        global_batch=0,
+        steps=script.steps or 0,
         precision="fp32",
         words=script.words,
         cwd=str(Path(script.cwd).resolve()),
-        devices=nodes * ranks_today(script, cluster),
+        devices=nodes * ranks_today(script, cluster, nodes),
         launcher=launcher_on(script, cluster),
         driver=script.framework_of_command,
         secrets=script.secrets,
@@ -107,31 +113,43 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     driven = blank.driven
     if driven is not None:
         length = script.sequence_length or driven.length
-        steps = script.steps or driven.fact("steps") or STEPS
+        steps = script.steps or driven.fact("steps")
         blank = replace(blank, sequence_length=length, steps=steps)
+    micro, times = _batches_of_command(script, blank)
+    whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
+    frame = Framework(micro_batch=micro, accumulation=times)
+    job = replace(blank, global_batch=whole, frame=frame)
+    require_todays_values(job, script.knobs)
+    return job.declares(script.knobs)
+
+
+def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
+    """Return (micro-batch, accumulation) as far as command and options say; 0 where they do not.
+
+    Of global batch, micro-batch and accumulation, two give the third.
+
+    Raises:
+        InputError: the batches that they name do not make the global batch.
+    """
     replicas = blank.baseline.data_parallel
     micro, times = micro_batches(blank.file_config, replicas)
-    if driven is not None:
-        micro, times = driven.batches[0] or micro, driven.batches[1] or times
+    if blank.driven is not None:
+        micro, times = blank.driven.batches[0] or micro, blank.driven.batches[1] or times
     told = blank.placeholders
     micro = int(told.get("micro_batch") or micro)
     times = int(told.get("gradient_accumulation") or times)
     whole = script.global_batch
-    if whole and not micro:
-        micro = whole // (replicas * (times or 1))
-    micro = micro or 1
-    if whole and not times:
+    if whole and times and not micro:
+        micro = whole // (replicas * times)
+    if whole and micro and not times:
         times = whole // (micro * replicas)
-    times = times or 1
-    if whole and micro * times * replicas != whole:
+    if whole and micro and micro * times * replicas != whole:
         raise InputError(
             f"micro-batch {micro} x accumulation {times} x {replicas} replicas are not the global "
             f"batch {whole}; say today's values as {{micro_batch=N}} and "
             "{gradient_accumulation=N}"
         )
-    frame = Framework(micro_batch=micro, accumulation=times)
-    job = replace(blank, global_batch=micro * times * replicas, frame=frame)
-    return job.declares(script.knobs)
+    return micro, times
 
 
 def require_one_node(script: Script) -> None:
@@ -148,13 +166,16 @@ def require_one_node(script: Script) -> None:
         )
 
 
-def ranks_today(script: Script, cluster: Cluster) -> int:
-    """Return the ranks that the command starts on a node: those of its launcher, or all devices.
+def ranks_today(script: Script, cluster: Cluster, nodes: int = 1) -> int:
+    """Return the ranks that the command starts on a node: those of its launcher, or one process.
+
+    Across nodes a probe has a rank on each device.
 
     Raises:
         InputError: its launcher starts more than the node has devices.
     """
     launcher, devices = script.launcher, cluster.devices_per_node
+    started = launcher is not None and bool(launcher.words)
     ranks = launcher.processes if launcher else 0
     if ranks > devices:
         assert launcher is not None
@@ -168,7 +189,7 @@ def ranks_today(script: Script, cluster: Cluster) -> int:
             f"{launcher.kind} would start {ranks} of {devices} possible processes on each of "
             f"{launcher.nodes} nodes, and a probe across nodes has a rank on each device"
         )
-    return ranks or devices
+    return ranks or (devices if started or nodes > 1 else 1)
 
 
 def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
@@ -181,113 +202,60 @@ def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
 
 
 def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> ScriptJob:
-    assumed = list(script.launcher.notes) if script.launcher else []
-    if blank.driven is not None and blank.driver is not None:
-        told, owned = blank.driven.batches[0], facts.get("owned", {}).get("micro_batch", 0)
-        if told and owned and told != owned:
-            assumed.append(
-                f"{blank.driver.title} was told a micro-batch of {owned} where the command reads "
-                f"{told}, so its keys are left alone"
-            )
-            blank = replace(blank, driver=None)
+    seen = seen_today(script, blank, facts)
+    assumed = [*(script.launcher.notes if script.launcher else ()), *seen.notes]
     engine, batch = "micro_batch" in facts, facts.get("batch") or []
-    placed = "deepspeed_config" in blank.placeholders
-    config = blank.file_config or ({} if placed else facts.get("config", {}))
     kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
     if engine:
         kind = "pipeline" if facts.get("pipeline") else "deepspeed"
-    stages = int(facts.get("stages", 1))
-    micro, times = blank.frame.micro_batch, blank.frame.accumulation
-    whole, follows, measured = script.global_batch or blank.global_batch, False, False
-    if engine:
-        today = micro_batches(config, blank.devices // stages)
-        if not today[0]:
-            today = facts["micro_batch"], facts["accumulation"]
-        micro, times = today
-        whole = int(facts["global_batch"])
-        measured = bool(batch) and batch[0] == facts["micro_batch"]
-        altered = facts["micro_batch"] != micro
-        follows = (altered and measured) or bool(facts.get("training_data"))
-        follows = follows and not facts.get("owner")
-        if script.global_batch not in (None, whole):
-            raise InputError(
-                f"--global-batch is {script.global_batch}, but DeepSpeed runs the script "
-                f"{script.name!r} at {whole}"
-            )
-    else:
-        micro, times, measured = _seen_batches(script, blank, facts)
-        replicas = blank.baseline.data_parallel
-        whole = script.global_batch or micro * times * replicas
-        named = blank.driven is not None and all(blank.driven.batches)
-        if not facts.get("owned") and script.global_batch is None and not named:
-            assumed.append(
-                f"the global batch is taken to be {whole}, {replicas} ranks x {micro} samples x "
-                f"{times} micro-batches, as the first step showed (--global-batch corrects it)"
-                if batch
-                else "the global batch is not known (--global-batch tells it); it stays what the "
-                "script makes it"
-            )
-    if script.steps is None and not (blank.driven and blank.driven.fact("steps")):
-        assumed.append(
-            f"--steps is not given: times and energies are those of {blank.steps:,} optimizer steps"
-        )
     frame = Framework(
         kind=kind,
         owner=str(facts.get("owner", "")),
-        config=config,
-        micro_batch=micro,
-        accumulation=times,
-        follows=follows,
-        measured=measured,
+        config=seen.config,
+        micro_batch=seen.micro_batch,
+        accumulation=seen.accumulation,
+        follows=seen.follows,
+        measured=engine and bool(batch) and batch[0] == facts["micro_batch"],
+        counted=seen.counted,
+        sources={**seen.sources, **_source_of_steps(script, blank, facts)},
         client_optimizer=str(facts.get("client_optimizer", "")),
         can_checkpoint=bool(facts.get("can_checkpoint")),
         checkpoints=bool(facts.get("checkpoints")),
         compiled=bool(facts.get("compiled")),
-        stages=stages,
+        stages=int(facts.get("stages", 1)),
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
         live=dict(facts.get("live", {})),
     )
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
+    stated = facts.get("length") or {}
+    if script.steps is not None and stated and stated["steps"] != script.steps:
+        assumed.append(
+            f"--steps is {script.steps:,}, and {stated['by']} would train {stated['steps']:,} steps"
+        )
     job = replace(
         blank,
-        global_batch=whole,
-        precision=_precision(config),
+        global_batch=seen.global_batch,
+        steps=blank.steps or int(stated.get("steps", 0)),
+        precision=_precision(seen.config),
         sequence_length=length,
         model=_model(script, facts),
         frame=frame,
+        driver=blank.driver if seen.driver_holds else None,
     )
     job = replace(job, assumed=(*assumed, *_without_prediction(job)))
     return job.declares(script.knobs)
 
 
-def _seen_batches(
-    script: Script, blank: ScriptJob, facts: Mapping[str, Any]
-) -> tuple[int, int, bool]:
-    """Return (micro-batch, accumulation, first batch is as large) of a script outside DeepSpeed.
-
-    What the command says goes before what the framework was told, and that before what the first
-    step showed: the size of its first batch, and how many there were.
-    """
-    told: Mapping[str, str] = blank.placeholders
-    owned, batch = facts.get("owned", {}), facts.get("batch") or []
-    if blank.driven is not None and all(blank.driven.batches):
-        told = {"micro_batch": "", "gradient_accumulation": "", **told}
-    said = blank.frame  # what the command says, or a guess
-    known = "micro_batch" in told or (script.global_batch is not None and not batch)
-    micro = said.micro_batch if known else int(owned.get("micro_batch") or (batch or [1])[0])
-    times = int(owned.get("gradient_accumulation") or facts.get("forwards") or 1)
-    if "gradient_accumulation" in told:
-        times = said.accumulation
-    replicas = blank.baseline.data_parallel
-    if script.global_batch is not None and micro * times * replicas != script.global_batch:
-        if "micro_batch" not in told and owned:
-            raise InputError(
-                f"--global-batch is {script.global_batch}, but the script {script.name!r} trains "
-                f"{replicas} x {micro} x {times} = {replicas * micro * times} samples a step"
-            )
-        micro, times = said.micro_batch, said.accumulation
-    return micro, times, bool(batch) and batch[0] == micro
+def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return where the length comes from; nothing if it is unknown."""
+    if script.steps is not None:
+        return {"steps": "--steps"}
+    if blank.length_known and blank.driver is not None:
+        return {"steps": f"{blank.driver.driver.name}'s keys"}
+    if facts.get("length"):
+        return {"steps": f"{facts['length']['by']}'s own count"}
+    return {}
 
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:

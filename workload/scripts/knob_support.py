@@ -32,6 +32,8 @@ OLD_OFFLOADS = {
 _BUILT = ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "expert_parallel")
 #: Why activation checkpointing is in play where the hook turns it on the model.
 SWITCH = "the model's own switch"
+#: Why the knobs that split the batch stay as they are.
+NO_BATCH = "the global batch is not known (--global-batch N tells it)"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,10 @@ class Framework:
         config: what the script passes to `deepspeed.initialize`.
         micro_batch, accumulation: today's; 0 where unknown.
         follows: its batches take their size from DeepSpeed's micro-batch.
-        measured: the first batch's leading dimension is the micro-batch, so probes can check it.
+        measured: the leading dimension of the engine's first batch is the micro-batch, so probes
+            can check it.
+        counted: the first steps showed micro-batch and accumulation, so probes can check them.
+        sources: where today's ranks, micro-batch, accumulation and steps come from, a phrase each.
         client_optimizer: the class of the optimizer that the script builds, or "".
         can_checkpoint: the model has transformers' switch for activation checkpointing.
         checkpoints: and it is on today.
@@ -67,6 +72,8 @@ class Framework:
     accumulation: int = 0
     follows: bool = False
     measured: bool = False
+    counted: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
     client_optimizer: str = ""
     can_checkpoint: bool = False
     checkpoints: bool = False
@@ -142,10 +149,12 @@ def _data_parallel(job: ScriptJob) -> KnobSupport:
     if job.accumulates:
         return KnobSupport(True, "the accumulation keeps the global batch")
     by = job.frame.owner or "the script"
+    if not job.global_batch:
+        return KnobSupport(False, NO_BATCH)
     return KnobSupport(
         False,
         f"on fewer ranks the global batch would shrink, for {by} sets the accumulation "
-        "({gradient_accumulation} in the command would)",
+        f"({{gradient_accumulation={job.frame.accumulation or 'N'}}} in the command would)",
     )
 
 
@@ -161,11 +170,16 @@ def _micro_batch(job: ScriptJob) -> KnobSupport:
     if job.asks("micro_batch"):
         return KnobSupport(
             False,
-            "the accumulation cannot follow it ({gradient_accumulation} in the command would)",
+            NO_BATCH
+            if not job.global_batch
+            else "the accumulation cannot follow it ("
+            f"{{gradient_accumulation={job.frame.accumulation or 'N'}}} in the command would)",
         )
     by = "the script" if job.frame.owner in ("", "accelerate", "lightning") else job.frame.owner
     return KnobSupport(
-        False, f"{by} makes its batches itself ({{micro_batch}} in the command would set it)"
+        False,
+        f"{by} makes its batches itself ({{micro_batch={job.frame.micro_batch or 'N'}}} in the "
+        "command would set it)",
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs, with_baseline
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.safe_files import write_text
@@ -67,8 +67,9 @@ _QUIET_ENV = {
 class ScriptJob(TrainingJob):
     """Job that a user's script trains.
 
-    `model` may be empty and `sequence_length` 0 if unknown; what needs them (the
-    analytic prediction, parallelism inside the model) is then left out.
+    `model` may be empty, and `sequence_length`, `global_batch` and `steps` 0, if unknown. What
+    needs them is then left out: the analytic prediction and parallelism inside the model, the knobs
+    that split the batch, and figures of the whole training.
 
     Attributes:
         words: the command, placeholders included.
@@ -89,10 +90,8 @@ class ScriptJob(TrainingJob):
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "steps", "devices"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InvalidValue(f"{name} of script {self.name!r}", value, "an integer above 0")
+        for name, least in (("global_batch", 0), ("steps", 0), ("devices", 1)):
+            check_integer(f"{name} of script {self.name!r}", getattr(self, name), least=least)
 
     # ---- what is written down
 
@@ -102,6 +101,9 @@ class ScriptJob(TrainingJob):
         del facts["first_step_s"]
         if not self.frame.compiled:  # as in studies from before it was looked at
             del facts["compiled"]
+        for name in ("counted", "sources"):  # as in studies from before steps were counted
+            if not facts[name]:
+                del facts[name]
         frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         data = {**super().to_json(), **listed, "frame": frame}
@@ -193,6 +195,8 @@ class ScriptJob(TrainingJob):
         frame = self.frame
         given = not frame.kind and "deepspeed_config" in self.placeholders  # not inspected yet
         by_deepspeed = (frame.on_deepspeed or given) and not frame.owner
+        if not self.global_batch:
+            return False
         return by_deepspeed or self._can_set("gradient_accumulation")
 
     @property
@@ -231,7 +235,7 @@ class ScriptJob(TrainingJob):
         values: dict[str, Any] = {
             **degrees,
             "data_parallel": max(1, self.devices // inside),
-            "micro_batch": frame.micro_batch or 1,
+            "micro_batch": frame.micro_batch,
             "zero_stage": int(frame.zero.get("stage", 0)),
             "optimizer_offload": "cpu" if frame.device("offload_optimizer") == "cpu" else "none",
             "parameter_offload": "cpu" if frame.device("offload_param") == "cpu" else "none",
@@ -241,6 +245,8 @@ class ScriptJob(TrainingJob):
             if name in LAUNCH and text:
                 values[name] = int(text) if text.isdigit() else text
         # Of the others only what is not at its default: a configuration's name stays short.
+        if not frame.micro_batch:
+            del values["micro_batch"]
         always = ("data_parallel", "micro_batch", "zero_stage")
         for name in set(values) - set(always):
             if name not in KNOBS or values[name] == KNOBS[name].default:
@@ -358,6 +364,8 @@ class ScriptJob(TrainingJob):
             words[position] = f"{before}{equals}{path}"
         asked = {name: configuration.get(name) for name in LAUNCH}
         asked["gradient_accumulation"] = configuration.accumulation(self.global_batch)
+        if not self.global_batch:  # the script's own values hold
+            del asked["gradient_accumulation"], asked["micro_batch"]
         asked |= native_values(configuration, self.knobs)
         options: dict[str, Any] = {"configuration": asked, "deepspeed": changes, "quiet": probe}
         if self.hook_turns:
@@ -372,6 +380,7 @@ class ScriptJob(TrainingJob):
             options["activation_checkpointing"] = mode
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
+        options["counts"] = probe and self.frame.counted
         if not probe:  # a probe's agent sets them between steps
             options["live"] = {k.name: asked[k.name] for k in self.knobs if k.by_script}
         env = {

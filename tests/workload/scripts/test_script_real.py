@@ -42,15 +42,22 @@ class Bench:
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs
+        self.records: list[ProbeRecord] = []
         script = Script("plain_deepspeed.py", cwd=SCRIPTS)
         self.runner = LocalRunner(blank_job(script, CLUSTER), CLUSTER, run_dir=runs)
 
-    def look(self, command: str, cwd: Path, **told: object) -> ScriptJob:
+    def look(self, command: str, cwd: Path, ranks: int = 2, **told: object) -> ScriptJob:
         shutil.rmtree(self.runs / "probes" / "inspection", ignore_errors=True)
+        if ranks > 1 and "nproc" not in command:
+            command = f"torchrun --nproc-per-node {ranks} {command}"
         script = Script(command, cwd=cwd, **told)  # type: ignore[arg-type]
         blank = blank_job(script, CLUSTER)
         self.runner.turn_to(blank)
-        return inspect_script(script, blank, self.runner.run, folder=self.runs)
+        return inspect_script(script, blank, self._run, folder=self.runs)
+
+    def _run(self, request: ProbeRequest) -> ProbeRecord:
+        self.records.append(self.runner.run(request))
+        return self.records[-1]
 
     def probe(self, job: ScriptJob, name: str, **knobs: object) -> tuple[ProbeRecord, str]:
         """The record of one probe, and what rank 0 printed."""
@@ -165,7 +172,7 @@ def test_an_unmodified_deepspeed_script(bench: Bench, repo: Path) -> None:
 def test_a_script_that_owns_its_batches(bench: Bench, repo: Path) -> None:
     job = bench.look(f"{DEEPSPEED} --batch-size 4", repo)
     assert not job.frame.follows
-    assert "{micro_batch}" in job.offers["micro_batch"].why
+    assert "{micro_batch=4}" in job.offers["micro_batch"].why
     placed = bench.look(f"{DEEPSPEED} --batch-size {{micro_batch=4}}", repo)
     assert placed.offers["micro_batch"].turned
     record, log = bench.probe(placed, "placed", micro_batch=8)
@@ -385,7 +392,9 @@ def test_an_unmodified_transformers_trainer(bench: Bench, repo: Path, deepspeed:
     job = bench.look(command + " --deepspeed auto.json" * deepspeed, repo)
     assert job.frame.owner == "transformers"
     assert (job.global_batch, job.sequence_length) == (16, 16)
-    assert (job.frame.micro_batch, job.frame.accumulation, job.frame.measured) == (4, 2, True)
+    assert (job.frame.micro_batch, job.frame.accumulation) == (4, 2)
+    assert job.steps == 100_000  # as its state says
+    assert (job.frame.measured, job.frame.counted) == (deepspeed, not deepspeed)
     turned = {name for name, offer in job.offers.items() if offer.turned}
     states = {"zero_stage", "optimizer_offload", "parameter_offload"} if deepspeed else set()
     driven = {"data_parallel", "micro_batch", "activation_checkpointing", "compilation"}
@@ -407,6 +416,7 @@ def test_an_unmodified_lightning_script(bench: Bench, repo: Path) -> None:
     job = bench.look("lightning_module.py", repo)
     assert (job.frame.owner, job.frame.turns) == ("lightning", ("gradient_accumulation",))
     assert (job.global_batch, job.baseline.micro_batch, job.frame.accumulation) == (16, 4, 2)
+    assert job.frame.sources["accumulation"] == "lightning's arguments"
     assert {name for name, offer in job.offers.items() if offer.turned} == {"data_parallel"}
     record, log = bench.probe(job, "lightning", data_parallel=1)
     assert record.ok, (record.failure, log[-1000:])
@@ -428,18 +438,84 @@ def test_an_unmodified_accelerate_script(bench: Bench, repo: Path) -> None:
     assert sorted(path.name for path in repo.iterdir()) == before
 
 
+#: It never draws fewer than 8, whatever it is asked for.
+CLAMPED = """
+import argparse, torch
+from torch.utils.data import DataLoader, TensorDataset
+p = argparse.ArgumentParser()
+p.add_argument("-b", type=int)
+p.add_argument("-a", type=int)
+args = p.parse_args()
+torch.distributed.init_process_group("gloo")
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+while True:
+    for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(4000, 4)), max(8, args.b))):
+        net(x).mean().backward()
+        if (i + 1) % args.a == 0:
+            optimizer.step()
+"""
+
+
 @pytest.mark.slow
-def test_ranks_that_train_alone_are_refused(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import torch\n"
-        "net = torch.nn.Linear(8, 1)\n"
-        "optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)\n"
-        "while True:\n"
-        "    net(torch.randn(4, 8)).sum().backward()\n"
-        "    optimizer.step()\n"
+def test_a_batch_that_does_not_follow_its_argument_costs_a_failed_probe(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(CLAMPED)
+    command = "torchrun --nproc-per-node 1 train.py -b {micro_batch=8} -a {gradient_accumulation=2}"
+    job = bench.look(command, tmp_path)
+    assert (job.global_batch, job.frame.counted) == (16, True)
+    record, _ = bench.probe(job, "larger", micro_batch=16)
+    assert record.ok, record.failure
+    record, _ = bench.probe(job, "smaller", micro_batch=4)
+    assert record.failure is not None
+    assert record.failure.message == (
+        "each rank trains 8 samples x 4 backward passes a step where 4 x 4 are to be measured"
     )
+    assert not record.measurements
+
+
+ALONE = """
+import torch
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+while True:
+    net(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_process_group_is_one_process(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ALONE)
     with pytest.raises(InputError, match="of 2 ranks each trains alone"):
         bench.look("train.py", tmp_path)
+    (record,) = bench.records[-1:]
+    assert record.failure is not None
+    assert record.failure.kind == "alone"
+    job = bench.look("train.py", tmp_path, ranks=1)
+    assert (job.devices, job.baseline.data_parallel) == (1, 1)
+    assert (job.global_batch, job.length_known) == (0, False)  # no loader, nothing named
+    record, _ = bench.probe(job, "one")
+    assert record.ok, record.failure
+
+
+@pytest.mark.slow
+def test_a_script_that_starts_its_own_ranks_is_refused(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch.multiprocessing as mp\ndef run(rank):\n    pass\nmp.spawn(run, nprocs=2)\n"
+    )
+    with pytest.raises(InputError, match=r"starts its own ranks .*start them with torchrun"):
+        bench.look("train.py", tmp_path, ranks=1)
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_says_its_last_words(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\np.parse_args()\n"
+    )
+    with pytest.raises(InputError, match="unrecognized arguments: --rl 3"):
+        bench.look("train.py --rl 3", tmp_path, ranks=1)
 
 
 @pytest.mark.slow

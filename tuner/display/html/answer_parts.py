@@ -42,6 +42,8 @@ def top_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -> 
     lead = result.headline if advice is not None else result.choice.sentence
     warning = "" if advice is not None and result.choice.met else ' class="warning"'
     head = f'<h1{warning}>{prose(lead)}</h1>\n<p class="note">{escape(_facts(result))}</p>'
+    if facts := result.today:
+        head += '<p class="note">' + "<br>".join(map(escape, facts.lines)) + "</p>"
     if advice is None:
         return f'{head}\n<p class="warning">No configuration was chosen.</p>'
     plot = ""
@@ -75,7 +77,7 @@ def _tiles(result: Result, units: Units) -> str:
     against = base.configuration if base else None
     tiles = [
         *(
-            tile(name, value, more, "" if name == "Time" else mark)
+            tile(name, value, more, "" if name.startswith("Time") else mark)
             for name, (value, *more) in _figures_of(result, best, units).items()
         ),
         *_price_tiles(result, best),
@@ -92,13 +94,14 @@ def _tiles(result: Result, units: Units) -> str:
 def _figures_of(result: Result, point: Point, units: Units) -> dict[str, list[str]]:
     """Return a point's figures by name: value, change against today, interval."""
     energy, time = point.energy_interval_kJ, point.time_interval_s
+    of = "" if result.length_known else " of a step"
     return {
-        "Time": [
+        f"Time{of}": [
             units.time_text(point.time_to_solution_s),
             _against(result, point, "time"),
             interval(units.interval_text(time, units.s), units.time),
         ],
-        "Energy": [
+        f"Energy{of}": [
             units.energy_text(point.energy_to_solution_kJ),
             _against(result, point, "energy"),
             interval(units.interval_text(energy, units.kJ), units.energy),

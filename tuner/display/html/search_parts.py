@@ -162,10 +162,11 @@ def about_part(result: Result) -> str:
         for name, value in result.constraints.items()
     }
     asked = asked or {"constraints": "none: the knee of the front is chosen"}
+    steps = f"{result.steps:,}" if result.length_known else "unknown"
     first: dict[str, Any] = {
         **asked,
         "chosen by": result.choice.rule,
-        f"{unit_of_work(result)}s to the solution": f"{result.steps:,}",
+        f"{unit_of_work(result)}s to the solution": steps,
     }
     scopes = sorted(
         {

@@ -18,6 +18,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.rules import broken_rules
 from tuner.testing.launchers import answer_here
+from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks.driver import (
     Driver,
@@ -28,7 +29,6 @@ from tuner.workload.scripts.frameworks.driver import (
 from tuner.workload.scripts.frameworks.keys import check_keys
 from tuner.workload.scripts.frameworks.parts import Wrapper
 from tuner.workload.scripts.frameworks.wrapper import read_function
-from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.launchers import reading
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -62,7 +62,7 @@ def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def looked_at(script: Script, **seen: Any) -> ScriptJob:
     """The job after a look that showed a plain torch loop."""
-    blank = blank_job(script, CPU)
+    blank = on_every_device(script, CPU)
     frame = replace(blank.frame, kind="torch", measured=True, **seen)
     return replace(blank, frame=frame).declares(script.knobs)
 

@@ -19,10 +19,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import load_space
+from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks.driver import read_driver
 from tuner.workload.scripts.frameworks.keys import check_keys
-from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_job import ScriptJob
 
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
@@ -45,7 +45,7 @@ MESH = (
 
 def looked_at(command: str, folder: Path) -> ScriptJob:
     """The job after a look that showed a plain torch loop."""
-    blank = blank_job(Script(command, cwd=folder), NODE)
+    blank = on_every_device(Script(command, cwd=folder), NODE)
     return replace(blank, frame=replace(blank.frame, kind="torch", measured=True))
 
 

@@ -1,0 +1,230 @@
+"""Today's values that the command must say, and what stays unknown without a guess."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.cli.main import main
+from tuner.problem.batch_scaling import steps_a_job_step
+from tuner.problem.constraints import Constraints
+from tuner.problem.from_job import baseline_of, problem_of_job
+from tuner.problem.settings import SearchSettings
+from tuner.results.state import StudyState
+from tuner.search.planner import ProbePlan
+from tuner.search.regret import RegretEstimate
+from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.errors import InputError
+from tuner.study.question import Question
+from tuner.study.rules import not_repaid, not_worth_it
+from tuner.testing.scripts import CPU, script_job
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.todays_values import proposed_command
+
+SOURCE = """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--eval-batch-size", type=int, default=64)
+p.add_argument("-b", "--batch-size", type=int, default=32)
+p.add_argument("--accum", type=int, default=4)
+p.add_argument("--twice", default=1)
+q.add_argument("--twice", default=2)
+p.add_argument("--computed", default=8 * 4)
+p.add_argument("--bucket", default=25)
+"""
+ONE = replace(CPU, devices_per_node=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--batch-size {micro_batch}", "write --batch-size {micro_batch=32} (the value in braces"),
+        ("-b{micro_batch}", "write -b{micro_batch=32} (the value"),
+        ("--batch-size={micro_batch}", "write --batch-size={micro_batch=32} (the value"),
+        (
+            "-b {micro_batch} --accum {gradient_accumulation}",
+            "write -b {micro_batch=32} --accum {gradient_accumulation=4} (the value",
+        ),
+        ("--computed {micro_batch}", "write --computed {micro_batch=VALUE} (with the value that"),
+        ("--twice {micro_batch}", "write --twice {micro_batch=VALUE} (with the value that"),
+        ("{micro_batch}", "write {micro_batch=VALUE} (with the value that"),
+        ("--bucket {bucket}", "write --bucket {bucket=25} (the value in braces"),
+        ("--eval-batch-size {zero_stage}", "{zero_stage=64}"),
+    ],
+)
+def test_a_bare_placeholder_is_refused_with_the_line_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SOURCE)
+    knob = ["--knob", "bucket=1,25"] if "bucket" in words else []
+    runs = ["--runs-dir", str(tmp_path / "runs")]
+    assert main(["optimize", *runs, *knob, "--script", f"{script} {words}"]) == 2
+    said = capsys.readouterr().err
+    assert "not say what you use today" in said
+    assert told in " ".join(said.split())
+
+
+def test_what_the_user_states_elsewhere_is_no_guess(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    both = "train.py -b {micro_batch} --accum {gradient_accumulation}"
+    script = Script(both, cwd=tmp_path).stating(["micro_batch=32", "gradient_accumulation=4"])
+    job = blank_job(script, ONE)
+    assert (job.baseline.micro_batch, job.frame.accumulation, job.global_batch) == (32, 4, 128)
+    known = "train.py -b {micro_batch} --accum {gradient_accumulation=4}"
+    job = blank_job(Script(known, cwd=tmp_path, global_batch=128), ONE)
+    assert (job.baseline.micro_batch, job.frame.accumulation) == (32, 4)
+    # The global batch alone does not say how it is split.
+    with pytest.raises(InputError, match=r"-b \{micro_batch=32\} --accum"):
+        blank_job(Script(both, cwd=tmp_path, global_batch=128), ONE)
+    own = Knob("bucket", (1, 25), baseline=25)
+    assert (
+        blank_job(
+            Script("train.py --bucket {bucket}", cwd=tmp_path, knobs=(own,)), ONE
+        ).baseline.launch["bucket"]
+        == 25
+    )
+
+
+def test_a_command_that_says_nothing_leaves_batch_and_length_unknown(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    job = blank_job(Script("train.py", cwd=tmp_path), ONE)
+    assert (job.global_batch, job.frame.micro_batch, job.frame.accumulation) == (0, 0, 0)
+    assert not job.length_known
+    assert "micro_batch" not in job.baseline.launch
+    asked = job.start(job.baseline, tmp_path / "probe").options["configuration"]
+    # A script that reads them by configuration().get(NAME, OWN) trains as it does today.
+    assert not {"micro_batch", "gradient_accumulation"} & set(asked)
+    assert steps_a_job_step(job.baseline, job) == 1.0
+
+
+def unknown(folder: Path, **changes: object) -> Question:
+    knobs = (Knob("pause", (1, 2), how="env:GLOO_PAUSE"),)
+    job = script_job("train.py", folder, Framework("torch"), knobs, steps=0, global_batch=0)
+    return Question(
+        job, CPU, None, Constraints(**changes), SearchSettings(), None, "inline", "s", folder
+    )
+
+
+@pytest.mark.parametrize("limit", [{"budget_kJ": 5.0}, {"deadline_s": 60.0}])
+def test_a_limit_on_a_training_of_unknown_length_is_refused(
+    tmp_path: Path, limit: dict[str, float]
+) -> None:
+    with pytest.raises(InputError, match="length is unknown; add --steps"):
+        unknown(tmp_path, **limit).prepare(True, None)
+    problem, _, _ = unknown(tmp_path, max_slowdown=0.05).prepare(True, None)
+    assert (problem.steps, problem.length_known) == (1, False)
+
+
+@pytest.mark.parametrize("steps", [0, 10])
+def test_only_a_known_length_ends_a_search(tmp_path: Path, steps: int) -> None:
+    from tests.study.test_rules import spec_of
+    from tuner.testing.studies import record
+
+    job = script_job("train.py", tmp_path, Framework("torch"), steps=steps)
+    spec = spec_of(tmp_path)
+    spec = replace(spec, problem=replace(spec.problem, job=job, steps=steps or 1))
+    state = StudyState(spec, [record()])
+    regret = RegretEstimate(np.full(8, 1.0), np.full(8, 0.1), np.full(8, 0.5))
+    plan = ProbePlan((job.baseline,), "", expected_gain=1.0, regret=regret)
+    for ends in (not_repaid(state, plan, 1e9), not_worth_it(state, plan, 1e9)):
+        assert (ends is not None) == bool(steps)
+    assert all(point.of_step == (not steps) for point in state.points)
+
+
+def test_baseline_changes_the_commands_own(tmp_path: Path) -> None:
+    frame = Framework("torch", micro_batch=32, accumulation=4)
+    words = "train.py -b {micro_batch=32} -a {gradient_accumulation=4} -t {threads=2}"
+    knobs = (Knob("threads", (1, 2)),)
+    job = script_job(words, tmp_path, frame, knobs, global_batch=128, devices=1)
+    read = baseline_of(["threads=1"], job, CPU).configuration
+    assert (read.data_parallel, read.micro_batch, read.get("threads")) == (1, 32, 1)
+    problem = problem_of_job(job, CPU, baseline=["micro_batch=16"])
+    assert problem.baseline is not None
+    assert (problem.baseline.data_parallel, problem.baseline.micro_batch) == (1, 16)
+    assert problem.baseline.get("threads") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "proposed"),
+    [
+        (
+            "torchrun train.py --data x",
+            "-- torchrun train.py --data x --batch-size {micro_batch=32} --accum "
+            "{gradient_accumulation=4}",
+        ),
+        (
+            "train.py --lr 32 --batch-size 32 --accum=4 --seed 4",
+            "-- train.py --lr 32 --batch-size {micro_batch=32} --accum={gradient_accumulation=4} "
+            "--seed 4",
+        ),
+        # Its twin of equal value is no batch of the training.
+        (
+            "train.py --eval-batch-size 32 --accum 4",
+            "-- train.py --eval-batch-size 32 --accum {gradient_accumulation=4} --batch-size "
+            "{micro_batch=32}",
+        ),
+    ],
+)
+def test_the_command_that_would_turn_something_is_filled_in(
+    tmp_path: Path, command: str, proposed: str
+) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    frame = Framework("torch", micro_batch=32, accumulation=4)
+    job = replace(blank_job(Script(command, cwd=tmp_path), ONE), frame=frame, global_batch=128)
+    assert sorted(proposed_command(command, job).split()) == sorted(proposed.split())
+    other = replace(job, frame=replace(frame, micro_batch=7))
+    assert "--knob NAME=VALUE,VALUE" in proposed_command(command, other)
+
+
+def test_nothing_to_turn_ends_after_the_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inspection alone is made up here; what it leads to is not."""
+    job = script_job("train.py", tmp_path, Framework("torch", micro_batch=32, accumulation=4))
+    job = replace(job, devices=1, global_batch=128)
+    (tmp_path / "train.py").write_text(SOURCE)
+    monkeypatch.setattr("tuner.problem.user_script.job_of_script", lambda *_, **__: job)
+    words = ["optimize", "--no-clocks", "--runs-dir", str(tmp_path / "runs")]
+    assert main([*words, "--", str(tmp_path / "train.py")]) == 1
+    said = capsys.readouterr().err
+    assert "nothing to try: of the script 'train' nothing can be turned here" in said
+    assert "--batch-size {micro_batch=32} --accum {gradient_accumulation=4}" in said
+
+
+def test_a_script_is_no_job_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "train.py"]) == 2
+    assert "train.py is a script: tuner optimize -- train.py" in capsys.readouterr().err
+
+
+def test_without_a_launcher_one_process_is_started(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    for command, ranks in (
+        ("train.py", 1),
+        ("CUDA_LAUNCH_BLOCKING=1 python train.py", 1),
+        ("torchrun --nproc-per-node 2 train.py", 2),
+    ):
+        assert blank_job(Script(command, cwd=tmp_path), CPU).devices == ranks
+    # A probe across nodes has a rank on each device.
+    on_two = replace(CPU, nodes=2)
+    assert blank_job(Script("train.py", cwd=tmp_path), on_two, nodes=2).devices == 4
+
+
+def test_ranks_that_train_alone_close_every_launch_of_several() -> None:
+    from tuner.search.observations import Observations
+    from tuner.search.parameters import ParameterEncoding
+    from tuner.search_spaces.candidates import Candidates
+    from tuner.search_spaces.configuration import Configuration
+
+    every = [Configuration.of(data_parallel=d, micro_batch=m) for d in (1, 2) for m in (1, 2)]
+    candidates = Candidates.from_configurations(every)
+    seen = Observations(ParameterEncoding(candidates), np.arange(len(candidates)))
+    failed = next(i for i, c in enumerate(candidates) if c.data_parallel == 2)
+    seen._add_failure(failed, {"failure": "alone"})
+    left = {c.data_parallel for i, c in enumerate(candidates) if i not in seen.failed_launches}
+    assert (left, len(seen.failed_launches)) == ({1}, 2)

@@ -1,0 +1,110 @@
+"""Facts of what a script trains today, and where each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import Value
+from tuner.workload.scripts.script_job import ScriptJob
+
+
+@dataclass(frozen=True)
+class TodayFacts:
+    """What a script trains today; 0 for what is unknown.
+
+    Attributes:
+        replicas: ranks that get different samples.
+        knobs: the launch and live knobs that are set.
+        sources: where a value comes from, a phrase, by its name.
+    """
+
+    ranks: int
+    replicas: int
+    global_batch: int
+    micro_batch: int
+    accumulation: int
+    steps: int
+    knobs: Mapping[str, Value]
+    sources: Mapping[str, str]
+
+    @property
+    def lines(self) -> tuple[str, str, str]:
+        """The facts in three lines."""
+        batch = "global batch unknown (--global-batch N tells it)"
+        if self.global_batch:
+            micro, times = self.micro_batch or "?", self.accumulation or "?"
+            batch = f"global batch {self.global_batch} = micro-batch {micro} x accumulation {times}"
+            batch += f" x {self.replicas} replica{'s' * (self.replicas != 1)}"
+        named = {"micro_batch": "micro-batch", "accumulation": "accumulation"}
+        found: dict[str, list[str]] = {}
+        for name, words in named.items():
+            if name in self.sources:
+                found.setdefault(self.sources[name], []).append(words)
+        of = "; ".join(f"{' and '.join(names)}: {source}" for source, names in found.items())
+        length = "unknown, so figures are those of one optimizer step (--steps N tells it)"
+        if self.steps:
+            length = f"{self.steps:,} optimizer steps{self._source('steps')}"
+        knobs = ", ".join(f"{name}={value}{self._source(name)}" for name, value in self._others)
+        plural = "s" * (self.ranks != 1)
+        return (
+            f"today: {self.ranks} rank{plural}{self._source('ranks')}, {batch}"
+            + (f" ({of})" if of else ""),
+            f"length: {length}",
+            f"knobs: {knobs or 'none is set'}",
+        )
+
+    @property
+    def _others(self) -> list[tuple[str, Value]]:
+        shown = ("data_parallel", "micro_batch")  # in the first line
+        return [(name, value) for name, value in self.knobs.items() if name not in shown]
+
+    def _source(self, name: str) -> str:
+        return f" ({self.sources[name]})" if name in self.sources else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON values, null for what is unknown."""
+        unknown = ("global_batch", "micro_batch", "accumulation", "steps")
+        data = {**vars(self), "knobs": dict(self.knobs), "sources": dict(self.sources)}
+        return {n: None if n in unknown and not value else value for n, value in data.items()}
+
+
+def today_facts(job: TrainingJob | None, baseline: Configuration | None) -> TodayFacts | None:
+    """Return the facts of a script's baseline; None for another job.
+
+    Args:
+        baseline: what runs today; None for what the script's command starts.
+    """
+    if not isinstance(job, ScriptJob):
+        return None
+    today = baseline or job.baseline
+    launcher = job.launcher
+    by_launcher = launcher is not None and launcher.words and launcher.processes
+    sources = {"ranks": launcher.kind if by_launcher and launcher else "no launcher says more"}
+    given = {name: value for name, value in job.told.items() if value}
+    knobs = {**today.launch, **today.live}
+    for name in knobs:
+        if name in job.placeholders:
+            sources[name] = "the command"
+        elif name in given and job.driver is not None:
+            sources[name] = job.driver.driver.name
+    whole, replicas, micro = job.global_batch, today.data_parallel, job.frame.micro_batch
+    micro = today.micro_batch if micro else 0
+    times = whole // (micro * replicas) if whole and micro else job.frame.accumulation
+    sources |= job.frame.sources
+    own = job.baseline
+    if (today.micro_batch, replicas) != (own.micro_batch, own.data_parallel):
+        sources |= dict.fromkeys(("micro_batch", "accumulation"), "--baseline")
+    return TodayFacts(
+        today.world_size,
+        replicas,
+        whole,
+        micro,
+        times,
+        job.steps,
+        knobs,
+        sources,
+    )

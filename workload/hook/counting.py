@@ -1,0 +1,184 @@
+"""Counts of the program's first optimizer steps: samples drawn, backward passes, inputs of a pass.
+
+Samples are counted where the loader's sampler hands them out, whatever their tensors look like, and
+passes at the outermost backward. What lies between two attempts of the first optimizer is a group;
+an attempt that a gradient scaler skips is one too. Once `GROUPS` groups are over, torch is as it
+was before.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+#: Optimizer steps that are watched. The first one of a program may be special: loops that step at
+#: micro-batch 0, warm-ups, wrappers that fetch one batch ahead.
+GROUPS = 4
+#: Numbers of a batch that tell it from another rank's.
+_DIGEST = 64
+
+
+class StepCounts:
+    """Counter of the first optimizer steps.
+
+    Attributes:
+        groups: of each step: `drawn` (one [loader, samples or None, last of its epoch] a batch),
+            `passes` (outermost backward calls) and `shapes` (first input of each outermost forward
+            call with gradients).
+        first_batch: a digest of the first batch that was drawn, its indices included; None before.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.groups: list[dict[str, Any]] = []
+        self.first_batch: int | None = None
+        self._current = _group()
+        self._optimizer: int | None = None
+        self._loaders: dict[int, int] = {}
+        self._depth = self._scaling = 0
+        self._grad = torch.is_grad_enabled
+        self._plain: list[tuple[Any, str, Any]] = []
+        self._watch_loaders(torch)
+        self._watch_backward(torch)
+        self._watch_scaler(torch)
+
+    @property
+    def over(self) -> bool:
+        """True once all groups were seen."""
+        return len(self.groups) >= GROUPS
+
+    def forward(self, shape: list[int]) -> None:
+        """Note the shape of an outermost forward call with gradients."""
+        if shape and not self._depth:  # within a backward pass it is a recomputation
+            self._current["shapes"].append(shape)
+
+    def attempt(self, optimizer: int, *, skipped_too: bool = False) -> None:
+        """End a group: an optimizer has stepped, or would have.
+
+        Args:
+            optimizer: its identity; those of later optimizers end no group.
+            skipped_too: told by a gradient scaler, which answers for its optimizer's own steps.
+        """
+        if self.over or (self._scaling and not skipped_too):
+            return
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        if self._optimizer != optimizer:
+            return
+        self.groups.append(self._current)
+        self._current = _group()
+        if self.over:
+            self.end()
+
+    def end(self) -> None:
+        """Take the patches back."""
+        while self._plain:
+            owner, name, plain = self._plain.pop()
+            setattr(owner, name, plain)
+
+    def _patch(self, owner: Any, name: str, made: Callable[[Any], Any]) -> None:
+        plain = getattr(owner, name)
+        self._plain.append((owner, name, plain))
+        setattr(owner, name, made(plain))
+
+    def _watch_loaders(self, torch: Any) -> None:
+        from torch.utils.data import dataloader
+
+        iterator = dataloader._BaseDataLoaderIter
+
+        def next_index(plain: Any) -> Any:
+            def run(self: Any) -> Any:
+                index = plain(self)
+                # With workers, indices are handed out ahead of their batches, in the same order.
+                self.__dict__.setdefault("_joulefront_drawn", deque()).append(index)
+                return index
+
+            return run
+
+        def reset(plain: Any) -> Any:
+            def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+                self.__dict__["_joulefront_drawn"] = deque()
+                self.__dict__.pop("_joulefront_last", None)
+                return plain(self, *args, **kwargs)
+
+            return run
+
+        def next_batch(plain: Any) -> Any:
+            def run(iterator: Any) -> Any:
+                try:
+                    batch = plain(iterator)
+                except StopIteration:
+                    if (entry := iterator.__dict__.pop("_joulefront_last", None)) is not None:
+                        entry[2] = True
+                    raise
+                drawn = iterator.__dict__.get("_joulefront_drawn")
+                self._fetched(iterator, drawn.popleft() if drawn else None, batch)
+                return batch
+
+            return run
+
+        self._patch(iterator, "_next_index", next_index)
+        self._patch(iterator, "_reset", reset)
+        self._patch(iterator, "__next__", next_batch)
+
+    def _fetched(self, iterator: Any, index: Any, batch: Any) -> None:
+        if self.over or not self._grad():  # evaluation
+            return
+        dataset = getattr(iterator, "_dataset", iterator)
+        loader = self._loaders.setdefault(id(dataset), len(self._loaders))
+        entry = [loader, len(index) if hasattr(index, "__len__") else None, False]
+        iterator.__dict__["_joulefront_last"] = entry
+        self._current["drawn"].append(entry)
+        if self.first_batch is None:
+            self.first_batch = _digest(index, batch)
+
+    def _watch_backward(self, torch: Any) -> None:
+        def counted(plain: Any) -> Any:
+            def backward(*args: Any, **kwargs: Any) -> Any:
+                # Checkpointing nests, on a thread of the device's: one counter for all threads.
+                if self._depth == 0:
+                    self._current["passes"] += 1
+                self._depth += 1
+                try:
+                    return plain(*args, **kwargs)
+                finally:
+                    self._depth -= 1
+
+            return backward
+
+        self._patch(torch.autograd, "backward", counted)
+
+    def _watch_scaler(self, torch: Any) -> None:
+        scaler = getattr(torch.amp, "GradScaler", None)
+        if scaler is None:  # torch before 2.3
+            return
+
+        def attempted(plain: Any) -> Any:
+            def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                if not scaler.is_enabled():
+                    return plain(scaler, optimizer, *args, **kwargs)
+                self._scaling += 1
+                try:
+                    return plain(scaler, optimizer, *args, **kwargs)
+                finally:
+                    self._scaling -= 1
+                    self.attempt(id(optimizer), skipped_too=True)
+
+            return step
+
+        self._patch(scaler, "step", attempted)
+
+
+def _group() -> dict[str, Any]:
+    return {"drawn": [], "passes": 0, "shapes": []}
+
+
+def _digest(index: Any, batch: Any) -> int | None:
+    """Return a number that two ranks share if they read the same samples; None if none can tell."""
+    from . import watching
+
+    try:
+        tensor = next(watching.tensors(batch), None)
+        numbers = tensor.detach().flatten()[:_DIGEST].tolist() if tensor is not None else None
+    except Exception:  # a tensor of the program's own kind may not flatten
+        return None
+    return zlib.crc32(repr((index, numbers)).encode())
