@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.models.analytic.known_error import error_parts
+from tuner.models.analytic.known_error import error_parts, known_errors
+from tuner.search_spaces.cluster import Device
 from tuner.search_spaces.configuration import Configuration
 
 #: Live knobs whose error grows as their value falls.
@@ -24,6 +25,10 @@ _FALLING = ("clock_MHz", "power_limit_W")
 #: Standard deviation of one measured launch (log): launches of one configuration differ by 0.5 to
 #: 1 % in the recorded tables with repeats.
 LAUNCH_SD = 0.01
+
+
+#: Median of the absolute value of a standard normal variable.
+NORMAL_MEDIAN = 0.674
 
 
 @dataclass(frozen=True)
@@ -39,10 +44,19 @@ class Spread:
     own: float
 
     @classmethod
-    def of(cls, what: str) -> Spread:
-        """Return the known parts of the error of "step time" or "power"."""
+    def of(cls, what: str, device: Device | None = None) -> Spread:
+        """Return the known parts of the error of "step time" or "power".
+
+        On a kind of device whose errors are known but not divided, what they exceed the own part by
+        is shared: a normal error of median m has the standard deviation m / 0.674.
+        """
         parts = error_parts(what)
-        return cls(parts.shared, parts.own)
+        total = 0.0
+        if device is not None and device.name not in parts.devices:
+            checks = (c for c in known_errors(device) if c.what == what and not c.case)
+            total = max((check.median / NORMAL_MEDIAN for check in checks), default=0.0)
+        shared = math.sqrt(max(parts.shared**2, total**2 - parts.own**2))
+        return cls(shared, parts.own)
 
 
 class ModelError:

@@ -70,7 +70,7 @@ REVIEWED = [
     (
         17,
         ["predict", "tiny-gpt", "--cluster", "cpu-2", "micro_batch=3"],
-        ["3 does not divide the global batch 8; near it, micro_batch can be 2 or 4"],
+        ["= 6 does not divide the global batch 8; near it, micro_batch can be 2 or 4"],
     ),
     (
         17,

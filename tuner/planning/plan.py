@@ -108,7 +108,8 @@ def plan_table(
             log_time=found.log_time + correction.log_time,
             log_power=found.log_power + correction.log_power,
         )
-    return _table(today, found, job.steps, sizes, seed, started)
+    spreads = Spread.of("step time", cluster.device), Spread.of("power", cluster.device)
+    return _table(today, found, job.steps, spreads, sizes, seed, started)
 
 
 def _require_fitting(
@@ -148,11 +149,12 @@ def _table(
     today: int,
     found: Evaluated,
     steps: int,
+    spreads: tuple[Spread, Spread],
     sizes: tuple[int, ...],
     seed: int,
     started: float,
 ) -> PlanTable:
-    error = ModelError(found.configurations)
+    error = ModelError(found.configurations, time=spreads[0], power=spreads[1])
     time_error, power_error = error.draw(DRAWS, seed)
     log_time = found.log_time + time_error
     log_energy = log_time + found.log_power + power_error
@@ -295,8 +297,9 @@ def _about(spec: StudySpec, table: PlanTable, cluster: Cluster) -> dict[str, Any
     parts = error_parts("step time")
     if cluster.device.name not in parts.devices:
         notes.append(
-            "the intervals take the errors found on other devices, because none are known for "
-            f"{cluster.device.name}: {parts.against}"
+            f"how errors are divided is not known for {cluster.device.name}: the intervals take "
+            "the known error of step time there, if there is one, and otherwise the errors found "
+            f"on other devices: {parts.against}"
         )
     return {
         **{name: dict(section) for name, section in spec.problem.identity.items()},
