@@ -139,7 +139,8 @@ def _next(result: Result) -> list[str]:
     """Return where to go from here."""
     steps = [f"tuner front {result.name}"]
     if result.points:
-        steps.append(f"tuner choose {result.name} --deadline 2h")
+        limit = "--deadline 2h" if result.length_known else "--max-slowdown 5%"
+        steps.append(f"tuner choose {result.name} {limit}")
     if result.points and result.job is not None:
         steps.insert(0, f"tuner apply {result.name} [--point N]")
     lines = [f"Next: {', '.join(steps)}"]
