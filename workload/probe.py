@@ -60,7 +60,7 @@ FAILURES: Mapping[str, FailureClass] = {
     # by the framework or a rule
     "refused": FailureClass("refused", "launch", "constraints"),
     # the script makes no process group, whatever the number of ranks
-    "alone": FailureClass("each rank trains alone", "ranks", "constraints"),
+    "alone": FailureClass("no process group", "ranks", "constraints"),
     "out_of_memory": FailureClass("out of memory", "launch"),
     "crash": FailureClass("crash", "launch"),
     # no step within the limit

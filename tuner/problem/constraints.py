@@ -124,6 +124,19 @@ class Constraints:
                 )
         return replace(self, **given)
 
+    def require_limits_of_a_step(self) -> None:
+        """Check that no limit is on a whole training, where its length is unknown.
+
+        Raises:
+            InputError: one is.
+        """
+        for flag, value in {"--budget": self.budget_kJ, "--deadline": self.deadline_s}.items():
+            if value is not None:
+                raise InputError(
+                    f"{flag} limits the whole training, and its length is unknown; add --steps "
+                    "with its number of optimizer steps to tuner optimize"
+                )
+
     def relative_to(self, baseline_time_s: float | None) -> Constraints:
         """Return these constraints with the limit on slowdown as a deadline.
 

@@ -115,8 +115,8 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
         constraints: limits and objective.
 
     Raises:
-        InputError: nothing was measured, or the slowdown is limited and the baseline was not
-            measured.
+        InputError: nothing was measured, the slowdown is limited and the baseline was not measured,
+            or a limit is on the whole training, whose length is unknown.
     """
     baseline = result.baseline
     if constraints.max_slowdown is not None and baseline is None:
@@ -124,6 +124,8 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
             f"the slowdown is relative to today, which run {result.name!r} did not measure; "
             "give a deadline instead"
         )
+    if not result.length_known:
+        constraints.require_limits_of_a_step()
     limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
     own = result.judged
     judge = own if not constraints.given else replace(own, constraints=limits)

@@ -96,7 +96,7 @@ class Question:
         if isinstance(job, ScriptJob) and len(problem.candidates) < 2 and before is None:
             raise self._nothing_to_try(job)
         if not problem.length_known:
-            self._require_limits_of_a_step()
+            self.constraints.require_limits_of_a_step()
         if self.simulated:
             problem = _as_prediction(problem)
             settings = replace(settings, verify=False)  # it would repeat the prediction
@@ -111,16 +111,6 @@ class Question:
             f"nothing to try: of the script {job.name!r} nothing can be turned here. Give it "
             f"something to turn, for example\n  tuner optimize {proposed_command(given, job)}"
         )
-
-    def _require_limits_of_a_step(self) -> None:
-        """Raise InputError for a limit on a whole training whose length is unknown."""
-        whole = {"--budget": self.constraints.budget_kJ, "--deadline": self.constraints.deadline_s}
-        for option, value in whole.items():
-            if value is not None:
-                raise InputError(
-                    f"{option} limits the whole training, and its length is unknown; add --steps "
-                    "with its number of optimizer steps"
-                )
 
     def _inspected(
         self, script: Script, run: RunFolder, notify: Notify | None

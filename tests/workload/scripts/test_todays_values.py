@@ -115,7 +115,7 @@ def unknown(folder: Path, **changes: object) -> Question:
 def test_a_limit_on_a_training_of_unknown_length_is_refused(
     tmp_path: Path, limit: dict[str, float]
 ) -> None:
-    with pytest.raises(InputError, match="length is unknown; add --steps"):
+    with pytest.raises(InputError, match="length is unknown; add --steps with"):
         unknown(tmp_path, **limit).prepare(True, None)
     problem, _, _ = unknown(tmp_path, max_slowdown=0.05).prepare(True, None)
     assert (problem.steps, problem.length_known) == (1, False)
@@ -228,3 +228,24 @@ def test_ranks_that_train_alone_close_every_launch_of_several() -> None:
     seen._add_failure(failed, {"failure": "alone"})
     left = {c.data_parallel for i, c in enumerate(candidates) if i not in seen.failed_launches}
     assert (left, len(seen.failed_launches)) == ({1}, 2)
+
+
+def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
+    from tuner.display.answer import answer_lines
+    from tuner.results.choose import choose
+    from tuner.testing.results import small_result
+
+    result = small_result()
+    job = script_job("train.py", tmp_path, Framework("torch"), steps=0, global_batch=0)
+    points = tuple(replace(point, of_step=True) for point in result.points)
+    front = tuple(replace(point, of_step=True) for point in result.front_points)
+    spent = replace(result.spent, payback_share=None)
+    unknown = replace(result, job=job, steps=1, points=points, front_points=front, spent=spent)
+    told = "\n".join(answer_lines(unknown))
+    assert "/step" in told
+    assert "of the job" not in told
+    assert "--deadline" not in told
+    assert unknown.to_json()["steps"] is None
+    with pytest.raises(InputError, match="--deadline limits the whole training"):
+        choose(unknown, Constraints(deadline_s=60.0))
+    assert "/step" not in "\n".join(answer_lines(result))
