@@ -87,7 +87,7 @@ class _Lines:
         """Return the lines of an event."""
         if event.kind == "note":
             step = re.match(r"p\d+ continues with ", event.message)
-            return [] if step and not self._verbose else [event.message]
+            return [] if (step or event.detail) and not self._verbose else [event.message]
         if event.kind == "started" and event.request is not None:
             return self._started(event, event.request) if self._verbose else []
         if event.record is not None:

@@ -122,6 +122,10 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
     energy = Units.for_values([figures[n] for n in names if n in figures], []).energy_text
     if not figures.get("left_kJ", 1.0) or not figures.get("saved_kJ", 1.0):
         text = f"another probe takes {energy(figures['needed_kJ'])} and would save nothing"
+    elif figures.get("expected_gain", 1.0) < HARDLY:
+        what = "choice" if figures.get("of_answer") else "front"
+        text = f"another probe takes {energy(figures['needed_kJ'])} and would hardly change the "
+        text += what
     elif "probability" in figures:
         regret, probability = percent(figures["regret"]), percent(figures["probability"])
         gain = percent(figures["expected_gain"])

@@ -28,6 +28,7 @@ class Progress:
         kind: "note" (a sentence), "started" (a probe), "finished" (a probe).
         meter: where the energy figures come from; None before the executor is ready.
         message: the sentence of a note, or why a probe was chosen.
+        detail: whether a note is for those alone who ask for more.
         request: the probe that started.
         record: the probe that ended.
         front: the measured front so far, fastest first.
@@ -59,6 +60,7 @@ class Progress:
     varying: tuple[str, ...] = field(default=())
     places: Callable[[], Mapping[str, str]] | None = None
     phase: Callable[[str], str] | None = None
+    detail: bool = False
 
 
 @dataclass(frozen=True)

@@ -438,9 +438,9 @@ class SearchLoop:
         for callback in self._callbacks:
             callback.finished(event)
 
-    def note(self, sentence: str) -> None:
+    def note(self, sentence: str, *, detail: bool = False) -> None:
         """Pass a sentence for the user to the callbacks."""
-        event = Progress("note", self._executor.meter, message=sentence)
+        event = Progress("note", self._executor.meter, message=sentence, detail=detail)
         for callback in self._callbacks:
             callback.note(event)
 

@@ -19,6 +19,7 @@ from typing import Any
 from optuna.storages import BaseStorage
 
 from tuner.executors.base import Executor
+from tuner.formatting import varying_knobs
 from tuner.models.analytic.model import Prior
 from tuner.models.surrogate.regressors import check_surrogate
 from tuner.models.surrogate.surrogate_choice import OURS, regressor_of, text_of
@@ -204,7 +205,7 @@ class Session:
             driver=spec.driver if spec.storage else None,
             identity=str(problem.identity["space"]["digest"]),
         )
-        notes = (*writer.notes, *problem.notes, *adopted, *recorder.catch_up(records))
+        notes = (*writer.notes, *adopted, *recorder.catch_up(records))
         with closing(self._make_executor(run, self._say)) as executor:
             _check_meter(executor, records, run)
             spent_s = spec.ended.time_s
@@ -227,6 +228,8 @@ class Session:
             lines = today.lines if today is not None else ()
             for sentence in (*_simulated(problem), opening, *lines, *notes, *cost):
                 loop.note(sentence)
+            for sentence in problem.notes:
+                loop.note(sentence, detail=True)
             yield loop
 
     def _search(self, loop: SearchLoop) -> None:
@@ -392,7 +395,6 @@ def _opening(
     how = meter.label
     energy = f"{meter.scope} scope, {how} ({meter.source})"
     again = f"; {len(records)} probes are in {run.path}" if records else f"; run {run.path}"
-    return (
-        f"{problem.name}{where}: {len(candidates)} configurations, {len(candidates.launches)} "
-        f"launch settings; energy: {energy}{again}"
-    )
+    knobs = ", ".join(varying_knobs(candidates.configurations)) or "no knob"
+    count = f"{len(candidates):,} configuration{'s' * (len(candidates) != 1)} of {knobs}"
+    return f"{problem.name}{where}: {count}; energy: {energy}{again}"
