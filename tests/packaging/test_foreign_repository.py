@@ -47,7 +47,8 @@ answer = {"files": {package.__name__: package.__file__ for package in packages}}
 if PROBES:
     result = tuner.optimize(
         tuner.Script(
-            "train.py --batch-size {micro_batch=4} --accumulation {gradient_accumulation=2}",
+            "torchrun --nproc-per-node 2 train.py --batch-size {micro_batch=4} "
+            "--accumulation {gradient_accumulation=2}",
             global_batch=16,
         ),
         executor="inline",
