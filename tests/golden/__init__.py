@@ -159,7 +159,8 @@ def _said(command: str, name: str, work: Path, *, as_json: bool) -> str:
         text = _readable(text)
     parts = [text.rstrip(), errors.getvalue().rstrip(), f"exit code {code}" if code else ""]
     if not as_json:
-        written = sorted(path for path in out.rglob("*") if path.is_file())
+        every = (path for path in out.rglob("*") if path.is_file())
+        written = sorted(path for path in every if path.suffix != ".py")  # copies of modules
         parts += [f"== {p.relative_to(out)}\n{_file_text(p).rstrip()}" for p in written]
     head = f"$ tuner {command.replace('RUN', name)}{' --json' if as_json else ''}"
     return "\n".join([head, *(part for part in parts if part)])

@@ -73,11 +73,11 @@ def write_launch_files(
 ) -> list[Path]:
     """Write the files that start the job, replacing earlier ones, and return their paths.
 
-    These are ds_config.json, job.json, launch.sh (torchrun), launch_deepspeed.sh, job.sbatch
-    (Slurm), clocks.sh and clocks.toml (the live settings) and README.txt; for a user's script that
-    needs them, also the folder joulefront_hook and options.json. For a command that came with its
-    launcher, launch.sh starts that launcher, and its configuration file is written with the changed
-    keys, instead of launch_deepspeed.sh.
+    These are ds_config.json, job.json, launch.sh (torchrun), launch_deepspeed.sh, loopback.py
+    (which both start on one node), job.sbatch (Slurm), clocks.sh and clocks.toml (the live
+    settings) and README.txt; for a user's script that needs them, also the folder joulefront_hook
+    and options.json. For a command that came with its launcher, launch.sh starts that launcher, and
+    its configuration file is written with the changed keys, instead of launch_deepspeed.sh.
 
     Args:
         script: the user's own program and its arguments; the built-in one by default. It is given
@@ -252,6 +252,8 @@ _BIND = {
     ),
 }
 
+#: The folder of a launch script, which may be left for the program's.
+_HERE = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"'
 _STARTERS = {"torchrun": _torchrun, "deepspeed": _deepspeed}
 
 
@@ -280,7 +282,7 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
             + (f"; ./clocks.sh ./{_file(starter)} sets them." if live else ".")
             + (" Commands below set knobs of your own." if _knob_commands(*launch[:2]) else ""),
             "set -euo pipefail",
-            'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
+            *([] if program.command else [_HERE]),
             "cd -- " + (shlex.quote(program.folder) if program.folder else '"$here"'),
             "",
             *program.about,
