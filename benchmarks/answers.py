@@ -49,10 +49,10 @@ def named(run: str, runs: Path) -> tuple[set[str], set[str]]:
     best.add(_short(_json(runs, "explain", run)["point"]["configuration"]))
     page = runs / "report.html"
     _printed(runs, "report", run, "--out", str(page))
-    head = re.search("<h1>.*?</h1>", page.read_text("utf-8"))
+    head = re.search("<h1.*?</h1>", page.read_text("utf-8"))
     assert head is not None
     assert result.recommendation is not None
-    keeps = "keep what runs today" in head[0]
+    keeps = "Keep what you run today" in head[0]
     if keeps != (result.recommendation.action == "keep"):
         advised.add("the report's headline")
     advised.add(_short(_json(runs, "choose", run)["point"]["configuration"]))

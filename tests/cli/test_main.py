@@ -164,7 +164,7 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
         assert part in out
     assert len(out.strip().splitlines()) <= 14
     _, out, _ = run(capsys, "front", "r")
-    for part in ("Front of r", "Choice: Fastest within", "Spent:", "Baseline:"):
+    for part in ("Front of r", "Choice: Fastest within", "Spent:", "Today:"):
         assert part in out
     assert Path("runs/r/report.html").is_file()
 

@@ -299,6 +299,9 @@ def test_the_run_that_is_meant_is_named_where_none_is(capsys, runs, tmp_path):  
 
 def test_a_search_on_predictions_says_so_first(capsys):
     _, _, err = run(capsys, *PLAN, "--max-probes", "1", "--plain")
+    before = err[: err.index(" p0000 ")].splitlines()[:-1]
+    assert len(before) == 2  # what it is, and what is tuned; what is left out comes with -v
+    _, _, err = run(capsys, *PLAN, "--max-probes", "1", "--plain", "-v")
     first, *others = err.splitlines()
     assert re.fullmatch(
         r"[\d:]{8} nothing is measured: this search tries its probes on predictions of the models; "
@@ -349,7 +352,7 @@ def test_a_dry_run_starts_and_writes_nothing(capsys, tmp_path):
     assert out.startswith("This search: about ")
     for words in (
         "Limits: until what is left would not repay a probe; at most 40 probes; at most 1 % of",
-        "first the baseline, dp2 ",
+        "first today's, dp2 ",
         "ranks of python ",
         "runs/dry/: study.toml",
         "no clock, no power limit",

@@ -17,6 +17,7 @@ import termios
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,11 +195,13 @@ def test_training_output_is_changed_at_a_terminal_only(
         raise Enough
 
     monkeypatch.setattr(train, "train", taken)
-    monkeypatch.setattr("tuner.api.load_result", lambda *_, **__: None)
+    monkeypatch.setattr("tuner.api.load_result", lambda *_, **__: SimpleNamespace(job=None))
     monkeypatch.setattr(sys, "stdout", stream())
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "study.toml").touch()
     with pytest.raises(Enough):
-        main(["run", "some"])
+        main(["run", "some", "--runs-dir", str(tmp_path)])
     (output,) = got
     assert isinstance(output, VisibleStream) is not raw
     assert raw_stream(output) is sys.stdout

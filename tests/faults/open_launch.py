@@ -63,7 +63,7 @@ def _session(folder: Path, **options: Any) -> int:
     space = folder / "space.toml"
     space.write_text(SPACE)
     options = {"probes": PROBES, **options}
-    return optimize(folder, job="tiny-gpt", cluster=CLUSTER, space=str(space), **options)
+    return optimize(folder, cluster=CLUSTER, space=str(space), **options)
 
 
 def struck_when_asked(strike: Callable[[str], object], *, decided: bool = False) -> Any:

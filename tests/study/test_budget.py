@@ -131,9 +131,16 @@ def test_time_includes_the_expected_length_of_the_next_probes():
                 "not_worth_it",
                 {"regret": 0.02, "probability": 0.06, "expected_gain": 0.003, "needed_kJ": 3.2},
             ),
+            "The search ended: another probe takes 3.20 kJ and would hardly change the front.",
+        ),
+        (
+            StopReason(
+                "not_worth_it",
+                {"regret": 0.02, "probability": 0.06, "expected_gain": 0.01, "needed_kJ": 3.2},
+            ),
             "The search ended: more than 2.0 % of the front's hypervolume is left to find with a "
             "probability of 6.0 %, and one more probe would take 3.20 kJ and is expected to add "
-            "0.3 %.",
+            "1.0 %.",
         ),
         (
             StopReason("node_failures", {"failures": 3}, "no GPU"),

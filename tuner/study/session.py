@@ -229,7 +229,7 @@ class Session:
             for sentence in (*_simulated(problem), opening, *lines, *notes, *cost):
                 loop.note(sentence)
             for sentence in problem.notes:
-                loop.note(sentence, detail=True)
+                loop.note(sentence, detail="recorded" not in problem.identity)
             yield loop
 
     def _search(self, loop: SearchLoop) -> None:

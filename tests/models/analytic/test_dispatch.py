@@ -72,7 +72,7 @@ def test_one_launch_tells_dispatch_that_the_prior_hides_or_overstates(
     found = line.medians(predictor(JOB, CLUSTER, every), [8] * len(every))[:, 0]
     wanted = predictor(JOB, CLUSTER, every)(true)[:, 0]
     before = predictor(JOB, CLUSTER, every)(CONSTANTS)[:, 0]
-    assert np.abs(found - wanted).max() < max(0.1, 0.6 * np.abs(before - wanted).max())
+    assert np.abs(found - wanted).max() < max(0.1, 0.75 * np.abs(before - wanted).max())
 
 
 def test_launches_tell_how_much_dispatch_is_hidden() -> None:

@@ -160,6 +160,8 @@ def _against(result: Result, point: Point, what: Literal["energy", "time", "powe
     else:
         difference = energy if what == "energy" else time
         ratio, clear = 1 + difference.relative, difference.shown
+    if abs(ratio - 1) < 0.0005:
+        return '<span class="muted">as today</span>'
     text = change(ratio, 1, "less", "more")
     if clear:
         return f'<span class="{"less" if ratio < 1 else "rise"}">{text}</span> than today'
