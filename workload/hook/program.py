@@ -29,8 +29,8 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
     import torch
 
     watching.patch_torch(torch)
-    if os.environ.get("MASTER_ADDR") == "127.0.0.1":  # all ranks run here
-        if folder:
+    if os.environ.get("MASTER_ADDR") == "127.0.0.1":  # nothing beyond this machine meets there
+        if folder and os.environ.get("GROUP_WORLD_SIZE") == "1":
             meet_in_files(os.path.join(folder, "meeting"))
         else:
             listen_on_loopback(RANKS)
