@@ -308,8 +308,9 @@ def main(folder: Path) -> None:
     (script / "train.py").write_text(TRAIN)
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     env |= {"PYTHONPATH": str(site), "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
-    words = ["optimize", "--script", f"{script / 'train.py'}", "--steps", "100"]
-    words += ["--global-batch", "8", "--max-probes", "1", "--no-verify", "--quiet"]
+    words = ["optimize", "--steps", "100", "--global-batch", "8", "--max-probes", "1"]
+    words += ["--no-verify", "--quiet", "--knob", "pause=1,2", "--"]  # something to turn
+    words += ["torchrun", "--nproc-per-node", "2", f"{script / 'train.py'}", "--pause", "{pause=1}"]
     with tempfile.TemporaryFile("w+") as error:
         began_s, stranger = time.monotonic(), None
         command = subprocess.Popen(
