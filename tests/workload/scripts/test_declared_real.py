@@ -105,7 +105,7 @@ def test_a_deliberately_slow_setting_is_found_out(
     stored = load_result("slow", runs_dir=tmp_path)
     assert [p.configuration for p in stored.points] == [p.configuration for p in result.points]
     report = (tmp_path / "slow" / "report.html").read_text()
-    assert "Points marked training=changed learn something else than the baseline" in report
+    assert "Points marked training=changed learn something else than today" in report
     table = tmp_path / "points.csv"
     assert (
         main(["export", "slow", "--runs-dir", str(tmp_path), "--to", "csv", "--out", str(table)])
