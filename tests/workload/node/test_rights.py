@@ -327,7 +327,8 @@ def test_ranks_of_one_node_meet_without_a_port(launch: Launch, tmp_path: Path) -
     """
     with reserved_port() as port:
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "1"}
-        group = launch(body, env={**env, "GLOO_SOCKET_IFNAME": "lo"})
+        env |= {"GROUP_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        group = launch(body, env=env)
         wait_for(tmp_path / "met")
         listens = []
         for table in ("tcp", "tcp6"):
