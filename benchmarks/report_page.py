@@ -36,7 +36,7 @@ window.addEventListener("load", async () => {
   if (more) more.click();
   await wait(300);
   const point = JSON.parse(document.getElementById("front-points").textContent)[0];
-  front.emit("plotly_click", { points: [point] });
+  front.emit("plotly_click", { points: [{ x: point.place[0], y: point.place[1] }] });
   const tile = document.querySelector('[data-tile="Time"] .value').textContent;
   parent.postMessage(JSON.stringify({ begins, before, after: shown(), tile,
     asked: point.tiles.Time[0], left: document.documentElement.scrollWidth - innerWidth }), "*");

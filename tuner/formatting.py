@@ -87,6 +87,10 @@ class Units:
             return units
         return replace(units, energy=f"{units.energy}/step", time=f"{units.time}/step")
 
+    def place(self, point: HasCosts) -> tuple[float, float]:
+        """Return a point's time and energy in these units: where it is drawn."""
+        return point.time_to_solution_s / self.s, point.energy_to_solution_kJ / self.kJ
+
     def energy_text(self, energy_kJ: float, digits: int = 3) -> str:
         """Return an energy with its unit."""
         return f"{number(energy_kJ / self.kJ, digits)} {self.energy}"

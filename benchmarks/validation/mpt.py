@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from benchmarks.validation.comparison import Comparison, quantiles, table
+from benchmarks.validation.gpt2 import gpt2
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.search_spaces.cluster import Cluster, load_cluster, load_device
@@ -82,14 +83,7 @@ class Run:
         sequence = int(self.row["sequence_length"])
         return TrainingJob(
             name=f"mpt-{self.model}",
-            model={
-                "model_type": "gpt2",
-                "n_embd": hidden,
-                "n_layer": layers,
-                "n_head": heads,
-                "n_positions": sequence,
-                "vocab_size": VOCABULARY,
-            },
+            model=gpt2(hidden, layers, heads, positions=sequence, vocabulary=VOCABULARY),
             sequence_length=sequence,
             global_batch=int(self.row["micro_batch"])
             * int(self.row["accumulation"])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.validation.gpt2 import gpt2
 from tuner.models.analytic.model import AnalyticModel, Prediction, Program
 from tuner.models.memory_margin import MemoryMargin
 from tuner.planning.fit import LIKELY, SURE
@@ -35,21 +36,14 @@ def _llama(hidden: int, layers: int, heads: int, between: int, **more: int) -> d
     return {"model_type": "llama", **sizes, **more}
 
 
-def _gpt2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2",
-        "n_embd": hidden,
-        "n_layer": layers,
-        "n_head": heads,
-        "n_positions": 2048,
-        "vocab_size": 50304,
-    }
+def _gpt2(hidden: int, layers: int, heads: int, vocabulary: int = 50304) -> dict[str, Any]:
+    return gpt2(hidden, layers, heads, positions=2048, vocabulary=vocabulary)
 
 
 #: Models of the table; Baichuan2's sizes are those of a Llama with a larger vocabulary.
 MODELS: dict[str, dict[str, Any]] = {
     # As the program builds it: 20 heads (profile_all.py), GPT-2's vocabulary padded for 4 ranks.
-    "gpt-neo-2.7b": {**_gpt2(2560, 32, 20), "vocab_size": 50688},
+    "gpt-neo-2.7b": _gpt2(2560, 32, 20, 50688),
     "gpt2-1.5b": _gpt2(1600, 48, 16),
     "gpt2-10b": _gpt2(4096, 50, 32),
     "llama-7b": _llama(4096, 32, 32, 11008),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.validation.gpt2 import gpt2
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.models.scale_out import Predict, ScaleOut
@@ -97,14 +98,7 @@ def job_of(problem: tuple[int, ...]) -> TrainingJob:
     _, batch, hidden, heads, layers, sequence = problem
     return TrainingJob(
         name="vtrain",
-        model={
-            "model_type": "gpt2",
-            "n_embd": hidden,
-            "n_layer": layers,
-            "n_head": heads,
-            "n_positions": sequence,
-            "vocab_size": VOCABULARY,
-        },
+        model=gpt2(hidden, layers, heads, positions=sequence, vocabulary=VOCABULARY),
         sequence_length=sequence,
         global_batch=batch,
         steps=1,

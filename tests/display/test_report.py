@@ -27,7 +27,7 @@ from tuner.display.plots import (
     surrogate_figure,
 )
 from tuner.display.report import render_report, write_report
-from tuner.display.text import comparison, payback
+from tuner.display.text import comparison, payback, units_of
 from tuner.formatting import Units, change, number, percent
 from tuner.results.parts import Choice
 from tuner.results.result import Result
@@ -126,6 +126,18 @@ def small() -> Page:
 )
 def test_the_report_says(small: Page, said: str) -> None:
     assert said in small.text
+
+
+def test_of_very_many_points_the_fronts_answer_a_click() -> None:
+    result = large_result()
+    least = max(p.time_to_solution_s for p in result.points)
+    many = tuple(
+        point(Configuration.of(micro_batch=10_000 + i), least + i, 900.0, NVML) for i in range(600)
+    )
+    page = Page(render_report(replace(result, points=(*many, *result.points))))
+    known = {tuple(each["place"]) for each in page.data()["front-points"]}
+    units = units_of(result)
+    assert {units.place(p) for p in (*result.front_points, result.baseline)} <= known
 
 
 def test_every_front_point_and_the_baseline_are_rows() -> None:

@@ -123,9 +123,7 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
     if not figures.get("left_kJ", 1.0) or not figures.get("saved_kJ", 1.0):
         text = f"another probe takes {energy(figures['needed_kJ'])} and would save nothing"
     elif figures.get("expected_gain", 1.0) < HARDLY:
-        what = "choice" if figures.get("of_answer") else "front"
-        text = f"another probe takes {energy(figures['needed_kJ'])} and would hardly change the "
-        text += what
+        text = f"another probe takes {energy(figures['needed_kJ'])} and {_brings(figures)}"
     elif "probability" in figures:
         regret, probability = percent(figures["regret"]), percent(figures["probability"])
         gain = percent(figures["expected_gain"])
@@ -150,19 +148,22 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
     return text
 
 
-def _next_probe(figures: Mapping[str, float]) -> str:
-    """Return what one more probe would take and bring, after the limit that forbids it."""
+def _brings(figures: Mapping[str, float]) -> str:
+    """Return what another probe would bring to the front, or to the choice."""
     gain, of_answer = figures["expected_gain"], figures.get("of_answer")
     if gain < HARDLY:
-        brings = f"would hardly change the {'choice' if of_answer else 'front'}"
-    elif of_answer:
-        brings = f"is expected to improve the choice by {percent(gain)}"
-    else:
-        brings = f"is expected to add {percent(gain)} to the front's hypervolume"
+        return f"would hardly change the {'choice' if of_answer else 'front'}"
+    if of_answer:
+        return f"is expected to improve the choice by {percent(gain)}"
+    return f"is expected to add {percent(gain)} to the front's hypervolume"
+
+
+def _next_probe(figures: Mapping[str, float]) -> str:
+    """Return what one more probe would take and bring, after the limit that forbids it."""
     if figures.get("probe_budget_kJ") and figures["needed_kJ"]:  # which is told with the budget
-        return f"; it {brings}"
+        return f"; it {_brings(figures)}"
     energy = Units.for_values([figures["next_kJ"]], []).energy_text
-    return f"; another one takes {energy(figures['next_kJ'])} and {brings}"
+    return f"; another one takes {energy(figures['next_kJ'])} and {_brings(figures)}"
 
 
 _CAUSES: dict[str, Callable[[StopReason], str]] = {

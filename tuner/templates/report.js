@@ -57,7 +57,7 @@
   const clickable = known ? JSON.parse(known.textContent) : [];
   const fillTiles = (event) => {
     const at = event.points[0];
-    const point = clickable.find((each) => each.x === at.x && each.y === at.y);
+    const point = clickable.find(({ place: [x, y] }) => x === at.x && y === at.y);
     if (!point) return;
     document.getElementById("tiles-of").textContent = point.name;
     document.getElementById("tiles-knobs").innerHTML = point.knobs;

@@ -58,12 +58,12 @@ def front_figure(result: Result) -> go.Figure | None:
     band = result.attainment or Attainment((), (), (), (), 0)
     near = shown or list(every.values())  # others may lie outside the view
     x_axis = Axis(
-        (p.time_to_solution_s / units.s for p in near),
+        (units.place(p)[0] for p in near),
         [t / units.s for p in shown for t in p.time_interval_s]
         + ([limit_s / units.s] if limit_s else []),
     )
     y_axis = Axis(
-        (p.energy_to_solution_kJ / units.kJ for p in near),
+        (units.place(p)[1] for p in near),
         [e / units.kJ for p in shown for e in p.energy_interval_kJ]
         + ([limit_kJ / units.kJ] if limit_kJ else [])
         + [e / units.kJ for e in (*band.energy_kJ_10, *band.energy_kJ_90)],
@@ -77,11 +77,8 @@ def front_figure(result: Result) -> go.Figure | None:
     _add_band(figure, result, units, x_axis)
     if dominated:
         marker = {"color": FAINT, "size": 6, "opacity": 0.55}
-        far = sum(
-            not x_axis.holds(p.time_to_solution_s / units.s)
-            or not y_axis.holds(p.energy_to_solution_kJ / units.kJ)
-            for p in dominated
-        )
+        places = map(units.place, dominated)
+        far = sum(not (x_axis.holds(time) and y_axis.holds(energy)) for time, energy in places)
         name = "dominated points" + (f" ({far} of them outside this view)" if far else "")
         trace = points_trace(dominated, name, "Dominated", units, marker, False)
         figure.add_trace({**trace, "visible": "legendonly"})
@@ -92,8 +89,7 @@ def front_figure(result: Result) -> go.Figure | None:
         figure.add_trace({**trace, "visible": "legendonly"})
     if len(front) > 1:
         stairs = {"shape": "hv", "color": BLUE, "width": 1.5}
-        x = [p.time_to_solution_s / units.s for p in front]
-        y = [p.energy_to_solution_kJ / units.kJ for p in front]
+        x, y = (list(values) for values in zip(*map(units.place, front), strict=True))
         figure.add_trace(line_trace(x, y, stairs))
     for source, name, symbol in (
         ("measured", "front", "circle"),
@@ -155,9 +151,10 @@ def _add_percent_of_today(
     today = result.baseline
     if today is None:
         return
+    time, energy = units.place(today)
     for along, axis, value, side in (
-        ("x", x_axis, today.time_to_solution_s / units.s, "top"),
-        ("y", y_axis, today.energy_to_solution_kJ / units.kJ, "right"),
+        ("x", x_axis, time, "top"),
+        ("y", y_axis, energy, "right"),
     ):
         if axis.log or not value > 0:
             return
@@ -186,13 +183,8 @@ def _legend_corner(
 ) -> dict[str, Any]:
     """Return the legend in the corner with the fewest points: nothing dominates the front, so that
     it is mostly the one next to the origin."""
-    places = [
-        (
-            x_axis.share(p.time_to_solution_s / units.s),
-            y_axis.share(p.energy_to_solution_kJ / units.kJ),
-        )
-        for p in shown
-    ]
+    drawn = map(units.place, shown)
+    places = [(x_axis.share(time), y_axis.share(energy)) for time, energy in drawn]
 
     def crowd(corner: tuple[int, int]) -> int:
         return sum(abs(x - corner[0]) < 0.45 and abs(y - corner[1]) < 0.4 for x, y in places)

@@ -221,8 +221,8 @@ def points_trace(
     intervals: bool = True,
 ) -> dict[str, Any]:
     """Return a scatter trace of these points in time and energy to solution."""
-    x = [p.time_to_solution_s / units.s for p in points]
-    y = [p.energy_to_solution_kJ / units.kJ for p in points]
+    places = [units.place(p) for p in points]
+    x, y = [time for time, _ in places], [energy for _, energy in places]
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers",

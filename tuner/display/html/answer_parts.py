@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tuner.display.advice import details, evidence_sentence
 from tuner.display.html.limits_part import limits_part
@@ -94,19 +94,20 @@ def _tiles(result: Result, units: Units) -> str:
 def _figures_of(result: Result, point: Point, units: Units) -> dict[str, list[str]]:
     """Return a point's figures by name: value, change against today, interval."""
     energy, time = point.energy_interval_kJ, point.time_interval_s
+    changes = _changes(result, point)
     of = "" if result.length_known else " of a step"
     return {
         f"Time{of}": [
             units.time_text(point.time_to_solution_s),
-            _against(result, point, "time"),
+            changes.get("time", ""),
             interval(units.interval_text(time, units.s), units.time),
         ],
         f"Energy{of}": [
             units.energy_text(point.energy_to_solution_kJ),
-            _against(result, point, "energy"),
+            changes.get("energy", ""),
             interval(units.interval_text(energy, units.kJ), units.energy),
         ],
-        "Average power": [f"{number(point.power_W)} W", _against(result, point, "power")],
+        "Average power": [f"{number(point.power_W)} W", changes.get("power", "")],
     }
 
 
@@ -129,14 +130,13 @@ def _more_toggle(figure: go.Figure) -> str:
 
 def _shown_points(result: Result, units: Units) -> str:
     """Return the figures of each point that a click in the front may ask for."""
-    every = {p.configuration: p for p in (*result.points, *result.front_points)}
-    if result.baseline is not None:
-        every.setdefault(result.baseline.configuration, result.baseline)
-    against = result.baseline.configuration if result.baseline is not None else None
+    base = result.baseline
+    first = [*result.front_points, *([base] if base is not None else [])]
+    every = {p.configuration: p for p in (*first, *result.points)}  # of many, others are left out
+    against = base.configuration if base is not None else None
     shown = [
         {
-            "x": point.time_to_solution_s / units.s,
-            "y": point.energy_to_solution_kJ / units.kJ,
+            "place": units.place(point),
             "name": _name_of(result, point),
             "knobs": chips(point.configuration, against=against),
             "tiles": _figures_of(result, point, units),
@@ -147,19 +147,22 @@ def _shown_points(result: Result, units: Units) -> str:
     return f'<script type="application/json" id="front-points">{text}</script>'
 
 
-def _against(result: Result, point: Point, what: Literal["energy", "time", "power"]) -> str:
-    """Compare one of a point's figures with today's; in grey if there may be no difference."""
+def _changes(result: Result, point: Point) -> dict[str, str]:
+    """Return a point's figures against today's; in grey where there may be no difference."""
     found = result.judged.differences(point)
     if result.baseline is None or found is None:
-        return ""
+        return {}
     energy, time = found
-    if what == "power":
-        ratio = (1 + energy.relative) / (1 + time.relative)
-        mine, theirs = point.power_interval_W, result.baseline.power_interval_W
-        clear = not (mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1])
-    else:
-        difference = energy if what == "energy" else time
-        ratio, clear = 1 + difference.relative, difference.shown
+    mine, theirs = point.power_interval_W, result.baseline.power_interval_W
+    overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
+    return {
+        "energy": _change(1 + energy.relative, clear=energy.shown),
+        "time": _change(1 + time.relative, clear=time.shown),
+        "power": _change((1 + energy.relative) / (1 + time.relative), clear=not overlap),
+    }
+
+
+def _change(ratio: float, *, clear: bool) -> str:
     if abs(ratio - 1) < 0.0005:
         return '<span class="muted">as today</span>'
     text = change(ratio, 1, "less", "more")
