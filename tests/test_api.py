@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import textwrap
 
 import pytest
 
@@ -38,12 +39,66 @@ def test_limits_may_be_given_as_keywords_or_in_the_object_and_not_against_each_o
     both = tuner.replay(table, budget_kJ=5.0, constraints=limits, search=search, **options)
     assert plain.constraints == {"budget_kJ": 5.0, "max_probes": 4}
     assert both.constraints == {"budget_kJ": 5.0, "max_gpus": 1.0, "max_probes": 4}
-    with pytest.raises(tuner.InputError, match=r"budget_kJ is 6.0 and constraints.budget_kJ is 5"):
-        tuner.replay(table, budget_kJ=6.0, constraints=limits, **options)
+    for other in ({"budget_kJ": 6.0}, {"budget": "6kJ"}):
+        with pytest.raises(tuner.InputError, match=r"budget_kJ is 6.0 and 5.0; give it once"):
+            tuner.replay(table, **other, constraints=limits, **options)
+    with pytest.raises(TypeError, match=r"no argument 'dedline'; limits are .* deadline,"):
+        tuner.replay(table, dedline="2h", **options)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "text", "value"),
+    [
+        ("deadline", "2h", {"deadline_s": 7200.0}),
+        ("budget", "11kWh", {"budget_kJ": 39600.0}),
+        ("power_cap", "2kW", {"power_cap_W": 2000.0}),
+        ("max_slowdown", "5%", {"max_slowdown": 0.05}),
+        ("max_slowdown", 0.05, {"max_slowdown": 0.05}),
+    ],
+)
+def test_limits_are_numbers_or_quantities_with_a_unit(keyword, text, value):
+    assert tuner.Constraints().limited(**{keyword: text}).given == value
+
+
+def test_a_quantity_without_its_unit_or_with_another_is_refused():
+    for text in ("2", "2kJ", "soon"):
+        with pytest.raises(tuner.InputError, match=r"must be a number with a unit \(s, min"):
+            tuner.Constraints().limited(deadline=text)
+
+
+def test_a_search_in_python_shows_itself_unless_told_not_to(tmp_path, capsys):
+    table, options = write_table(tmp_path / "table"), {"runs_dir": tmp_path, "report": False}
+    search = tuner.SearchSettings(max_probes=3)
+    seen = []
+    tuner.replay(table, search=search, on_progress=seen.append, **options)
+    shown = capsys.readouterr()
+    assert "p0000" in shown.err
+    assert "3/3" in shown.err
+    assert not shown.out
+    assert seen
+    tuner.replay(table, search=search, progress=False, **options)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_in_a_notebook_a_search_is_a_bar_that_moves(tmp_path):
+    pytest.importorskip("IPython")
+    code = f"""
+        import tuner
+        from IPython.core.interactiveshell import InteractiveShell
+        from IPython.utils.capture import capture_output
+        InteractiveShell.instance().kernel = object()  # what tells a notebook from a terminal
+        with capture_output() as shown:
+            tuner.replay({str(write_table(tmp_path / "table"))!r}, runs_dir={str(tmp_path)!r},
+                search=tuner.SearchSettings(max_probes=3), report=False)
+        print(shown.outputs[-1].data, shown.stderr)
+    """
+    ended = finished([sys.executable, "-c", textwrap.dedent(code)])
+    assert 'max="3" value="3"' in ended.stdout, ended.stderr
+    assert "p0002" in ended.stdout
 
 
 def test_both_functions_take_the_same_headline_keywords():
     optimize, replay = (inspect.signature(f).parameters for f in (tuner.optimize, tuner.replay))
-    shared = ("budget_kJ", "deadline_s", "power_cap_W", "constraints", "search")
+    shared = ("constraints", "search", "on_progress")
     for name in shared:
         assert optimize[name].default is replay[name].default is None

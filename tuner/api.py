@@ -6,14 +6,15 @@ They turn their arguments into a problem, constraints and settings, and run a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.executors.base import Executor
 from tuner.executors.local import SimulatedExecutor
-from tuner.problem.constraints import Constraints
+from tuner.problem.constraints import Constraints, Limits
 from tuner.problem.declared_knobs import with_knobs
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
@@ -35,15 +36,20 @@ if TYPE_CHECKING:
 __all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "replay"]
 
 
+@contextmanager
+def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
+    """Yield what gets the events of a search: logging, the view and the user's receiver."""
+    from tuner.display.progress import ProgressLogger, shown
+
+    with shown() if progress else nullcontext() as view:
+        yield ProgressLogger(view, on_progress)
+
+
 def optimize(
     job: TrainingJob | Script | str | Path | None = None,
     *,
     cluster: Cluster | str = "auto",
     space: str | None = None,
-    budget_kJ: float | None = None,
-    deadline_s: float | None = None,
-    power_cap_W: float | None = None,
-    max_slowdown: float | None = None,
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
@@ -64,7 +70,9 @@ def optimize(
     name: str | None = None,
     runs_dir: str | Path = "runs",
     report: bool = True,
+    progress: bool = True,
     on_progress: Notify | None = None,
+    **limits: Unpack[Limits],
 ) -> Result:
     """Tune a training job for energy and time on this machine or cluster.
 
@@ -72,17 +80,17 @@ def optimize(
         Tune a shipped job here; then a script of your own, at most 5 % slower than today:
 
         >>> result = tuner.optimize("tiny-gpt")
-        >>> result = tuner.optimize(tuner.Script("train.py --data DIR"), max_slowdown=0.05)
+        >>> result = tuner.optimize(tuner.Script("train.py --data DIR"), max_slowdown="5%")
         >>> result.recommended.configuration.short
         'dp2 mb8 zero0'
 
         Ask again without searching:
 
-        >>> result.choose(deadline_s=7200).point
+        >>> result.choose(deadline="2h").point
 
-    The arguments come in groups: what is tuned (`job` to `space`), limits of the training
-    (`budget_kJ` to `constraints`), the search (`search` to `surrogate`), where it runs (`executor`
-    to `storage`), and the run with what it shows (`name` to `on_progress`).
+    The arguments come in groups: what is tuned (`job` to `space`), the search (`search` to
+    `surrogate`), where it runs (`executor` to `storage`), the run with what it shows (`name` to
+    `on_progress`), and limits of the training (`constraints` and `limits`).
 
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Or your
@@ -92,13 +100,7 @@ def optimize(
         space: the search space's name or path. If not given, an existing run keeps its own; a new
             one searches "large", which has tensor and pipeline parallelism, on several nodes or if
             the training states do not fit one device, else "default".
-        budget_kJ: maximum energy of the *training job*; `best` is the fastest that meets it.
-        deadline_s: maximum time of the training job; `best` takes the least energy in time.
-        power_cap_W: maximum average power of the training job.
-        max_slowdown: maximum share by which the training job may take longer than with the
-            baseline, e.g. 0.05; a deadline that is known once the baseline was measured.
-        constraints: every limit on the training job, and the objective. The four above may be
-            given with it, as long as they do not contradict it.
+        constraints: every limit on the training job, and the objective.
         search: limits of the *search*, its seed, and how long it measures. A search ends when what
             is left to find would not repay the next probe over the training. Without any limit it
             also makes at most 40 probes, and uses at most 1 % of the training's energy once 8
@@ -135,7 +137,12 @@ def optimize(
         name: name of the run. An existing run is continued.
         runs_dir: folder of the run folders.
         report: write report.html and the launch files at the end.
+        progress: show the search on standard error, in place at a terminal and as one line in a
+            notebook.
         on_progress: called with each `Progress`.
+        limits: on the training job, as keywords: `budget_kJ=40` or `budget="11kWh"`, `deadline_s`
+            or `deadline="2h"`, `power_cap_W` or `power_cap="2kW"`, and `max_slowdown` (0.05 or
+            "5%"), the share by which it may take longer than today.
 
     Returns:
         The front, the choice, and the cost of the search.
@@ -144,55 +151,53 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    from tuner.display.progress import ProgressLogger
     from tuner.executors.choose import real_executor, simulated_executor
     from tuner.study.session import Session
 
-    asked = question_of(
-        with_knobs(job, knobs) if knobs else job,
-        cluster=cluster,
-        space=space,
-        constraints=(constraints or Constraints()).limited(
-            budget_kJ, deadline_s, power_cap_W, max_slowdown
-        ),
-        search=search,
-        baseline=baseline,
-        executor=executor,
-        ray_address=ray_address,
-        device_kind=device_kind,
-        in_flight=in_flight,
-        name=name,
-        runs_dir=runs_dir,
-        notify=on_progress,
-    )
-    problem, run, settings = asked.prepare(clocks, on_progress, allow_changed_training)
-    if plan is not None:
-        from tuner.study.plan_run import probes_of_plan
+    with _receiver(progress, on_progress) as notify:
+        asked = question_of(
+            with_knobs(job, knobs) if knobs else job,
+            cluster=cluster,
+            space=space,
+            constraints=(constraints or Constraints()).limited(**limits),
+            search=search,
+            baseline=baseline,
+            executor=executor,
+            ray_address=ray_address,
+            device_kind=device_kind,
+            in_flight=in_flight,
+            name=name,
+            runs_dir=runs_dir,
+            notify=notify,
+        )
+        problem, run, settings = asked.prepare(clocks, notify, allow_changed_training)
+        if plan is not None:
+            from tuner.study.plan_run import probes_of_plan
 
-        planned, problem = probes_of_plan(load_result(plan, runs_dir=runs_dir), problem)
-        try_first = (*try_first, *planned)
-    session = Session(
-        problem,
-        lambda run, say: (
-            simulated_executor(problem, capacity=in_flight, seed=settings.seed)
-            if asked.simulated
-            else real_executor(
-                asked.executor, problem, run, say, ray_address=ray_address, copy=asked.copy
-            )
-        ),
-        run=run,
-        constraints=asked.constraints,
-        settings=settings,
-        storage=storage,
-        sampler=sampler,
-        surrogate=surrogate,
-        transfer=transfer,
-        try_first=try_first,
-        prefer=prefer,
-        callbacks=_callbacks(run, report),
-        notify=ProgressLogger(on_progress),
-    )
-    return session.run()
+            planned, problem = probes_of_plan(load_result(plan, runs_dir=runs_dir), problem)
+            try_first = (*try_first, *planned)
+        session = Session(
+            problem,
+            lambda run, say: (
+                simulated_executor(problem, capacity=in_flight, seed=settings.seed)
+                if asked.simulated
+                else real_executor(
+                    asked.executor, problem, run, say, ray_address=ray_address, copy=asked.copy
+                )
+            ),
+            run=run,
+            constraints=asked.constraints,
+            settings=settings,
+            storage=storage,
+            sampler=sampler,
+            surrogate=surrogate,
+            transfer=transfer,
+            try_first=try_first,
+            prefer=prefer,
+            callbacks=_callbacks(run, report),
+            notify=notify,
+        )
+        return session.run()
 
 
 def dry_run(
@@ -253,10 +258,6 @@ def plan(
     cluster: Cluster | str = "auto",
     space: str | None = None,
     gpus: Sequence[int] = (),
-    budget_kJ: float | None = None,
-    deadline_s: float | None = None,
-    power_cap_W: float | None = None,
-    max_slowdown: float | None = None,
     constraints: Constraints | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     allow_changed_training: bool = False,
@@ -264,7 +265,9 @@ def plan(
     name: str | None = None,
     runs_dir: str | Path = "runs",
     report: bool = True,
+    progress: bool = True,
     on_progress: Notify | None = None,
+    **limits: Unpack[Limits],
 ) -> Result:
     """Predict every configuration of a space, and choose on the exact front of the models.
 
@@ -283,23 +286,22 @@ def plan(
     """
     from tuner.study.plan_run import run_plan
 
-    constraints = (constraints or Constraints()).limited(
-        budget_kJ, deadline_s, power_cap_W, max_slowdown
-    )
-    return run_plan(
-        job,
-        cluster,
-        space,
-        gpus=gpus,
-        constraints=constraints,
-        baseline=baseline,
-        allow_changed_training=allow_changed_training,
-        measured=measured,
-        name=name,
-        runs_dir=runs_dir,
-        show=lambda run: _callbacks(run, report),
-        notify=on_progress,
-    )
+    constraints = (constraints or Constraints()).limited(**limits)
+    with _receiver(progress, on_progress) as notify:
+        return run_plan(
+            job,
+            cluster,
+            space,
+            gpus=gpus,
+            constraints=constraints,
+            baseline=baseline,
+            allow_changed_training=allow_changed_training,
+            measured=measured,
+            name=name,
+            runs_dir=runs_dir,
+            show=lambda run: _callbacks(run, report),
+            notify=notify,
+        )
 
 
 def replay(
@@ -308,10 +310,6 @@ def replay(
     group: str | None = None,
     steps: int | None = None,
     in_flight: int = 1,
-    budget_kJ: float | None = None,
-    deadline_s: float | None = None,
-    power_cap_W: float | None = None,
-    max_slowdown: float | None = None,
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     transfer: Sequence[str | Path] = (),
@@ -323,7 +321,9 @@ def replay(
     name: str | None = None,
     runs_dir: str | Path = "runs",
     report: bool = True,
+    progress: bool = True,
     on_progress: Notify | None = None,
+    **limits: Unpack[Limits],
 ) -> Result:
     """Run a study on a trace or a recorded table instead of real processes.
 
@@ -340,13 +340,10 @@ def replay(
     Raises:
         InputError: the input is wrong; one sentence.
     """
-    from tuner.display.progress import ProgressLogger
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
-    constraints = (constraints or Constraints()).limited(
-        budget_kJ, deadline_s, power_cap_W, max_slowdown
-    )
+    constraints = (constraints or Constraints()).limited(**limits)
     settings = search or SearchSettings()
     problem, runner = recorded_problem(path, group=group, steps=steps, seed=settings.seed)
     # Without any spread a second measurement would only repeat the first one.
@@ -354,22 +351,23 @@ def replay(
     settings = replace(settings, verify=settings.verify and varies)
     executor = SimulatedExecutor(runner, capacity=in_flight)
     run = RunFolder.named(runs_dir, name or new_name(f"replay-{problem.name}", runs_dir))
-    session = Session(
-        problem,
-        lambda run, say: executor,
-        run=run,
-        constraints=constraints,
-        settings=settings,
-        storage=storage,
-        sampler=sampler,
-        surrogate=surrogate,
-        transfer=transfer,
-        try_first=try_first,
-        prefer=prefer,
-        callbacks=_callbacks(run, report),
-        notify=ProgressLogger(on_progress),
-    )
-    return session.run()
+    with _receiver(progress, on_progress) as notify:
+        session = Session(
+            problem,
+            lambda run, say: executor,
+            run=run,
+            constraints=constraints,
+            settings=settings,
+            storage=storage,
+            sampler=sampler,
+            surrogate=surrogate,
+            transfer=transfer,
+            try_first=try_first,
+            prefer=prefer,
+            callbacks=_callbacks(run, report),
+            notify=notify,
+        )
+        return session.run()
 
 
 def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Result:

@@ -97,6 +97,7 @@ def _demo(args: argparse.Namespace) -> int:
             executor="simulated",
             name=new_name("demo", args.runs_dir),
             runs_dir=args.runs_dir,
+            progress=False,
             on_progress=on_progress,
         )
     answer(args, result.to_json(), [f"{LABEL}.", "", *answer_lines(result)], fit=True)

@@ -79,6 +79,7 @@ def _optimize(args: argparse.Namespace) -> int:
             surrogate=args.surrogate,
             in_flight=args.in_flight,
             storage=storage_of(args),
+            progress=False,
             on_progress=on_progress,
         )
     answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)
@@ -111,6 +112,7 @@ def _replay(args: argparse.Namespace) -> int:
             storage=storage_of(args),
             name=args.name,
             runs_dir=args.runs_dir,
+            progress=False,
             on_progress=on_progress,
         )
     answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)

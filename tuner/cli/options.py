@@ -59,14 +59,9 @@ def progress(args: argparse.Namespace) -> Iterator[Any]:
         if args.quiet:
             yield None
             return
-        from tuner.display.live import LiveView, can_be_live
-        from tuner.display.progress import ProgressPrinter
+        from tuner.display.progress import shown
 
-        verbose = getattr(args, "verbose", False)
-        if args.plain or not can_be_live(sys.stderr):
-            yield ProgressPrinter(verbose=verbose)
-            return
-        with LiveView(verbose=verbose) as view:
+        with shown(plain=args.plain, verbose=getattr(args, "verbose", False)) as view:
             yield view
 
 

@@ -46,6 +46,7 @@ def _plan(args: argparse.Namespace) -> int:
             measured=args.measured,
             name=args.name,
             runs_dir=args.runs_dir,
+            progress=False,
             on_progress=on_progress,
         )
     answer(args, result.to_json(), answer_lines(result), fit=True)
@@ -83,6 +84,7 @@ def _plan_kinds(args: argparse.Namespace) -> int:
                 runs_dir=folder,
                 report=False,
                 name=f"plan-{cluster.name}",
+                progress=False,
                 on_progress=on_progress,
             )
 

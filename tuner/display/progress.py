@@ -11,7 +11,9 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
 from typing import TextIO
 
 from tuner.display.text import front_lines
@@ -59,10 +61,11 @@ class ProgressPrinter:
 
 
 class ProgressLogger:
-    """Passes events to Python's logging, failures as warnings, and then to another receiver."""
+    """Passes events to Python's logging, failures as warnings, and then to other receivers."""
 
-    def __init__(self, receiver: Callable[[Progress], None] | None = None) -> None:
-        self._receiver, self._lines = receiver, _Lines(verbose=True)
+    def __init__(self, *receivers: Callable[[Progress], None] | None) -> None:
+        self._receivers = [receiver for receiver in receivers if receiver is not None]
+        self._lines = _Lines(verbose=True)
         self._logger = logging.getLogger(LOGGER)
 
     def __call__(self, event: Progress) -> None:
@@ -71,8 +74,50 @@ class ProgressLogger:
             level = logging.WARNING if failed else logging.INFO
             for line in self._lines(event):
                 self._logger.log(level, "%s", line)
-        if self._receiver is not None:
-            self._receiver(event)
+        for receiver in self._receivers:
+            receiver(event)
+
+
+@contextmanager
+def shown(
+    *, plain: bool = False, verbose: bool = False
+) -> Iterator[Callable[[Progress], None] | None]:
+    """Yield a receiver that shows a search on standard error.
+
+    At a terminal it is a view that stays in place, in a notebook a bar with the last line, and
+    elsewhere, or if `plain`, a line a probe; `verbose` makes it a line a step of a probe.
+    """
+    from tuner.display.live import LiveView, can_be_live
+
+    if plain or not can_be_live(sys.stderr):
+        printer = ProgressPrinter(verbose=verbose)
+        yield printer if plain or not _in_notebook() else NotebookBar()
+        return
+    with LiveView(verbose=verbose) as view:
+        yield view
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookBar:
+    """Shows a search in a notebook's cell: a bar of its probes, and the last line below."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._lines = _Lines(verbose=False)
+        self._shown = display({"text/plain": "preparing"}, raw=True, display_id=True)
+
+    def __call__(self, event: Progress) -> None:
+        lines = self._lines(event)
+        if lines:
+            most = f' max="{event.max_probes}"' if event.max_probes else ""
+            bar = f'<progress style="width:100%"{most} value="{event.probes}"></progress>'
+            html = f"{bar if event.max_probes else ''}<pre>{escape(lines[0])}</pre>"
+            self._shown.update({"text/plain": lines[0], "text/html": html}, raw=True)
 
 
 class _Lines:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.options import check_options, declared_options, option
+from tuner.search_spaces.units import parse_quantity
 
 #: Objectives that the user can choose.
 OBJECTIVES = ("knee", "least-energy", "least-time", "least-edp", "least-cost", "least-carbon")
+
+
+class Limits(TypedDict, total=False):
+    """Limits on the training job as keywords: a number in the unit of the name, or a quantity with
+    its unit ("2h", "11kWh", "2kW", "5%")."""
+
+    budget_kJ: float | None
+    budget: str | None
+    deadline_s: float | None
+    deadline: str | None
+    max_slowdown: float | str | None
+    power_cap_W: float | None
+    power_cap: str | None
 
 
 @dataclass(frozen=True)
@@ -98,30 +112,30 @@ class Constraints:
         if self.objective != "least-carbon" and self.grid_gCO2_per_kWh is not None:
             raise InputError("grid_gCO2_per_kWh is for the objective least-carbon")
 
-    def limited(
-        self,
-        budget_kJ: float | None,
-        deadline_s: float | None,
-        power_cap_W: float | None,
-        max_slowdown: float | None = None,
-    ) -> Constraints:
+    def limited(self, **limits: Unpack[Limits]) -> Constraints:
         """Return these constraints with the limits that are not None.
 
         Raises:
-            InputError: a limit is given here and there with different values.
+            InputError: a quantity has no unit or another kind of unit, or a limit is given twice
+                with different values.
+            TypeError: there is no such keyword.
         """
-        limits: dict[str, Any] = {
-            "budget_kJ": budget_kJ,
-            "deadline_s": deadline_s,
-            "power_cap_W": power_cap_W,
-            "max_slowdown": max_slowdown,
-        }
-        given = {name: value for name, value in limits.items() if value is not None}
-        for name, value in given.items():
-            if (mine := getattr(self, name)) not in (None, value):
-                raise InputError(
-                    f"{name} is {value!r} and constraints.{name} is {mine!r}; give it once"
-                )
+        declared = [(item.name, option) for item, option in declared_options(Constraints)]
+        names = {option.alias.replace("-", "_"): name for name, option in declared if option.alias}
+        units = {name: option.unit for name, option in declared}
+        given: dict[str, Any] = {}
+        for keyword, value in limits.items():
+            if keyword not in Limits.__annotations__:
+                known = ", ".join(Limits.__annotations__)
+                raise TypeError(f"there is no argument {keyword!r}; limits are {known}")
+            if value is None:
+                continue
+            name = names.get(keyword, keyword)
+            if isinstance(value, str):
+                value = parse_quantity(value, units[name], bare=False)
+            if (mine := given.get(name, getattr(self, name))) not in (None, value):
+                raise InputError(f"{name} is {value!r} and {mine!r}; give it once")
+            given[name] = value
         return replace(self, **given)
 
     def require_limits_of_a_step(self) -> None:

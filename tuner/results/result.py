@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.problem.stop_reason import StopReason, stop_sentence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tuner.models.surrogate.surrogates import Surrogates
-    from tuner.problem.constraints import Constraints
+    from tuner.problem.constraints import Constraints, Limits
     from tuner.problem.today_facts import TodayFacts
     from tuner.results.choose import AnotherChoice
     from tuner.results.explain import Explanation
@@ -253,20 +253,13 @@ class Result:
     def choose(
         self,
         constraints: Constraints | None = None,
-        *,
-        budget_kJ: float | None = None,
-        deadline_s: float | None = None,
-        power_cap_W: float | None = None,
-        max_slowdown: float | None = None,
+        **limits: Unpack[Limits],
     ) -> AnotherChoice:
         """Choose among the measured points under other constraints; nothing is measured.
 
         Args:
             constraints: every limit on the training job, and the objective.
-            budget_kJ: as in `tuner.optimize`.
-            deadline_s: as in `tuner.optimize`.
-            power_cap_W: as in `tuner.optimize`.
-            max_slowdown: as in `tuner.optimize`.
+            limits: as in `tuner.optimize`.
 
         Raises:
             InputError: nothing was measured, or the slowdown is limited and the baseline was not
@@ -275,9 +268,7 @@ class Result:
         from tuner.problem.constraints import Constraints
         from tuner.results.choose import choose
 
-        asked = (constraints or Constraints()).limited(
-            budget_kJ, deadline_s, power_cap_W, max_slowdown
-        )
+        asked = (constraints or Constraints()).limited(**limits)
         return choose(self, asked)
 
     def explain(self, point: str | Configuration = "best") -> Explanation:
