@@ -25,7 +25,12 @@ _ENERGY_UNITS = (
     ("MWh", 3.6e6, 3.6e10),
     ("GWh", 3.6e9, math.inf),
 )
-_TIME_UNITS = (("s", 1.0, 7200.0), ("h", 3600.0, 100 * 3600.0), ("days", 86400.0, math.inf))
+_TIME_UNITS = (
+    ("s", 1.0, 600.0),
+    ("min", 60.0, 3600.0),
+    ("h", 3600.0, 100 * 3600.0),
+    ("days", 86400.0, math.inf),
+)
 
 
 class HasMark(Protocol):
@@ -55,7 +60,7 @@ class Units:
     Attributes:
         energy: "J", "kJ", "kWh", "MWh" or "GWh"; "J/step" and so on for figures of one step.
         kJ: kilojoules in one of them.
-        time: "s", "h" or "days".
+        time: "s", "min", "h" or "days".
         s: seconds in one of them.
     """
 
@@ -66,14 +71,18 @@ class Units:
 
     @classmethod
     def for_values(cls, energies_kJ: Iterable[float], times_s: Iterable[float]) -> Units:
-        """Choose the units by the largest finite value: kilowatt-hours from one on."""
+        """Choose the units by the value in the middle, so that one far value among many does not
+        decide; of two the larger counts."""
 
-        def pick(table: Sequence[tuple[str, float, float]], values: Iterable[float]) -> int:
-            largest = max((abs(v) for v in values if math.isfinite(v)), default=1.0)
-            return next(i for i, (_, _, limit) in enumerate(table) if largest < limit)
+        def pick(
+            table: Sequence[tuple[str, float, float]], values: Iterable[float]
+        ) -> tuple[str, float, float]:
+            sizes = sorted({abs(value) for value in values if value and math.isfinite(value)})
+            middle = sizes[len(sizes) // 2] if sizes else 1.0
+            return next(row for row in table if middle < row[2])
 
-        energy, kJ, _ = _ENERGY_UNITS[pick(_ENERGY_UNITS, energies_kJ)]
-        time, s, _ = _TIME_UNITS[pick(_TIME_UNITS, times_s)]
+        energy, kJ, _ = pick(_ENERGY_UNITS, energies_kJ)
+        time, s, _ = pick(_TIME_UNITS, times_s)
         return cls(energy, kJ, time, s)
 
     @classmethod

@@ -98,7 +98,7 @@ def test_api_shows_study_metric_names_graphs_and_note(study: optuna.Study, journ
     assert set(graphs) == {f"joulefront-{name}" for name in drawn}
     assert dashboard.has_figures(study)
     front = next(t for t in graphs["joulefront-front"]["data"] if t.get("name") == "front")
-    assert front["x"] == [p.time_to_solution_s for p in result.front_points]
+    assert front["x"] == [p.time_to_solution_s / 60 for p in result.front_points]
     assert result.headline in detail["note"]["body"]
     assert result.choice.sentence in detail["note"]["body"]
     assert "energy to solution" in detail["note"]["body"]

@@ -186,7 +186,7 @@ def test_the_band_and_the_predicted_points_are_drawn() -> None:
     assert band.fill == "tonexty"
     assert all(math.isfinite(v) for v in (*band.x, *band.y))
     assert len(band.x) == len(result.front_points)
-    assert list(traces["points never tried"].x) == [900.0]
+    assert list(traces["points never tried"].x) == [15.0]  # minutes
     # Of an open symbol the marker's own colour is the edge: white would not be seen.
     assert traces["points never tried"].marker.color == PURPLE
     page = render_report(result)

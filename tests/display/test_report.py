@@ -290,9 +290,8 @@ def test_the_front_is_a_staircase_through_its_points() -> None:
     line = next(t for t in figure.data if t.mode == "lines")
     assert line.line.shape == "hv"
     front = trace(figure, "front")
-    assert (
-        list(line.x) == list(front.x) == sorted(p.time_to_solution_s for p in result.front_points)
-    )
+    times_min = sorted(p.time_to_solution_s / 60 for p in result.front_points)
+    assert list(line.x) == list(front.x) == times_min
     assert list(front.y) == sorted(
         (p.energy_to_solution_kJ for p in result.front_points), reverse=True
     )
@@ -469,7 +468,9 @@ def test_number(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("kJ", "s", "energy", "time"),
     [
-        (25.0, 600.0, "25.0 kJ", "600 s"),
+        (25.0, 599.0, "25.0 kJ", "599 s"),
+        (25.0, 600.0, "25.0 kJ", "10.0 min"),
+        (25.0, 3600.0, "25.0 kJ", "1.00 h"),
         (0.05, 5.0, "50.0 J", "5.00 s"),
         (3599.0, 5.0, "3,599 kJ", "5.00 s"),
         (3600.0, 5.0, "1.00 kWh", "5.00 s"),

@@ -119,7 +119,7 @@ def test_the_sliders_choose_as_the_command_does(make: Callable[[], Result], tmp_
     assert said["lines"] >= 2
     assert said["spoken"].endswith(units.energy)
     assert said["focusable"]
-    option = {"s": "s", "h": "h"}[units.time]
+    option = {"s": "s", "min": "min", "h": "h"}[units.time]
     assert f" --deadline {last['deadline']:g}{option} --budget " in last["command"]
 
 

@@ -188,7 +188,7 @@ def test_a_part_of_the_points_is_told_in_the_units_of_all() -> None:
     small, large = point(1, 3000.0, 1500.0), point(2, 3e6, 9e5)
     _, alone = decide([small], Constraints())
     _, beside = decide([small], Constraints(), beside=[large])
-    assert "needs 1,500 kJ (estimated) and 3,000 s" in alone.sentence
+    assert "needs 1,500 kJ (estimated) and 50.0 min" in alone.sentence
     assert "needs 0.417 kWh (estimated) and 0.0347 days" in beside.sentence
 
 

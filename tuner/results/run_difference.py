@@ -60,18 +60,21 @@ def run_difference(first: Result, second: Result) -> RunDifference:
         second: the run that is compared.
     """
     both = first, second
-    units = Units.of([point for result in both for point in result.points])
+    obstacles = tuple(_obstacles(first, second))
+    every = [*first.points, *second.points]  # what cannot be compared may be of another size
+    units = [Units.of(result.points if obstacles else every) for result in both]
 
     def row(name: str, texts: list[str]) -> tuple[str, str, str]:
         return name, texts[0] or "none", texts[1] or "none"
 
-    def costs(point: Point | None) -> str:
-        if point is None:
-            return ""
-        return (
-            f"{units.time_text(point.time_to_solution_s)}, "
-            f"{units.energy_text(point.energy_to_solution_kJ)}{label(point.meter.mark)}"
-        )
+    def costs(points: tuple[Point | None, Point | None]) -> list[str]:
+        return [
+            f"{of.time_text(point.time_to_solution_s)}, "
+            f"{of.energy_text(point.energy_to_solution_kJ)}{label(point.meter.mark)}"
+            if point is not None
+            else ""
+            for of, point in zip(units, points, strict=True)
+        ]
 
     def settings(result: Result) -> str:
         point, today = result.recommended, result.baseline
@@ -90,14 +93,12 @@ def run_difference(first: Result, second: Result) -> RunDifference:
         row("limits", [limits(result) for result in both]),
         row("probes", [str(result.spent.probes) for result in both]),
         row("on the front", [str(len(result.front_points)) for result in both]),
-        row("baseline", [costs(result.baseline) for result in both]),
+        row("baseline", costs((first.baseline, second.baseline))),
         row("recommended", [settings(result) for result in both]),
-        row("it takes", [costs(result.recommended) for result in both]),
+        row("it takes", costs((first.recommended, second.recommended))),
     )
     names = first.name, second.name
-    return RunDifference(
-        names, rows, tuple(_obstacles(first, second)), (first.recommended, second.recommended)
-    )
+    return RunDifference(names, rows, obstacles, (first.recommended, second.recommended))
 
 
 def _job(result: Result) -> str:

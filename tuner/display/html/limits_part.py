@@ -21,8 +21,6 @@ from tuner.results.result import Result
 _LAST = 101
 #: The sliders reach this share beyond the least and the greatest value.
 _BEYOND = 0.05
-#: The unit of time on the command line.
-_TIME_OPTIONS = {"s": "s", "h": "h", "days": "d"}
 
 
 def limits_part(result: Result, units: Units) -> str:
@@ -42,7 +40,7 @@ def limits_part(result: Result, units: Units) -> str:
         "points": [_point(result, point, units) for point in front],
         "deadline": {
             "unit": units.time,
-            "option": _TIME_OPTIONS[units.time],
+            "option": "d" if units.time == "days" else units.time,
             **_range([p.time_to_solution_s / units.s for p in shown]),
             "limit": _limit(result, "deadline_s", units.s),
         },
