@@ -115,23 +115,25 @@ def test_time_includes_the_expected_length_of_the_next_probes():
         (StopReason("running"), "The search has not ended."),
         (
             StopReason("not_worth_it", {"needed_kJ": 2.0, "saved_kJ": 1.0}),
-            "The search ended: another probe takes 2.00 kJ and would save 1.00 kJ of the training.",
+            "The search ended: trying another configuration takes 2.00 kJ and would save "
+            "1.00 kJ of the training.",
         ),
         (
             StopReason("not_worth_it", {"needed_kJ": 2.0, "left_kJ": 0.0}),
-            "The search ended: another probe takes 2.00 kJ and would save nothing.",
+            "The search ended: trying another configuration takes 2.00 kJ and would save nothing.",
         ),
         (
             StopReason("not_worth_it", {"needed_kJ": 2.0, "left_kJ": 1.0}),
-            "The search ended: another probe takes 2.00 kJ, and all that is left to find would "
-            "save 1.00 kJ of the training.",
+            "The search ended: trying another configuration takes 2.00 kJ, and all that is "
+            "left to find would save 1.00 kJ of the training.",
         ),
         (
             StopReason(
                 "not_worth_it",
                 {"regret": 0.02, "probability": 0.06, "expected_gain": 0.003, "needed_kJ": 3.2},
             ),
-            "The search ended: another probe takes 3.20 kJ and would hardly change the front.",
+            "The search ended: trying another configuration takes 3.20 kJ and would hardly "
+            "change the front.",
         ),
         (
             StopReason(
@@ -139,8 +141,8 @@ def test_time_includes_the_expected_length_of_the_next_probes():
                 {"regret": 0.02, "probability": 0.06, "expected_gain": 0.01, "needed_kJ": 3.2},
             ),
             "The search ended: more than 2.0 % of the front's hypervolume is left to find with a "
-            "probability of 6.0 %, and one more probe would take 3.20 kJ and is expected to add "
-            "1.0 %.",
+            "probability of 6.0 %; trying another configuration takes 3.20 kJ and is expected to "
+            "add 1.0 % to the front's hypervolume.",
         ),
         (
             StopReason("node_failures", {"failures": 3}, "no GPU"),

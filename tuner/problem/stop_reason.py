@@ -120,32 +120,21 @@ def _search_share(figures: Mapping[str, float]) -> str:
 def _not_worth_it(figures: Mapping[str, float]) -> str:
     names = ("needed_kJ", "left_kJ", "saved_kJ")
     energy = Units.for_values([figures[n] for n in names if n in figures], []).energy_text
+    trying = f"trying another configuration takes {energy(figures['needed_kJ'])}"
     if not figures.get("left_kJ", 1.0) or not figures.get("saved_kJ", 1.0):
-        text = f"another probe takes {energy(figures['needed_kJ'])} and would save nothing"
-    elif figures.get("expected_gain", 1.0) < HARDLY:
-        text = f"another probe takes {energy(figures['needed_kJ'])} and {_brings(figures)}"
-    elif "probability" in figures:
+        return f"{trying} and would save nothing"
+    if figures.get("expected_gain", 1.0) < HARDLY:
+        return f"{trying} and {_brings(figures)}"
+    if "probability" in figures:
         regret, probability = percent(figures["regret"]), percent(figures["probability"])
-        gain = percent(figures["expected_gain"])
+        left = f"more than {regret} of the front's hypervolume is left to find"
         if figures.get("of_answer"):
-            text = f"the choice can be improved by more than {regret} with a probability of "
-            text += f"{probability}, and one more probe would take "
-            text += f"{energy(figures['needed_kJ'])} and is expected to improve it by {gain}"
-        else:
-            text = f"more than {regret} of the front's hypervolume is left to find with a "
-            text += f"probability of {probability}, and one more probe would take "
-            text += f"{energy(figures['needed_kJ'])} and is expected to add {gain}"
-    elif "left_kJ" in figures:
-        text = (
-            f"another probe takes {energy(figures['needed_kJ'])}, and all that is left to find "
-            f"would save {energy(figures['left_kJ'])} of the training"
-        )
-    else:
-        text = (
-            f"another probe takes {energy(figures['needed_kJ'])} and would save "
-            f"{energy(figures['saved_kJ'])} of the training"
-        )
-    return text
+            left = f"the choice can be improved by more than {regret}"
+        return f"{left} with a probability of {probability}; {trying} and {_brings(figures)}"
+    if "left_kJ" in figures:
+        left = f"and all that is left to find would save {energy(figures['left_kJ'])}"
+        return f"{trying}, {left} of the training"
+    return f"{trying} and would save {energy(figures['saved_kJ'])} of the training"
 
 
 def _brings(figures: Mapping[str, float]) -> str:
