@@ -74,7 +74,7 @@ class Script:
 
     command: str
     cwd: Path = field(default_factory=Path.cwd)
-    steps: int | None = option(None, "optimizer steps that make the solution", least=1)
+    steps: int | None = option(None, "optimizer steps of the whole training", least=1)
     global_batch: int | None = option(
         None, "samples per optimizer step, if DeepSpeed's configuration does not give it", least=1
     )
@@ -89,7 +89,9 @@ class Script:
         None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"
     )
     framework: Path | None = option(
-        None, "driver of its framework (default: recognised; see tuner frameworks)", metavar="FILE"
+        None,
+        "driver of its framework (default: recognised; see tuner list frameworks)",
+        metavar="FILE",
     )
     knobs: tuple[Knob, ...] = ()
 
@@ -159,7 +161,7 @@ class Script:
         if found is None:
             raise InputError(
                 f"no framework is recognised in {self.shown!r}, so --knobs framework has none "
-                "(tuner frameworks lists them)"
+                "(tuner list frameworks)"
             )
         return tuple(found.driver.declared.values())
 
