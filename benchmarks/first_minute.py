@@ -8,14 +8,17 @@ stamps. All times count from the end of the install.
 - `first_picture_s`: until the live view is drawn.
 - `first_point_s`: until it shows the first measured point.
 - `answer_s`: until the answer of the search and its report are there.
-- `probes`, `answer_lines`: of that search.
+- `lines_before_first_probe`: lines of the search that scroll by before its first probe ends.
+- `answer_lines`, `answer_width`: lines and columns of the answer on a screen of 80 columns.
+- `probes`: of that search.
 - `others_share`: share of the cores that other processes used meanwhile; a figure of a busy machine
   says little.
 - `twin_...`: the same of the same search on a node of two twin GPUs with clocks
   (`tuner.testing.twin`), with `--twin`, and of a smaller job: such a GPU takes 30 ms a sample, and
   its ranks must compute a step on their core in less.
 
-Aims on two quiet cores: 120, 5, 15 and 180 s, at least 16 probes, at most 12 lines.
+Aims on two quiet cores: 120, 5, 15 and 180 s, at least 16 probes, 3 lines before the first one, an
+answer of 10 lines in 80 columns.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import json
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -37,7 +41,6 @@ from pathlib import Path
 
 import tuner
 from benchmarks.figures import ROOT, Figure, arguments, publish
-from tuner.display.answer import answer_lines
 from tuner.search_spaces.job import load_job
 
 #: What the screen shows first at each moment.
@@ -58,20 +61,48 @@ class Screen:
 
     Attributes:
         text: everything so far.
+        answer: what it wrote to standard output of it.
         moments: seconds from the start, by name.
         code: the exit code.
     """
 
     text: bytes = b""
+    answer: bytes = b""
     moments: dict[str, float] = field(default_factory=dict)
     code: int = -1
 
-    def add(self, chunk: bytes, now_s: float) -> None:
+    def add(self, chunk: bytes, now_s: float, *, answer: bool) -> None:
         """Append output that appeared at this time."""
         self.text += chunk
+        self.answer += chunk if answer else b""
         for name, pattern in MOMENTS.items():
             if name not in self.moments and pattern.search(self.text):
                 self.moments[name] = now_s
+
+    @property
+    def lines_before_first_probe(self) -> int:
+        """Lines with a time of day before the first of a probe."""
+        stamped = re.findall(r"^\d\d:\d\d:\d\d (p\d)?", _plain(self.text), re.MULTILINE)
+        return next((i for i, probe in enumerate(stamped) if probe), len(stamped))
+
+    @property
+    def answer_lines(self) -> list[str]:
+        """The lines of the answer of a search, up to its report, as they stand on the screen."""
+        before, report, _ = _plain(self.answer).partition("\nReport: ")
+        return [*before.rpartition("\n\n")[2].split("\n"), report.strip()]
+
+
+def _plain(screen: bytes) -> str:
+    """Return a screen's text without control sequences, a line for each that was drawn."""
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.decode(errors="replace"))
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _terminal(columns: int = 80) -> tuple[int, int]:
+    """Return both ends of a pseudo-terminal, the command's second."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    return ours, theirs
 
 
 def watch(
@@ -81,30 +112,32 @@ def watch(
     cwd: Path = ROOT,
     clock: Callable[[], float] = time.monotonic,
 ) -> Screen:
-    """Run a command at a pseudo-terminal of 120 columns and read its screen."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    """Run a command at a pseudo-terminal of 80 columns and read its screen."""
+    (shown, stderr), (answered, stdout) = _terminal(), _terminal()
     began_s = clock()
     process = subprocess.Popen(
         command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=stderr,
+        stdout=stdout,
+        stderr=stderr,
         env={**environment, "TERM": "xterm-256color"},
         cwd=cwd,
         start_new_session=True,
     )
-    os.close(theirs)
-    screen = Screen()
-    while True:
-        try:
-            chunk = os.read(ours, 65536)
-        except OSError:  # the last process has closed the terminal
-            break
-        if not chunk:
-            break
-        screen.add(chunk, clock() - began_s)
-    os.close(ours)
+    os.close(stdout)
+    os.close(stderr)
+    screen, open_ends = Screen(), [shown, answered]
+    while open_ends:
+        for end in select.select(open_ends, [], [])[0]:
+            try:
+                chunk = os.read(end, 65536)
+            except OSError:  # the last process has closed the terminal
+                chunk = b""
+            if chunk:
+                screen.add(chunk, clock() - began_s, answer=end == answered)
+            else:
+                open_ends.remove(end)
+                os.close(end)
     screen.code = process.wait()
     return screen
 
@@ -164,14 +197,15 @@ def figures_of(command: Sequence[str], folder: str, prefix: str = "") -> list[Fi
     # `make run` ends with a plan.
     (searched,) = (p.name for p in Path(folder).iterdir() if not p.name.startswith("plan-"))
     result = tuner.load_result(searched, runs_dir=folder)
-    lines = answer_lines(result)
-    print("\n".join(lines))
+    print("\n".join(screen.answer_lines))
     busy_s, own_s = (b - a for a, b in zip(before, after, strict=True))
     others = max(0.0, busy_s - own_s) / (seconds * (os.cpu_count() or 1))
     return [
         *(Figure(f"{prefix}{name}", screen.moments[name], "s") for name in MOMENTS),
         Figure(f"{prefix}probes", result.spent.probes, "count"),
-        Figure(f"{prefix}answer_lines", len(lines), "count"),
+        Figure(f"{prefix}answer_lines", len(screen.answer_lines), "count"),
+        Figure(f"{prefix}answer_width", max(map(len, screen.answer_lines)), "columns"),
+        Figure(f"{prefix}lines_before_first_probe", screen.lines_before_first_probe, "count"),
         Figure(f"{prefix}others_share", others, "ratio"),
     ]
 

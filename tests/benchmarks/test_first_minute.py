@@ -42,3 +42,13 @@ def test_the_example_fits_a_machine_of_more_cores_than_its_batch() -> None:
     )
     assert problem.baseline is not None
     assert problem.baseline.data_parallel == 8
+
+
+def test_lines_before_a_probe_and_the_answer_are_read_from_a_screen() -> None:
+    shown = "search\r\n\x1b[2K12:00:01 importing\r\n12:00:02 This search: 3 probes\r\n"
+    words = (
+        f"printf '{shown}12:00:09 p0000  1 s\\n' >&2; printf 'ready\\n\\nTrain\\n> row\\nReport: r'"
+    )
+    screen = watch(["sh", "-c", words], dict(os.environ))
+    assert screen.lines_before_first_probe == 2
+    assert screen.answer_lines == ["Train", "> row", "Report:"]

@@ -227,8 +227,11 @@ def test_an_answer_fits_into_a_terminal_of_80_columns(tmp_path: Path) -> None:
         while part := os.read(lead, 4096):
             text += part
     assert done.wait() == 0
-    lines = text.decode().splitlines()
-    assert max(map(len, lines)) <= 80
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text.decode())
+    lines = plain.splitlines()
+    assert [x for x in lines if len(x) > 80 and "report.html" not in x] == []
+    assert "\x1b[1;32m> recommended" in text.decode()
+    assert f"\n{' ' * 46}" not in plain  # no row of the table is broken
     assert "…" not in text.decode()
     assert len(lines) <= 20
 
@@ -239,3 +242,7 @@ def test_what_is_fitted_into_a_terminal_loses_nothing() -> None:
     assert max(map(len, parts)) <= 40
     assert " ".join(parts).split() == failed.split()
     assert fitted("  a row  of a table", 80) == ["  a row  of a table"]
+    assert fitted("> a row  10 s  dp2 mb16 zero1", 26) == [
+        "> a row  10 s  dp2 mb16",
+        " " * 15 + "zero1",
+    ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.display.answer import answer_lines, menu
+from tuner.display.answer import _short_role, answer_lines, menu
 from tuner.display.html.answer_parts import top_part
 from tuner.display.program_note import program_note
 from tuner.display.text import units_of
@@ -59,6 +59,11 @@ def test_a_choice_beside_the_menu_has_a_row_of_its_own():
     assert "> recommended" in "\n".join(answer_lines(result))
 
 
+def test_a_point_is_named_once_and_the_knee_only_where_it_is_nothing_else():
+    names = ["fastest, knee, least energy", "fastest, knee", "knee", "knee, least energy"]
+    assert [_short_role(n) for n in names] == ["best in both", "fastest", "knee", "least energy"]
+
+
 def test_nothing_measured_and_unmet_requests_are_told():
     result = large_result()
     failure = failed("p0003", "out_of_memory", "98 of 85 GB", "")
@@ -67,7 +72,7 @@ def test_nothing_measured_and_unmet_requests_are_told():
     )
     lines = answer_lines(empty)
     assert lines[0] == "Nothing was measured, so there is nothing to recommend."
-    assert lines[1].startswith("Failed: p0003: out of memory: 98 of 85 GB, and 1 more (tuner fr")
+    assert lines[1].startswith("Failed: p0003: out of memory: 98 of 85 GB, and 1 more (tuner sh")
     unmet = replace(result, choice=replace(result.choice, met=False, sentence="The deadline ..."))
     assert "The deadline ..." in answer_lines(unmet)
 

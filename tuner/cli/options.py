@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -40,7 +41,8 @@ def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bo
         print(json.dumps(strict_json(data), indent=2, default=str))
     elif fit and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-        print("\n".join(part for line in lines for part in fitted(line, width)))
+        for line in lines:
+            _print_in_colour([*fitted(line, width)] or [""])
     else:
         print("\n".join(lines))
 
@@ -49,8 +51,34 @@ def fitted(line: str, width: int) -> list[str]:
     """Return a line in the width of a terminal, with nothing lost."""
     if len(line) <= width:
         return [line]
-    indent = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+    columns = re.match(r"\s*(?:\S.*\s{2,})?", line)  # what does not fit stands below the last one
+    indent = len(columns[0]) if columns and len(columns[0]) < 0.8 * width else 4
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+#: Styles of the rows of a table that begin with these words: what is recommended, and today.
+_STYLES = {"> ": "bold green", "  today ": "cyan"}
+
+
+def _print_in_colour(lines: Sequence[str]) -> None:
+    """Print a line and what continues it to a terminal, a marked row of a table in its colour."""
+    from tuner.terminal import raw_stream, visible
+
+    style = next((style for mark, style in _STYLES.items() if lines[0].startswith(mark)), "")
+    if not style or importlib.util.find_spec("rich") is None:
+        print("\n".join(lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=raw_stream(sys.stdout), soft_wrap=True)
+    console.print(Text(visible("\n".join(lines)), style=style))
 
 
 @contextmanager

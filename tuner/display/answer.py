@@ -18,10 +18,9 @@ from tuner.display.text import (
     spent_text,
     units_of,
 )
-from tuner.formatting import duration, label, settings_text
+from tuner.formatting import after_comma, duration, label, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
-from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.workload.probe import ProbeRecord
 
@@ -67,35 +66,48 @@ def answer_lines(result: Result) -> list[str]:
 def _menu_lines(result: Result) -> list[str]:
     """Return today and the menu as rows of a table; ">" marks what is recommended."""
     units, today, recommended = units_of(result), result.baseline, result.recommended
-    of_today: list[str] = ["today"] if today is not None else []
-    others: list[tuple[str, str, Point]] = []
-    for name, found in menu(result):
-        if today is not None and found.point.configuration == today.configuration:
-            of_today.append(name)
-        else:
-            others.append((name, found.name, found.point))
-    shown = [point.configuration for point in (today, *(row[2] for row in others)) if point]
-    if recommended is not None and recommended.configuration not in shown:
-        others.insert(0, ("recommended", "", recommended))
-    rows = [("", "point", "time", "", f"energy{label(energy_mark(result))}", "", "settings")]
-    every = [(", ".join(of_today), "", today)] if today is not None else []
-    for name, number, point in [*every, *others]:
-        chosen = recommended is not None and point.configuration == recommended.configuration
+    roles = {found.point.configuration: words for words, found in menu(result)}
+    numbers = {found.point.configuration: found.name for _, found in menu(result)}
+    points = {p.configuration: p for p in (today, recommended) if p is not None}
+    points |= {found.point.configuration: found.point for _, found in menu(result)}
+    rows = [("", "time", "", f"energy{after_comma(energy_mark(result))}", "", "settings")]
+    for configuration, point in points.items():
         compared = result.judged.differences(point)
         energy, time = (f"{100 * d.relative:+.0f} %" for d in compared) if compared else ("", "")
+        chosen = recommended is not None and configuration == recommended.configuration
+        if today is not None and configuration == today.configuration:
+            name = "today"
+        else:
+            name = "recommended" if chosen else _short_role(roles[configuration])
+        number = numbers.get(configuration, "")
+        settings = settings_text(configuration, today.configuration if today else None)
         rows.append(
             (
                 f"{'>' if chosen else ' '} {name}",
-                number if number.isdigit() else "",
                 units.time_text(point.time_to_solution_s),
                 time,
                 units.energy_text(point.energy_to_solution_kJ),
                 energy,
-                settings_text(point.configuration, today.configuration if today else None),
+                f"{settings} #{number}" if number.isdigit() and name != "today" else settings,
             )
         )
-    widths = [max(len(each[i]) for each in rows) for i in range(len(rows[0]))]
-    return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]
+    widths[3] = max(widths[3], len(rows[0][3]) - widths[4] - 1)
+    rows[0] = ("", "time".rjust(widths[1]), "", rows[0][3].ljust(widths[3]), "", "settings")
+    return [_row(row, widths) for row in rows]
+
+
+def _row(cells: tuple[str, ...], widths: list[int]) -> str:
+    """Return name, time and energy, each with its change, and settings in columns."""
+    name, time, slower, energy, more, settings = cells
+    times = f"{time:>{widths[1]}} {slower:>{widths[2]}}"
+    return f"{name:{widths[0]}}  {times}  {energy:>{widths[3]}} {more:>{widths[4]}}  {settings}"
+
+
+def _short_role(words: str) -> str:
+    """Return one name of a point; the knee is named only where it is nothing else."""
+    names = [word for word in words.split(", ") if word != "knee"]
+    return "best in both" if len(names) > 1 else "".join(names) or "knee"
 
 
 def _spent(result: Result) -> str:
@@ -138,11 +150,10 @@ def _failures(result: Result) -> list[str]:
 
 def _next(result: Result) -> list[str]:
     """Return where to go from here."""
-    steps = [f"tuner show {result.name}"]
+    command = "apply" if result.points and result.job is not None else "show"
+    steps = [f"tuner {command} {result.name}{' [--point N]' if command == 'apply' else ''}"]
     if result.points:
         other = "--max-slowdown 5%" if result.baseline is not None else "--choose least-energy"
         steps.append(f"tuner choose {result.name} {other}")
-    if result.points and result.job is not None:
-        steps.insert(0, f"tuner apply {result.name} [--point N]")
-    lines = [f"Next: {', '.join(steps)}"]
+    lines = [f"{'Next: ' if not i else '      '}{step}" for i, step in enumerate(steps)]
     return lines + ([f"Report: {result.report_path}"] if result.report_path is not None else [])
