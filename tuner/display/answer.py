@@ -28,9 +28,9 @@ from tuner.workload.probe import ProbeRecord
 def menu(result: Result) -> list[tuple[str, AnotherChoice]]:
     """Return the fastest point, the knee and the least energy, each point once with its names."""
     rows = [
-        ("fastest", result.choose(Constraints(objective="least-time"))),
+        ("fastest", result.choose(Constraints(objective="time"))),
         ("knee", result.choose(Constraints(objective="knee"))),
-        ("least energy", result.choose(Constraints(objective="least-energy"))),
+        ("least energy", result.choose(Constraints(objective="energy"))),
     ]
     names: dict[str, list[str]] = {}
     for name, found in rows:
@@ -153,7 +153,7 @@ def _next(result: Result) -> list[str]:
     command = "apply" if result.points and result.job is not None else "show"
     steps = [f"tuner {command} {result.name}{' [--point N]' if command == 'apply' else ''}"]
     if result.points:
-        other = "--max-slowdown 5%" if result.baseline is not None else "--choose least-energy"
+        other = "--max-slowdown 5%" if result.baseline is not None else "--minimize energy"
         steps.append(f"tuner choose {result.name} {other}")
     lines = [f"{'Next: ' if not i else '      '}{step}" for i, step in enumerate(steps)]
     return lines + ([f"Report: {result.report_path}"] if result.report_path is not None else [])
