@@ -162,7 +162,7 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
     assert all(part in told for part in steps)
     assert run(capsys, "dev", "replay", table, "--max-probes", 2, "--name", "q", "-q")[2] == ""
     assert run(capsys, "dev", "replay", table, "--log-file", "no/where.log")[0] == 2
-    for part in ("today", "fastest", "Spent:", "Next: tuner show r", "runs/r/report.html"):
+    for part in ("today", "recommended", "Spent:", "Next: tuner show r", "runs/r/report.html"):
         assert part in out
     assert len(out.strip().splitlines()) <= 14
     _, out, _ = run(capsys, "show", "r")
@@ -219,7 +219,7 @@ def test_estimated_figures_say_so(capsys, tmp_path):
         if " W" in line and "fitted" not in line and "|" not in line:
             table = line.lstrip().startswith(("front", "time")) or line.startswith("    ")
             assert "estimated" in line or table or "%" in line or "to solution" in line, line
-    assert "(estimated)" in out
+    assert "energy, estimated" in out
 
 
 @pytest.mark.parametrize("command", ["list jobs", "list clusters", "list spaces", "doctor"])

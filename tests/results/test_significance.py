@@ -49,7 +49,7 @@ def test_a_result_compares_its_points_by_name() -> None:
     assert back.step_time.p_value == pytest.approx(there.step_time.p_value)
     others = result.compare(configuration(1), configuration(2))
     assert others.step_time.low < others.step_time.relative < others.step_time.high
-    with pytest.raises(UnknownName, match="baseline"):
+    with pytest.raises(UnknownName, match="today"):
         result.compare("nothing")
     with pytest.raises(InputError, match="are the same configuration; name two"):
         result.compare("baseline", "baseline")

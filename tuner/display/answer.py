@@ -12,13 +12,14 @@ from tuner.display.text import (
     energy_mark,
     found_word,
     payback,
+    payback_after,
     prediction,
     real_search_cost,
     recommendation_lines,
     spent_text,
     units_of,
 )
-from tuner.formatting import after_comma, duration, label, settings_text
+from tuner.formatting import after_comma, duration, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
 from tuner.results.result import Result
@@ -114,9 +115,9 @@ def _spent(result: Result) -> str:
     spent = result.spent
     if not spent.energy_kJ and not spent.time_s:
         return payback(result)
-    cost = f"{spent_text(result)}{label(energy_mark(result))}"
-    text = f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes."
-    return f"{text} {payback(result)}".rstrip()
+    text = f"Spent: {spent_text(result)} and {duration(spent.time_s)} in {spent.probes} probes"
+    after = payback_after(result)
+    return f"{text}, repaid {after}." if after else f"{text}."
 
 
 def _lacked_memory(result: Result) -> list[ProbeRecord]:

@@ -138,22 +138,24 @@ def unit_of_work(result: Result) -> str:
 
 
 def payback(result: Result) -> str:
-    """Return the sentence on the amount of training after which the savings repay the search.
-
-    "" where nothing is saved.
-    """
-    steps, share = result.spent.payback_steps, result.spent.payback_share
+    """Return the sentence on when the savings repay the search; "" where nothing is saved."""
     if result.points and result.spent.energy_kJ == 0:
         return "Nothing was spent on a search."
+    after = payback_after(result)
+    return f"The savings repay the search {after}." if after else ""
+
+
+def payback_after(result: Result) -> str:
+    """Return the amount of training after which the savings repay the search, as "after ..."."""
+    steps, share = result.spent.payback_steps, result.spent.payback_share
     kept = result.recommendation is not None and result.recommendation.action == "keep"
     if kept or steps is None or not math.isfinite(steps):
         return ""
-    text = f"The savings repay the search after {number(steps)} {unit_of_work(result)}s"
-    if share is None:
-        return f"{text}."
-    if share <= 1:
-        return f"{text} ({percent(share)} of the job)."
-    return f"{text}: {number(share)} runs of the whole job."
+    if share is not None and share > 1:
+        return f"after {number(share)} runs of the whole job"
+    of_job = "" if share is None else f" ({percent(share)} of the job)"
+    amount = f"{math.ceil(steps):,}" if steps >= 10 else number(steps)
+    return f"after {amount} {unit_of_work(result)}s{of_job}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
