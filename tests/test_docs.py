@@ -5,8 +5,9 @@ that a page may speak of 20 probes and its test makes 2. Blocks that are not run
 `text`, or parts of files, marked `toml` or `json`, which must at least parse; `sh` is the
 installation, which the test stands on already.
 
-A `text` block after `<!-- output -->` is what the block before it prints, and after
-`<!-- output: N lines -->` its first N lines. `python -m tests.test_docs PAGE.md ...` writes them.
+A block after `<!-- file: NAME -->` is a file that the reader saves. A `text` block after
+`<!-- output -->` is what the block before it prints, and after `<!-- output: N lines -->` its first
+N lines. `python -m tests.test_docs PAGE.md ...` writes them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 TRAINING = {"quickstart-laptop", "quickstart-gpu-node", "tables", "your-script"}
 SIMULATED = {"security", "apply", "README"}
 FENCE = re.compile(
-    r"(?:<!-- test: (?P<swaps>.*?) -->\n)?(?P<output><!-- output(?:: (?P<lines>\d+) lines)? -->\n)?"
+    r"(?:<!-- test: (?P<swaps>.*?) -->\n)?(?:<!-- file: (?P<file>\S+) -->\n)?"
+    r"(?P<output><!-- output(?:: (?P<lines>\d+) lines)? -->\n)?"
     r"^```(?P<kind>\w*)\n(?P<code>.*?)^```$",
     re.M | re.S,
 )
@@ -51,6 +53,7 @@ class Block:
     kind: str
     code: str
     line: int
+    file: str | None
     output: bool
     lines: int | None
 
@@ -71,7 +74,8 @@ def blocks_of(path: Path) -> list[Block]:
             code = code.replace(old, new)
         line = text.count("\n", 0, match.start("code")) + 1
         lines = int(match["lines"]) if match["lines"] else None
-        found.append(Block(path.stem, match["kind"], code, line, bool(match["output"]), lines))
+        kind, file, output = match["kind"], match["file"], bool(match["output"])
+        found.append(Block(path.stem, kind, code, line, file, output, lines))
     return found
 
 
@@ -88,7 +92,9 @@ def run_page(path: Path, folder: Path) -> list[tuple[Block, str]]:
     for block in blocks_of(path):
         if block.output:
             shown.append((block, block.printed(printed)))
-        if block.kind not in RUN:
+        if block.file:
+            (folder / block.file).write_text(block.code, encoding="utf-8")
+        if block.file or block.kind not in RUN:
             continue
         command = (
             ["bash", "-euo", "pipefail", "-c", block.code]
@@ -222,7 +228,7 @@ def write(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         for block, printed in run_page(path, Path(folder)):
-            text = text.replace(f"```text\n{block.code}```", f"```text\n{printed}```")
+            text = text.replace(f"```text\n{block.code}```", f"```text\n{printed}```", 1)
     path.write_text(text, encoding="utf-8")
 
 
