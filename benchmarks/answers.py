@@ -40,7 +40,7 @@ def named(run: str, runs: Path) -> tuple[set[str], set[str]]:
     """Return the names that the places give to what to run, and to the best that was measured."""
     result = load_result(run, runs_dir=runs)
     assert result.recommended is not None
-    front = _json(runs, "front", run)
+    front = _json(runs, "show", run)
     advised = {
         result.recommended.configuration.short,
         _short(front["recommendation"]["point"]),
@@ -48,7 +48,7 @@ def named(run: str, runs: Path) -> tuple[set[str], set[str]]:
     best = {_short(front["best"]["configuration"])}
     best.add(_short(_json(runs, "explain", run)["point"]["configuration"]))
     page = runs / "report.html"
-    _printed(runs, "report", run, "--out", str(page))
+    _printed(runs, "show", "--html", run, "--out", str(page))
     head = re.search("<h1.*?</h1>", page.read_text("utf-8"))
     assert head is not None
     assert result.recommendation is not None

@@ -149,7 +149,7 @@ def core_works(python: Path, folder: Path) -> str:
     # Without --brief, the exit code says that no training can start here, which is so.
     doctor = ("doctor", "--brief")
     plan = ("plan", "--cluster", "h200-8", "--name", "plan")
-    for words in (("--help",), ("--version",), (*plan, "--quiet"), ("front", "plan"), doctor):
+    for words in (("--help",), ("--version",), (*plan, "--quiet"), ("show", "plan"), doctor):
         done = _run([tuner, *words], cwd=folder, env=_no_compiler(python))
         if why := _end(done):
             return f"tuner {words[0]}: {why}"

@@ -113,7 +113,7 @@ def clock_script(folder: Path) -> Sequence[Attempt]:
         _rewrite(theirs, '"live":{}', f'"live":{live}')
         for journal in theirs.glob("study.journal*"):
             journal.unlink()
-        tuner(["rebuild", "study"], here)
+        tuner(["runs", "rebuild", "study"], here)
         done = tuner(["apply", "study", "--out", str(out)], here)
         note = f"tuner apply exits with {done.returncode}"
         for script in sorted(out.glob("*.sh")):
@@ -129,13 +129,13 @@ def clock_script(folder: Path) -> Sequence[Attempt]:
 def links(folder: Path) -> Sequence[Attempt]:
     """Finding 5: files of a run that are links, and a run of another user."""
     original = study(folder, "original")
-    assert tuner(["report", "original"], folder).returncode == 0
+    assert tuner(["show", "--html", "original"], folder).returncode == 0
     files = [path for path in original.rglob("*") if path.is_file()]
     attempts = []
     for words in (
         ["apply", "study"],
-        ["rebuild", "study"],
-        ["report", "study"],
+        ["runs", "rebuild", "study"],
+        ["show", "--html", "study"],
         [*SIMULATED, "--max-probes", "4", "--name", "study"],
     ):
         # One command with hard links is enough: both are written through by the same calls.
@@ -220,10 +220,10 @@ def terminal(folder: Path) -> Sequence[Attempt]:
     table = _table(folder / "escapes", f"a{ESCAPE}\x9b2Jb")
     columns = [str(table / "table.csv"), "--time-column", "t", "--power-column", "p"]
     for words in (
-        ["replay", str(table), "--max-probes", "3", "--name", "escapes"],
-        ["front", "escapes"],
-        ["front", "--from-csv", *columns],
-        ["replay", str(folder / f"no{ESCAPE}such")],
+        ["dev", "replay", str(table), "--max-probes", "3", "--name", "escapes"],
+        ["show", "escapes"],
+        ["import", *columns],
+        ["dev", "replay", str(folder / f"no{ESCAPE}such")],
     ):
         done = tuner(words, folder)
         found = _controls(done)
@@ -232,9 +232,11 @@ def terminal(folder: Path) -> Sequence[Attempt]:
         attempts.append(tried(what, bool(found), found or f"exit code {done.returncode}"))
     script = folder / "raises.py"
     script.write_text(f"raise RuntimeError({ESCAPE!r} + 'text')\n")
-    done = tuner(["probe", "--script", str(script), "--steps", "9", "--global-batch", "2"], folder)
+    done = tuner(
+        ["dev", "probe", "--script", str(script), "--steps", "9", "--global-batch", "2"], folder
+    )
     found = _controls(done)
-    what = "escape sequences of a script's exception through tuner probe"
+    what = "escape sequences of a script's exception through tuner dev probe"
     if b"text" not in done.stdout + done.stderr:
         attempts.append(not_tried(what, f"the exception was not shown: {done.stderr[-200:]!r}"))
     else:
@@ -242,7 +244,9 @@ def terminal(folder: Path) -> Sequence[Attempt]:
 
     formulas = ('=HYPERLINK("http://x")', "+1+1", "-1+1", "@SUM(1)")
     table, out = _table(folder / "formulas", *formulas), folder / "formulas.csv"
-    tuner(["replay", str(table), "--max-probes", "6", "--name", "formulas", "--quiet"], folder)
+    tuner(
+        ["dev", "replay", str(table), "--max-probes", "6", "--name", "formulas", "--quiet"], folder
+    )
     done = tuner(["export", "formulas", "--to", "csv", "--out", str(out)], folder)
     cells = [cell for row in csv.reader(out.open()) for cell in row] if out.exists() else []
     found = [formula for formula in formulas if formula in cells]
@@ -303,7 +307,7 @@ def dashboard(folder: Path) -> Sequence[Attempt]:
     failed |= {"measurements": [], "failure": {"kind": "crash", "message": hostile}}
     with (run / "trace" / "probes.jsonl").open("a") as trace:
         trace.write(json.dumps(failed) + "\n")
-    rebuilt = tuner(["rebuild", "study"], folder)
+    rebuilt = tuner(["runs", "rebuild", "study"], folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -322,7 +326,9 @@ def dashboard(folder: Path) -> Sequence[Attempt]:
         attempts.append(tried(what, status not in REFUSED, f"HTTP {status}"))
         refusal = rebuilt.stderr.decode(errors="replace").strip()[-100:]
         if rebuilt.returncode:
-            attempts.append(tried(_NOTES, False, f"tuner rebuild refuses the trace: {refusal}"))
+            attempts.append(
+                tried(_NOTES, False, f"tuner runs rebuild refuses the trace: {refusal}")
+            )
         else:
             attempts.append(_notes(port, json.loads(owner[2])["study_summaries"], more))
         for what, method, path, body in (
@@ -420,7 +426,7 @@ def power_samples(folder: Path) -> Sequence[Attempt]:
         name = f"{probe['request']['probe_id']}.csv.gz"
         path.with_name(name).write_bytes(path.read_bytes())
     attempts = []
-    for words in (["report", "study"], ["rebuild", "study"], ["front", "study"]):
+    for words in (["show", "--html", "study"], ["runs", "rebuild", "study"], ["show", "study"]):
         began_s = time.monotonic()
         process = subprocess.Popen(
             [*_TUNER, *words],
@@ -480,7 +486,7 @@ def root_for_another(folder: Path) -> Sequence[Attempt]:
     env = environment(SUDO_UID=str(OTHER_UID), SUDO_GID=str(OTHER_UID), SUDO_USER="nobody")
     pasted = [f"PYTHONPATH={own}", "torchrun", "--nproc-per-node", "1", "script.py"]
     for words in (
-        ["probe", "--script", "script.py", "--steps", "9", "--global-batch", "2"],
+        ["dev", "probe", "--script", "script.py", "--steps", "9", "--global-batch", "2"],
         ["optimize", "--dry-run", "--", *pasted],
     ):
         tuner(words, own, env=env)
@@ -566,7 +572,7 @@ def smaller(folder: Path) -> Sequence[Attempt]:
     for name in ("study.toml", "trace/probes.jsonl"):
         text = (run / name).read_text().replace("qwen2.5-7b", "qwen2.5-7b-of-another")
         (folder / "study" / name).write_text(text)
-    done = tuner(["front", "study", "--json"], folder)
+    done = tuner(["show", "study", "--json"], folder)
     error = done.stderr.decode(errors="replace")
     other = b"of-another" in done.stdout or (done.returncode != 0 and "runs/study" not in error)
     what = "./NAME is taken for the run NAME in place of runs/NAME, without a word"

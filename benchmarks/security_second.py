@@ -194,7 +194,7 @@ def root_seen() -> RootSeen:
         pasted = [f"PYTHONPATH={own}", "torchrun", "--nproc-per-node", "1", "script.py"]
         for words in (
             ["optimize", "--dry-run", "--", *pasted],
-            ["probe", "--script", "script.py", "--steps", "9", "--global-batch", "2"],
+            ["dev", "probe", "--script", "script.py", "--steps", "9", "--global-batch", "2"],
         ):
             start = [sys.executable, "-P", "-c", NOTED, str(notes), *words]
             base = str(Path(sys.base_prefix).resolve())
@@ -419,7 +419,7 @@ def shown_commands(folder: Path) -> Sequence[Attempt]:
     driver = 'framework = "x"\n[recognise]\nimports = ["torch"]\n[probe.env]\n'
     (folder / "driver.toml").write_text(f'{driver}LD_PRELOAD = "/x.so"\n')
     (folder / "plugin.toml").write_text(f'{driver}NCCL_NET_PLUGIN = "/x.so"\n')
-    checked = tuner(["frameworks", "check", "driver.toml"], folder)
+    checked = tuner(["dev", "frameworks", "check", "driver.toml"], folder)
     preloads = checked.returncode != 2 or b"LD_PRELOAD in [probe.env]" not in checked.stderr
     attempts = [tried("a driver loads a library into the ranks", preloads)]
     for what, words, shown in (
@@ -470,7 +470,7 @@ def large_trace(folder: Path) -> Sequence[Attempt]:
                 file.truncate(20 * 10**9)
             else:
                 file.write(b"[" + b"[]," * 40_000_000 + b"[]]\n")
-        limited = ["bash", "-c", 'ulimit -v 4194304; exec "$@"', "-", *_TUNER, "front", str(run)]
+        limited = ["bash", "-c", 'ulimit -v 4194304; exec "$@"', "-", *_TUNER, "show", str(run)]
         done = finished(limited, cwd=folder, env=environment())
         refused = done.returncode == 2 and "larger than any" in done.stderr
         attempts.append(tried(what, not refused, done.stderr[-200:]))
@@ -495,7 +495,7 @@ def driver_patterns(folder: Path) -> Sequence[Attempt]:
     for pattern in ("../../../../../../etc/passw*", "/etc/*", "**/../../**/*.py", "**/*.py"):
         text = 'framework = "x"\n[recognise]\nimports = ["torch"]\n[[keys]]\nkind = "texts"\n'
         (folder / "driver.toml").write_text(f'{text}file = "{pattern}"\n')
-        done = tuner(["frameworks", "check", "driver.toml"], folder, timeout_s=30)
+        done = tuner(["dev", "frameworks", "check", "driver.toml"], folder, timeout_s=30)
         worked = done.returncode != 2 or b"Traceback" in done.stderr
         attempts.append(tried(f"a driver names {pattern}", worked, done.stderr.decode()[-200:]))
     return attempts

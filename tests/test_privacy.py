@@ -33,12 +33,12 @@ COMMANDS = (
         *("optimize", "--cluster", "h200-8", "--executor", "simulated", "--max-probes", "2"),
         *("--no-verify", "--name", "plan"),
     ),
-    ("front", "plan"),
+    ("show", "plan"),
     ("export", "plan", "--to", "csv", "--redact"),
     ("export", "plan", "--to", "bundle", "--out", "b.zip"),
     ("runs", "open", "b.zip", "--name", "opened"),
     ("doctor", "--brief"),
-    ("predict", "--cluster", "a100-8"),
+    ("fit", "--cluster", "a100-8"),
 )
 RUN = f"""
 from tuner.cli.main import main

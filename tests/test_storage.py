@@ -55,7 +55,7 @@ def test_a_rebuilt_study_is_the_one_that_was(tmp_path: Path, capsys, finished_st
     run = RunFolder(finished_study.copy_into(tmp_path))
     before = trials(run)
     run.journal.write_bytes(b"not a journal\n" * 50)
-    assert main(["rebuild", "study", "--runs-dir", str(tmp_path), "--json"]) == 0
+    assert main(["runs", "rebuild", "study", "--runs-dir", str(tmp_path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["probes"] == 8
     assert trials(run) == before
@@ -92,10 +92,10 @@ def test_what_cannot_be_rebuilt_is_one_sentence(tmp_path: Path, capsys, finished
     (tmp_path / "empty" / "study.toml").write_text('name = "empty"\n')
     (tmp_path / "empty" / "trace").mkdir()
     (tmp_path / "empty" / "trace" / "probes.jsonl").touch()
-    assert main(["rebuild", "empty", "--runs-dir", str(tmp_path)]) == 2
+    assert main(["runs", "rebuild", "empty", "--runs-dir", str(tmp_path)]) == 2
     assert "nothing to rebuild" in capsys.readouterr().err
     with RunFolder(finished_study.copy_into(tmp_path)).locked():
-        assert main(["rebuild", "study", "--runs-dir", str(tmp_path)]) == 2
+        assert main(["runs", "rebuild", "study", "--runs-dir", str(tmp_path)]) == 2
     assert "being run by process" in capsys.readouterr().err
 
 
@@ -180,7 +180,7 @@ def test_a_study_of_a_newer_release_is_refused_in_a_sentence(
     assert (run.read_study() or {})["schema"] == 1
     text = run.study_file.read_text()
     run.study_file.write_text(text.replace("schema = 1", "schema = 99"))
-    assert main(["front", "study", "--runs-dir", str(tmp_path)]) == 2
+    assert main(["show", "study", "--runs-dir", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "schema 99" in said
     assert "newer" in said

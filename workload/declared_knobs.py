@@ -202,7 +202,7 @@ def resolved(
         if driven is None:
             raise InputError(
                 f"knob {knob.name!r} is a key of the script's framework, which is not recognised "
-                "(tuner frameworks list)"
+                "(tuner list frameworks)"
             )
         return at_baseline(knob, driven(knob))
     if way.endswith(FILE_KINDS):

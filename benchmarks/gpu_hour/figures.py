@@ -88,7 +88,7 @@ def extrapolated(hour: Hour) -> str:
 def overhead(hour: Hour) -> str:
     """Measure what metering costs the training."""
     pairs = "2" if hour.rehearse else "8"
-    words = ("calibrate", "tiny-gpt", "--pairs", pairs, "--json", "-q")
+    words = ("dev", "calibrate", "tiny-gpt", "--pairs", pairs, "--json", "-q")
     folder = ("--runs-dir", hour.work / "calibrate")
     told, end = hour.command(sys.executable, "-m", "tuner.cli", *words, *folder)
     if not told:

@@ -1,7 +1,7 @@
 """`prepare`: collects the wheels that a borrowed machine without a network lacks.
 
 The machine has torch, transformers and what they need. DeepSpeed and four small packages are
-enough: `tuner probe` needs neither Ray nor Optuna. About 5 MB.
+enough: `tuner dev probe` needs neither Ray nor Optuna. About 5 MB.
 """
 
 from __future__ import annotations

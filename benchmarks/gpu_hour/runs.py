@@ -87,7 +87,7 @@ def script(hour: Hour) -> str:
     file = shutil.copy(SCRIPTS / "steps.py", hour.work)
     options = ("--steps", "1000", "--global-batch", "4096")
     folder = ("--runs-dir", str(hour.work / "script-runs"))
-    words = ("probe", "--json", "-q", "--script", file, *options, *folder)
+    words = ("dev", "probe", "--json", "-q", "--script", file, *options, *folder)
     told, end = hour.command(
         sys.executable, "-m", "tuner.cli", *words, env=os.environ | {"OWN_TIMES": str(own_times)}
     )

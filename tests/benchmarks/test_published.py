@@ -18,7 +18,7 @@ from tuner.models.analytic.known_error import (
     known_error_lines,
     known_errors,
 )
-from tuner.results.predict import forecast, forecast_lines, stacked_bar
+from tuner.results.predict import breakdown_lines, cost_lines, forecast, stacked_bar
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.job import load_job
 from tuner.testing.studies import TRACES
@@ -240,7 +240,7 @@ def test_a_fit_finds_the_curve_that_made_its_settings() -> None:
         fit_curve(device, [known[0], Setting(1.0, 100.0, clock=0.5)])
 
 
-# tuner predict
+# tuner fit
 
 
 def test_a_stacked_bar_is_exactly_as_long_as_it_says() -> None:
@@ -258,15 +258,12 @@ def test_a_forecast_shows_its_parts_and_its_known_error() -> None:
 
     job, cluster = load_job("opt-350m"), load_cluster("gh200-32")
     said = forecast(job, cluster, Configuration.of(data_parallel=8, micro_batch=2))
-    lines = forecast_lines(said)
-    assert lines[0] == "Predicted, not measured: opt-350m on gh200-32, 8 of 32 GPUs"
-    text = "\n".join(lines)
-    assert "Known error" in text
-    assert "12 plans of OPT-350M" in text
+    text = "\n".join([*cost_lines(said), *breakdown_lines(said)])
+    for words in (" s a step, ", "the whole training, 3,148 steps: ", " arithmetic "):
+        assert words in text
+    assert any("12 plans of OPT-350M" in sentence for sentence in said.known_error)
     assert said.to_json()["predicted"] is True
-    assert "DOES NOT FIT" in "\n".join(
-        forecast_lines(forecast(load_job("qwen2.5-7b"), cluster, Configuration.of()))
-    )
+    assert not forecast(load_job("qwen2.5-7b"), cluster, Configuration.of()).fits
     with pytest.raises(InvalidConfiguration):
         forecast(job, cluster, Configuration.of(data_parallel=7))
     unknown = known_error_lines(load_device("V100-SXM2-16GB"))

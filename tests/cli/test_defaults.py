@@ -24,7 +24,7 @@ def config(tmp_path, monkeypatch):
 def test_the_folder_and_the_prices_come_from_the_file(config, tmp_path, monkeypatch, capsys):
     config.write_text(f"runs_dir = '{tmp_path / 'mine'}'\nprice_per_kWh = 0.3\n")
     table = str(write_table(tmp_path / "table", shapes=(1, 4)))
-    assert main(["replay", table, "--max-probes", "2", "--quiet", "--name", "one"]) == 0
+    assert main(["dev", "replay", table, "--max-probes", "2", "--quiet", "--name", "one"]) == 0
     assert (tmp_path / "mine" / "one" / "study.toml").is_file()
     capsys.readouterr()
     assert main(["choose", "one", "--choose", "least-cost", "--json"]) == 0
@@ -38,7 +38,7 @@ def test_the_folder_and_the_prices_come_from_the_file(config, tmp_path, monkeypa
     value = json.loads(capsys.readouterr().out)["choice"]["objective_value"]
     assert value == pytest.approx(0.6 * kWh)
     monkeypatch.setenv("JOULEFRONT_RUNS", str(tmp_path / "other"))
-    assert main(["front", "one"]) == 2  # the environment wins over the file
+    assert main(["show", "one"]) == 2  # the environment wins over the file
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_names_of_runs_are_completed(config, tmp_path, capsys):
         ["bash", "-c", f"{script}\n_tuner_runs al"], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["alpha", "alps"]
-    assert "_front_pos_0_COMPGEN=_tuner_runs" in script
+    assert "_show_pos_0_COMPGEN=_tuner_runs" in script

@@ -1,4 +1,4 @@
-"""`tuner frameworks`."""
+"""`tuner list frameworks` and `tuner dev frameworks check`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ file = "mine.py"
 
 
 def test_the_drivers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["frameworks", "--json"]) == 0
+    assert main(["list", "frameworks", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {"torchtitan", "megatron-lm", "transformers-trainer"} <= {d["framework"] for d in listed}
     assert all(d["knobs"] for d in listed)
@@ -34,24 +34,31 @@ def test_a_driver_is_checked_against_what_is_installed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(GOOD)
-    assert main(["frameworks", "check", "mine.toml"]) == 0
+    assert main(["dev", "frameworks", "check", "mine.toml"]) == 0
     assert "no key is verified: mine is not installed here" in capsys.readouterr().out
     Path("mine.py").write_text("class Config:\n    batch: int = 1\n")
-    assert main(["frameworks", "check", "mine.toml"]) == 0
+    assert main(["dev", "frameworks", "check", "mine.toml"]) == 0
     assert "1 keys are declared in the sources of mine" in capsys.readouterr().out
     Path("mine.toml").write_text(GOOD.replace('"batch"', '"batches"'))
-    assert main(["frameworks", "check", "mine.toml"]) == 1
+    assert main(["dev", "frameworks", "check", "mine.toml"]) == 1
     assert "mine has no batches" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("text", "words", "sentence"),
     [
-        (GOOD, ["list", "mine.toml"], "list takes no file"),
-        (GOOD, ["check"], "needs the file of a driver"),
-        (GOOD, ["check", "other.toml"], "cannot read the framework 'other.toml'"),
-        ("x = ", ["check", "mine.toml"], "cannot read the framework 'mine.toml'"),
-        (GOOD + "name = 1\n", ["check", "mine.toml"], "unknown key 'name'"),
+        (GOOD, ["list", "frameworks", "mine"], "unknown framework 'mine'; known: "),
+        (
+            GOOD,
+            ["dev", "frameworks", "check", "other.toml"],
+            "cannot read the framework 'other.toml'",
+        ),
+        (
+            "x = ",
+            ["dev", "frameworks", "check", "mine.toml"],
+            "cannot read the framework 'mine.toml'",
+        ),
+        (GOOD + "name = 1\n", ["dev", "frameworks", "check", "mine.toml"], "unknown key 'name'"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -64,5 +71,5 @@ def test_a_mistake_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(text)
-    assert main(["frameworks", *words]) == 2
+    assert main(words) == 2
     assert sentence in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tuner.cli.main import main
+from tuner.cli.options import GROUPS
 from tuner.testing.studies import record, write_table
 from tuner.workload.trace import TraceWriter, read_trace
 
@@ -69,16 +71,16 @@ MODEL = "[model]\nconfig = 'tiny-gpt'\n"
         (["optimize", "--name", "a/b"], "letters"),
         (["optimize", "--cluster", "cpu-2", "--storage", "nonsense"], "URL"),
         (["optimize", "--cluster", "cpu-2", "--storage", "postgresql://127.0.0.1:1/x"], "storage"),
-        (["probe", "frobnicate=1"], "data_parallel"),
-        (["probe", "--cluster", "cpu-2", "data_parallel=4"], "2"),
-        (["probe", "--cluster", "cpu-2", "micro_batch=3"], "divide"),
-        (["probe", "--cluster", "cpu-2", "micro_batch=large"], "integer"),
-        (["probe", "--cluster", "cpu-2", "zero_stage=7"], "0, 1, 2, 3"),
-        (["probe", "one", "two"], "second job"),
-        (["replay", "nowhere"], "table.toml"),
-        (["front", "nowhere"], "unknown run"),
-        (["front"], "no run"),
-        (["report", "nowhere"], "unknown run"),
+        (["dev", "probe", "frobnicate=1"], "data_parallel"),
+        (["dev", "probe", "--cluster", "cpu-2", "data_parallel=4"], "2"),
+        (["dev", "probe", "--cluster", "cpu-2", "micro_batch=3"], "divide"),
+        (["dev", "probe", "--cluster", "cpu-2", "micro_batch=large"], "integer"),
+        (["dev", "probe", "--cluster", "cpu-2", "zero_stage=7"], "0, 1, 2, 3"),
+        (["dev", "probe", "one", "two"], "second job"),
+        (["dev", "replay", "nowhere"], "table.toml"),
+        (["show", "nowhere"], "unknown run"),
+        (["show"], "no run"),
+        (["show", "--html", "nowhere"], "unknown run"),
         (["apply", "nowhere"], "unknown run"),
         (["dashboard", "nowhere"], "unknown run"),
     ],
@@ -122,7 +124,7 @@ def test_a_truncated_trace_is_replayed_and_said(capsys, tmp_path):
         writer.append(record("p0001"))
     path.write_bytes(path.read_bytes()[:-40])
     before = path.read_bytes()
-    code, _, err = run(capsys, "replay", path)
+    code, _, err = run(capsys, "dev", "replay", path)
     assert code == 0
     assert "truncated" in err
     assert path.read_bytes() == before
@@ -133,7 +135,7 @@ def test_a_broken_trace_names_its_line(capsys, tmp_path):
     with TraceWriter(path) as writer:
         writer.append(record())
     path.write_bytes(b"{broken\n" + path.read_bytes())
-    code, _, err = run(capsys, "replay", path)
+    code, _, err = run(capsys, "dev", "replay", path)
     assert code == 2
     assert "line 1" in err
 
@@ -143,7 +145,7 @@ def test_a_broken_trace_names_its_line(capsys, tmp_path):
 
 def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table):
     code, out, err = run(
-        *(capsys, "replay", table, "--max-probes", 5, "--budget-kJ", 9, "--name", "r"),
+        *(capsys, "dev", "replay", table, "--max-probes", 5, "--budget-kJ", 9, "--name", "r"),
         *("--log-file", "search.log"),
     )
     assert code == 0
@@ -156,45 +158,45 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
     assert not any(part in err for part in steps)
     log = Path("search.log").read_text()
     assert all(part in log and " INFO " in log for part in steps)
-    _, _, told = run(capsys, "replay", table, "--max-probes", 2, "--name", "v", "-v")
+    _, _, told = run(capsys, "dev", "replay", table, "--max-probes", 2, "--name", "v", "-v")
     assert all(part in told for part in steps)
-    assert run(capsys, "replay", table, "--max-probes", 2, "--name", "q", "-q")[2] == ""
-    assert run(capsys, "replay", table, "--log-file", "no/where.log")[0] == 2
-    for part in ("today", "fastest", "Spent:", "Next: tuner front r", "runs/r/report.html"):
+    assert run(capsys, "dev", "replay", table, "--max-probes", 2, "--name", "q", "-q")[2] == ""
+    assert run(capsys, "dev", "replay", table, "--log-file", "no/where.log")[0] == 2
+    for part in ("today", "fastest", "Spent:", "Next: tuner show r", "runs/r/report.html"):
         assert part in out
     assert len(out.strip().splitlines()) <= 14
-    _, out, _ = run(capsys, "front", "r")
+    _, out, _ = run(capsys, "show", "r")
     for part in ("Front of r", "Choice: Fastest within", "Spent:", "Today:"):
         assert part in out
     assert Path("runs/r/report.html").is_file()
 
 
 def test_quiet_tells_only_the_answer(capsys, table):
-    code, out, err = run(capsys, "replay", table, "--max-probes", 3, "--quiet")
+    code, out, err = run(capsys, "dev", "replay", table, "--max-probes", 3, "--quiet")
     assert (code, err) == (0, "")
-    assert "Next: tuner front replay-made-up" in out
+    assert "Next: tuner show replay-made-up" in out
 
 
 def test_json_is_the_whole_answer(capsys, table):
-    code, out, _ = run(capsys, "replay", table, "--max-probes", 4, "--json", "--name", "r")
+    code, out, _ = run(capsys, "dev", "replay", table, "--max-probes", 4, "--json", "--name", "r")
     assert code == 0
     answer = json.loads(out)
     assert answer["choice"]["rule"] == "better-in-both"
     assert answer["front"]
     assert answer["spent"]["probes"] == 4
-    code, out, _ = run(capsys, "front", "r", "--json")
+    code, out, _ = run(capsys, "show", "r", "--json")
     assert json.loads(out)["front"][0]["configuration"] == answer["front"][0]["configuration"]
 
 
 def test_front_report_and_apply_answer_from_the_folder(capsys, table, tmp_path):
-    run(capsys, "replay", table, "--max-probes", 4, "--name", "r", "--quiet")
+    run(capsys, "dev", "replay", table, "--max-probes", 4, "--name", "r", "--quiet")
     code, out, _ = run(capsys, "front")
     assert code == 0
     assert "Front of r" in out
-    code, out, _ = run(capsys, "report", "r", "--out", tmp_path / "page.html")
+    code, out, _ = run(capsys, "show", "--html", "r", "--out", tmp_path / "page.html")
     assert code == 0
     assert (tmp_path / "page.html").stat().st_size > 1000
-    keys = [p["configuration"] for p in json.loads(run(capsys, "front", "--json")[1])["points"]]
+    keys = [p["configuration"] for p in json.loads(run(capsys, "show", "--json")[1])["points"]]
     key = " | ".join(
         " ".join(f"{name}={value}" for name, value in half.items()) for half in keys[0].values()
     )
@@ -212,7 +214,7 @@ def test_estimated_figures_say_so(capsys, tmp_path):
     with TraceWriter(tmp_path / "probes.jsonl") as writer:
         for i in range(3):
             writer.append(record(f"p{i:04d}"))
-    _, out, err = run(capsys, "replay", tmp_path / "probes.jsonl")
+    _, out, err = run(capsys, "dev", "replay", tmp_path / "probes.jsonl")
     for line in (out + err).splitlines():
         if " W" in line and "fitted" not in line and "|" not in line:
             table = line.lstrip().startswith(("front", "time")) or line.startswith("    ")
@@ -220,21 +222,142 @@ def test_estimated_figures_say_so(capsys, tmp_path):
     assert "(estimated)" in out
 
 
-@pytest.mark.parametrize("command", ["jobs", "clusters", "spaces", "doctor"])
+@pytest.mark.parametrize("command", ["list jobs", "list clusters", "list spaces", "doctor"])
 def test_what_is_named_and_offered(capsys, command):
-    code, out, _ = run(capsys, command)
+    what = command.split()
+    code, out, _ = run(capsys, *what)
     assert code == 0
     known = {"jobs": "tiny-gpt", "clusters": "cpu-2", "spaces": "default", "doctor": "meter"}
-    assert known[command] in out
-    code, out, _ = run(capsys, command, "--json")
+    assert known[what[-1]] in out
+    code, out, _ = run(capsys, *what, "--json")
     assert code == 0
     assert json.loads(out)
 
 
-def test_no_command_prints_the_help(capsys):
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["list"], ["tuner list jobs"]),
+        (["list", "jobs", "opt-350m"], ["sequence_length  2048", "precision        bf16"]),
+        (["list", "spaces", "default"], ["name   default"]),
+        (["list", "knobs", "nccl"], ["nccl: ", "  NCCL_ALGO "]),
+        (["list", "frameworks", "torchtitan"], ["torchtitan"]),
+    ],
+)
+def test_a_kind_or_one_of_it_is_listed(capsys, words, lines):
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    for line in lines:
+        assert f"\n{line}" in f"\n{out}"
+    assert "\ndeepspeed-buckets: " not in out
+
+
+def test_the_help_of_all_commands_has_sixteen_in_four_groups(capsys):
     code, out, _ = run(capsys)
     assert code == 0
-    assert "optimize" in out
+    assert run(capsys, "--help")[:2] == (0, out)
+    assert sum(line.startswith("  ") for line in out.partition("options:")[0].splitlines()) == 16
+    for title, names in GROUPS.items():
+        assert f"\n{title}:\n  {names[0]} " in out
+    assert max(map(len, out.partition("exit codes:")[0].splitlines())) <= 100
+    assert run(capsys, "dev")[1] == run(capsys, "dev", "--help")[1]
+
+
+#: Command lines of the release before, and what they are now.
+FORMER = [
+    ("front r", "show r"),
+    ("report r --out page.html", "show --html r --out page.html"),
+    ("diff r r2", "compare r r2"),
+    ("predict tiny-gpt mb2 --cluster cpu-2", "fit tiny-gpt mb2 --cluster cpu-2"),
+    ("jobs", "list jobs"),
+    ("knobs --json", "list knobs --json"),
+    ("frameworks", "list frameworks"),
+    ("frameworks list", "list frameworks"),
+    ("frameworks check no.toml", "dev frameworks check no.toml"),
+    ("front --from-csv past.csv", "import past.csv"),
+    (
+        "front --name past --baseline gpus=1 --from-csv=past.csv",
+        "import past.csv --name past --baseline gpus=1",
+    ),
+    ("bundle r --out r.zip", "export --to bundle r --out r.zip"),
+    ("open no.zip", "runs open no.zip"),
+    ("rebuild r", "runs rebuild r"),
+    ("probe tiny-gpt mb3", "dev probe tiny-gpt mb3"),
+    ("record nowhere --out x", "dev record nowhere --out x"),
+    ("calibrate nowhere", "dev calibrate nowhere"),
+    ("replay nowhere", "dev replay nowhere"),
+    ("compare r --from baseline --to 1", "compare r today 1"),
+]
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("former")
+    for name, probes in (("r", "4"), ("r2", "3")):
+        words = ["dev", "replay", str(write_table(folder / f"table-{name}")), "--name", name]
+        assert main([*words, "--max-probes", probes, "-q", "--runs-dir", f"{folder}/runs"]) == 0
+    return folder / "runs"
+
+
+@pytest.mark.parametrize(("before", "now"), FORMER)
+def test_a_former_command_answers_and_names_the_new_one(
+    capsys, two_runs, tmp_path, monkeypatch, before, now
+):
+    monkeypatch.setenv("JOULEFRONT_RUNS", str(tmp_path / "runs"))
+    text = "gpus,time_s,energy_J\n1,100,5000\n2,60,5500\n4,40,7000\n"
+    answers = []
+    for number, words in enumerate((before, now)):
+        here = tmp_path / str(number)
+        here.mkdir()
+        (here / "past.csv").write_text(text)
+        shutil.copytree(two_runs, tmp_path / "runs")
+        monkeypatch.chdir(here)
+        code, out, err = run(capsys, *words.split())
+        shutil.rmtree(tmp_path / "runs")
+        answers.append((code, without_times(out), err.splitlines()))
+    former, current = answers
+    assert former[:2] == current[:2]
+    if not before.startswith("compare"):
+        new = now.split()[0]
+        assert re.fullmatch(f"tuner: `tuner .*` is now `tuner {new}.*`", former[2].pop(0))
+    assert [without_times(line) for line in former[2]] == [
+        without_times(line) for line in current[2]
+    ]
+
+
+def without_times(text):
+    return re.sub(r"\d{8}-\d{6}(-\d)?|probe-\S+", "TIME", re.sub(r"/\d/", "/N/", text))
+
+
+def test_two_points_or_two_runs_are_compared(capsys, two_runs):
+    def compared(*words):
+        return run(capsys, "compare", *words, "--runs-dir", two_runs)
+
+    assert "r2 against r: " in compared("r", "r2")[1]
+    assert compared("r", "today", "1") == compared("r", "1")
+    both = compared("1", "2")  # points of the latest run
+    assert both[0] == 0
+    assert "no run is named; the latest in " in both[2]
+    assert both[1] == compared("r2", "1", "2")[1]
+    for words, told in (
+        (("r", "1", "2", "3"), "two runs, or a run and at most two of its points"),
+        (("r", "r3"), "unknown measured point 'r3'"),
+        (("rr",), "unknown measured point 'rr'"),
+    ):
+        code, out, err = compared(*words)
+        assert (code, out) == (2, "")
+        assert told in err
+
+
+def test_a_word_that_is_a_run_and_a_point_is_refused(capsys, two_runs, tmp_path):
+    runs = tmp_path / "runs"
+    shutil.copytree(two_runs, runs)
+    (runs / "r2").rename(runs / "today")
+    code, _, err = run(capsys, "compare", "r", "today", "--runs-dir", runs)
+    assert code == 2
+    assert f"'today' is a run and a point of run 'r': write {runs}/today for the run, or" in err
+    assert "against r: " in run(capsys, "compare", "r", runs / "today", "--runs-dir", runs)[1]
+    assert run(capsys, "compare", "r", "today", "1", "--runs-dir", runs)[0] == 0
 
 
 # Light feet.
@@ -254,7 +377,7 @@ def test_a_probe_needs_neither_ray_nor_optuna(tmp_path):
             def close(self): pass
         tuner.workload.node.runner.LocalRunner = Fake
         from tuner.cli.main import main
-        words = "probe --cluster cpu-2 data_parallel=2 micro_batch=4 --json"
+        words = "dev probe --cluster cpu-2 data_parallel=2 micro_batch=4 --json"
         sys.exit(main(words.split()))
     """
     # study_tools models with the analytic model, which is NumPy alone.
@@ -288,7 +411,7 @@ def test_a_failed_probe_is_exit_code_1_with_its_log(capsys, monkeypatch):
             pass
 
     monkeypatch.setattr(tuner.workload.node.runner, "LocalRunner", Fake)
-    code, out, _ = run(capsys, "probe", "--cluster", "cpu-2", "micro_batch=1")
+    code, out, _ = run(capsys, "dev", "probe", "--cluster", "cpu-2", "micro_batch=1")
     assert code == 1
     assert "failed: out of memory: rank 1 ran out of memory" in out
     assert "| Killed" in out
@@ -309,13 +432,13 @@ def test_an_interrupt_is_exit_code_130_and_says_how_to_go_on(
         return answer(self, request)
 
     monkeypatch.setattr(TableRunner, "run", interrupted)
-    code, _, err = run(capsys, "replay", table, "--name", "cut")
+    code, _, err = run(capsys, "dev", "replay", table, "--name", "cut")
     assert code == 130
     assert "--name cut" in err.strip().splitlines()[-1]
     assert len(read_trace(trace).records) == 2
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     words = "--name cut --max-probes 3 --json --quiet"
-    code, out, _ = run(capsys, "replay", table, *words.split())
+    code, out, _ = run(capsys, "dev", "replay", table, *words.split())
     assert code == 0
     assert json.loads(out)["spent"]["probes"] == 3

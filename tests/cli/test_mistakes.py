@@ -24,7 +24,7 @@ def runs(tmp_path_factory):
     """Folder of one run, "opt", of four probes on a recorded table."""
     folder = tmp_path_factory.mktemp("study")
     words = ["--name", "opt", "--max-probes", "4", "--quiet", "--runs-dir", str(folder / "runs")]
-    assert main(["replay", str(write_table(folder / "table")), *words]) == 0
+    assert main(["dev", "replay", str(write_table(folder / "table")), *words]) == 0
     return folder / "runs"
 
 
@@ -64,22 +64,22 @@ REVIEWED = [
     (11, [*PLAN, "--choose", "least-cost"], ["needs price_per_kWh", "no price is assumed"]),
     (
         16,
-        ["predict", "opt-350m", "microbatch=4"],
+        ["fit", "opt-350m", "microbatch=4"],
         ["unknown knob 'microbatch'; did you mean 'micro_batch'?"],
     ),
     (
         17,
-        ["predict", "tiny-gpt", "--cluster", "cpu-2", "micro_batch=3"],
+        ["fit", "tiny-gpt", "--cluster", "cpu-2", "micro_batch=3"],
         ["= 6 does not divide the global batch 8; near it, micro_batch can be 2 or 4"],
     ),
     (
         17,
-        ["predict", "opt-350m", "--cluster", "a100-8", "data_parallel=3", "micro_batch=2"],
+        ["fit", "opt-350m", "--cluster", "a100-8", "data_parallel=3", "micro_batch=2"],
         ["6 does not divide the global batch 1024, and data_parallel 3 alone does not either"],
     ),
     (
         18,
-        ["probe", "--cluster", "cpu-2", "zero_stage=5"],
+        ["dev", "probe", "--cluster", "cpu-2", "zero_stage=5"],
         ["zero_stage is 5; it must be one of 0, 1, 2, 3"],
     ),
     (
@@ -125,8 +125,8 @@ OTHERS = [
     ([*PLAN, "--dead", "2h"], ["unknown arguments: --dead"]),
     ([*PLAN, "--deadlin-s=2"], ["unknown arguments: --deadlin-s=2; did you mean '--deadline-s"]),
     ([*PLAN, "--space", "fulll"], ["unknown space 'fulll'; did you mean 'full'?"]),
-    (["probe", "nosuch", "a=1"], ["unknown job 'nosuch'"]),
-    (["probe", "--time-limit", "5"], ["--time-limit: '5' must be a number with a unit"]),
+    (["dev", "probe", "nosuch", "a=1"], ["unknown job 'nosuch'"]),
+    (["dev", "probe", "--time-limit", "5"], ["--time-limit: '5' must be a number with a unit"]),
     (["completion", "bsh"], ["unknown shell 'bsh'; did you mean 'bash'?"]),
 ]
 
@@ -223,19 +223,11 @@ def test_fewer_gpus_than_the_default_needs_are_taken(capsys):  # 33
 @pytest.mark.parametrize(
     ("number", "words", "sentences"),
     [
-        (13, ["front", "opts"], ["unknown run 'opts' in /", "did you mean 'opt'?"]),
+        (13, ["show", "opts"], ["unknown run 'opts' in /", "did you mean 'opt'?"]),
         (15, ["apply", "opt", "--point", "99"], ["unknown measured point '99'; known: 1 to "]),
         (15, ["compare", "opt", "--from", "bets"], ["did you mean 'best'?"]),
         (22, ["export", "opt", "--to", "xlsx"], ["unknown format 'xlsx'; known: csv, "]),
         (22, ["export", "opt", "--to", "cvs"], ["did you mean 'csv'?"]),
-        (
-            24,
-            ["compare", "opt", "other"],
-            [
-                "unknown arguments: other; its points are those of one run (--from, --to); ",
-                "; for two runs: tuner diff RUN OTHER; see",
-            ],
-        ),
     ],
 )
 def test_a_mistake_about_a_run_is_answered_shortly(capsys, runs, number, words, sentences):
@@ -285,12 +277,12 @@ def test_files_under_unmet_limits_are_written_and_said_to_be_unmet(capsys, simul
 
 
 def test_the_run_that_is_meant_is_named_where_none_is(capsys, runs, tmp_path):  # 14, 28
-    code, out, err = run(capsys, "front", "--json", "--runs-dir", runs)
+    code, out, err = run(capsys, "show", "--json", "--runs-dir", runs)
     assert code == 0
     assert json.loads(out)["name"] == "opt"
     assert err == f"tuner: no run is named; the latest in {runs} is 'opt'\n"
-    assert run(capsys, "front", "opt", "--runs-dir", runs)[2] == ""
-    code, _, err = run(capsys, "front", "--runs-dir", tmp_path)
+    assert run(capsys, "show", "opt", "--runs-dir", runs)[2] == ""
+    code, _, err = run(capsys, "show", "--runs-dir", tmp_path)
     assert (code, err) == (2, f"tuner: there is no run in {tmp_path}; `tuner optimize` makes one\n")
     code, out, _ = run(capsys, "runs", "--runs-dir", runs)
     assert code == 0
@@ -319,7 +311,7 @@ def test_a_search_on_predictions_says_so_first(capsys):
 
 
 def test_a_measured_configuration_is_taken_in_any_order(capsys, runs):
-    shown = json.loads(run(capsys, "front", "opt", "--json", "--runs-dir", runs)[1])["front"][0]
+    shown = json.loads(run(capsys, "show", "opt", "--json", "--runs-dir", runs)[1])["front"][0]
     halves = shown["configuration"].values()
     knobs = [f"{name}={value}" for half in halves for name, value in half.items()]
     assert len(knobs) > 1
@@ -334,15 +326,12 @@ def test_a_measured_configuration_is_taken_in_any_order(capsys, runs):
 
 def test_options_and_knobs_come_in_any_order(capsys):
     knobs = ["data_parallel=8", "micro_batch=1"]
-    asked = run(capsys, "predict", "opt-350m", *knobs, "--cluster", "a100-8", "--json")
+    asked = run(capsys, "fit", "opt-350m", *knobs, "--cluster", "a100-8", "--json")
     assert asked[0] == 0
-    assert run(capsys, "predict", "--cluster", "a100-8", "opt-350m", "--json", *knobs) == asked
+    assert run(capsys, "fit", "--cluster", "a100-8", "opt-350m", "--json", *knobs) == asked
     for name in (["dp8", "mb1"], ["mb1 dp8"], ["DP8 | MB1"], ["micro_batch=1", "dp8"]):
-        assert run(capsys, "predict", "opt-350m", *name, "--cluster=a100-8", "--json") == asked
-    assert (
-        run(capsys, "predict", knobs[0], "--cluster=a100-8", "opt-350m", knobs[1], "--json")
-        == asked
-    )
+        assert run(capsys, "fit", "opt-350m", *name, "--cluster=a100-8", "--json") == asked
+    assert run(capsys, "fit", knobs[0], "--cluster=a100-8", "opt-350m", knobs[1], "--json") == asked
 
 
 def test_a_dry_run_starts_and_writes_nothing(capsys, tmp_path):
@@ -390,9 +379,9 @@ def test_the_version_is_printed(capsys):  # 30
 
 
 def test_a_front_is_asked_again_by_choose(capsys, runs):
-    code, out, err = run(capsys, "front", "opt", "--budget-kJ", "3", "--runs-dir", runs)
+    code, out, err = run(capsys, "show", "opt", "--budget-kJ", "3", "--runs-dir", runs)
     assert (code, out) == (2, "")
-    assert "to choose again on a run's front: tuner choose opt" in err
+    assert "unknown arguments: --budget-kJ 3; limits are for tuner choose" in err
     probes = (runs / "opt" / "trace" / "probes.jsonl").read_bytes()
     code, out, _ = run(capsys, "choose", "opt", "--max-slowdown", "50%", "--runs-dir", runs)
     assert code == 0
@@ -407,4 +396,4 @@ def test_a_front_is_asked_again_by_choose(capsys, runs):
 def test_a_request_that_cannot_be_met_is_exit_code_3(capsys, runs):
     words = ["--deadline", "0.001s", "--max-probes", "3", "--quiet", "--name", "tight"]
     table = runs.parent / "table"
-    assert run(capsys, "replay", table, *words, "--runs-dir", runs)[0] == 3
+    assert run(capsys, "dev", "replay", table, *words, "--runs-dir", runs)[0] == 3

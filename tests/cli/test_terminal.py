@@ -82,7 +82,9 @@ def test_a_table_whose_name_holds_controls(
 ) -> None:
     table = write_table(tmp_path / "table", toml=TOML.replace('"made-up"', json.dumps(HOSTILE)))
     runs = ["--runs-dir", str(tmp_path / "runs")]
-    code, out, err = command("replay", str(table), "--name", "r", "--max-probes", "3", *runs, *more)
+    code, out, err = command(
+        "dev", "replay", str(table), "--name", "r", "--max-probes", "3", *runs, *more
+    )
     assert code == 2
     assert r"\x1b" in err
     assert_clean(out, err)
@@ -98,7 +100,11 @@ def test_a_failure_in_a_trace_and_a_knobs_value(
         asked = ProbeRequest("p0001", launch, (Settings(),))
         writer.append(record("p0001", request=asked))
     monkeypatch.chdir(tmp_path)
-    for words in (("front", "r"), ("compare", "r"), ("replay", str(path), "--max-probes", "2")):
+    for words in (
+        ("show", "r"),
+        ("compare", "r"),
+        ("dev", "replay", str(path), "--max-probes", "2"),
+    ):
         _, out, err = command(*words)
         assert out + err
         assert_clean(out, err)
@@ -113,7 +119,7 @@ def test_a_scripts_exception(
     script = tmp_path / "train.py"
     script.write_text(f"import torch, torch.distributed\nraise RuntimeError({HOSTILE!r})\n")
     code, out, err = command(
-        "probe", "--script", str(script), "--steps", "5", "--global-batch", "4"
+        "dev", "probe", "--script", str(script), "--steps", "5", "--global-batch", "4"
     )
     assert code in (1, 2)
     assert r"\x1b]0;owned\x07" in out + err
@@ -121,7 +127,7 @@ def test_a_scripts_exception(
 
 
 @pytest.mark.parametrize(
-    "words", [("optimize", f"{HOSTILE}.toml"), ("front", "--x" + HOSTILE.replace(" ", ""))]
+    "words", [("optimize", f"{HOSTILE}.toml"), ("show", "--x" + HOSTILE.replace(" ", ""))]
 )
 def test_names_of_files_and_arguments(tmp_path: Path, words: tuple[str, ...]) -> None:
     """In a process of its own, as the others could be."""
@@ -140,7 +146,7 @@ def test_a_file_name_that_is_not_utf8(
     table = write_table(tmp_path / "table", shapes=(1, 2))
     runs = os.fsdecode(b"\x9b31mred")
     code, out, err = command(
-        "replay", str(table), "--max-probes", "2", "--quiet", "--runs-dir", runs
+        "dev", "replay", str(table), "--max-probes", "2", "--quiet", "--runs-dir", runs
     )
     assert code == 0, err
     assert r"\x9b31mred" in out
@@ -211,7 +217,7 @@ def test_an_answer_fits_into_a_terminal_of_80_columns(tmp_path: Path) -> None:
     table, runs = write_table(tmp_path / "t"), str(tmp_path / "runs")
     lead, follow = pty.openpty()
     fcntl.ioctl(follow, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    words = ["replay", str(table), "--name", "r", "--max-probes", "6", "--runs-dir", runs]
+    words = ["dev", "replay", str(table), "--name", "r", "--max-probes", "6", "--runs-dir", runs]
     code = f"from tuner.cli.main import main; raise SystemExit(main({[*words, '--quiet']!r}))"
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     done = subprocess.Popen([sys.executable, "-c", code], stdout=follow, env=env)

@@ -187,7 +187,15 @@ def test_a_copy_and_a_replay_of_an_opened_bundle_are_asked_about(
 ) -> None:
     copied = shutil.copytree(opened.path, folder / "runs" / "copied")
     assert main(["run", str(copied)]) == 2
-    words = ["replay", str(opened.path), "--runs-dir", str(folder / "runs"), "--name", "again"]
+    words = [
+        "dev",
+        "replay",
+        str(opened.path),
+        "--runs-dir",
+        str(folder / "runs"),
+        "--name",
+        "again",
+    ]
     assert main([*words, "--quiet"]) in (0, 1, 4)
     capsys.readouterr()
     assert main(["run", str(folder / "runs" / "again")]) == 2

@@ -42,7 +42,7 @@ def test_the_answer_is_short_and_begins_with_what_to_do(make):
     text = "\n".join(lines)
     assert text.count("\n> ") == 1
     assert "Spent: " in text
-    assert f"tuner front {result.name}" in text
+    assert f"tuner show {result.name}" in text
     assert "micro_batch=" not in text.replace(lines[0], "").replace("\n".join(lines[1:3]), "")
 
 

@@ -125,7 +125,7 @@ def test_power_of_any_size_takes_little_memory(tmp_path: Path) -> None:
         (power / f"{record.request.probe_id}.csv.gz").write_bytes(packed)
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30));"
-        "from tuner.cli.main import main; sys.exit(main(['report', sys.argv[1]]))"
+        "from tuner.cli.main import main; sys.exit(main(['show', '--html', sys.argv[1]]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(result.run_dir)],

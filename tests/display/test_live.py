@@ -198,7 +198,7 @@ def test_only_a_terminal_that_moves_its_cursor_gets_it(monkeypatch: pytest.Monke
 def at_terminal(tmp_path: Path, *more: str) -> tuple[str, str]:
     """(standard output, what the terminal got on standard error) of a replay."""
     master, slave = pty.openpty()
-    words = ["replay", str(SHIPPED), "--runs-dir", str(tmp_path), "--max-probes", "3", *more]
+    words = ["dev", "replay", str(SHIPPED), "--runs-dir", str(tmp_path), "--max-probes", "3", *more]
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "110"}
     got: list[bytes] = []
 
@@ -232,7 +232,7 @@ def test_at_a_terminal_the_view_is_drawn_and_wiped(tmp_path: Path) -> None:
     assert "in flight" in screen or "no probe in flight" in screen
     assert "/step  " in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
     assert "\x1b[" not in out
-    assert "Next: tuner front " in out
+    assert "Next: tuner show " in out
 
 
 @pytest.mark.slow

@@ -129,21 +129,9 @@ def test_what_is_no_bundle_is_one_sentence_and_leaves_nothing(
 def test_the_commands(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = ["--runs-dir", str(tmp_path / "runs")]
     assert main(["runs", "open", str(bundle), *runs, "--name", "theirs"]) == 0
-    assert "tuner front theirs" in capsys.readouterr().out
+    assert "tuner show theirs" in capsys.readouterr().out
     out = tmp_path / "again.zip"
     words = ["export", "theirs", "--to", "bundle", *runs, "--out", str(out), "--json"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["path"] == str(out)
     assert main(["runs", "open", str(bundle), *runs, "--name", "../out"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("before", "now"), [("bundle", "tuner export RUN --to bundle"), ("open", "tuner runs open")]
-)
-def test_a_former_name_answers_with_the_new_one(
-    before: str, now: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([before, "run"])
-    assert ended.value.code == 2
-    assert now in capsys.readouterr().err

@@ -89,7 +89,7 @@ def _jobs(folder: Path) -> Callable[[random.Random], Any]:
 
     def one(draw: random.Random) -> None:
         bent_file(path, sound, as_toml, draw)
-        command("predict", str(path), "--cluster", "a100-8")
+        command("fit", str(path), "--cluster", "a100-8")
 
     return one
 
@@ -102,7 +102,7 @@ def _models(folder: Path) -> Callable[[random.Random], Any]:
 
     def one(draw: random.Random) -> None:
         bent_file(folder / "model.json", draw.choice(sounds), as_json, draw)
-        command("predict", str(folder / "job.toml"), "--cluster", "a100-8")
+        command("fit", str(folder / "job.toml"), "--cluster", "a100-8")
 
     return one
 
@@ -115,7 +115,7 @@ def _clusters(folder: Path) -> Callable[[random.Random], Any]:
 
     def one(draw: random.Random) -> None:
         bent_file(path, draw.choice(sounds), as_toml, draw)
-        command("predict", "tiny-gpt", "--cluster", str(path))
+        command("fit", "tiny-gpt", "--cluster", str(path))
 
     return one
 
@@ -131,7 +131,7 @@ def _devices(folder: Path) -> Callable[[random.Random], Any]:
 
     def one(draw: random.Random) -> None:
         bent_file(folder / "device.toml", draw.choice(sounds), as_toml, draw)
-        command("predict", "tiny-gpt", "--cluster", str(folder / "cluster.toml"))
+        command("fit", "tiny-gpt", "--cluster", str(folder / "cluster.toml"))
 
     return one
 
@@ -165,7 +165,7 @@ def _words(folder: Path) -> Callable[[random.Random], Any]:
                 words.append(f"{name}={value}".replace("\x00", ""))
         # A word that begins with a dash is an option to argparse, and its sentence shows it whole.
         words = [word for word in words if not word.startswith("-")]
-        command("predict", "tiny-gpt", *words, "--cluster", "a100-8")
+        command("fit", "tiny-gpt", *words, "--cluster", "a100-8")
 
     return one
 
@@ -183,16 +183,16 @@ def _ask_run(run: Path, draw: random.Random) -> None:
     at = ["--runs-dir", str(run.parent)]
     which = draw.random()
     if which < 0.75:
-        command("front", str(run), *at)
+        command("show", str(run), *at)
     elif which < 0.85:
         command("apply", str(run), *at, "--out", str(run / "best"))
         script = run / "best" / "launch.sh"
         if script.exists():
             _check_script(script)
     elif which < 0.9:
-        command("report", str(run), *at, "--out", str(run / "report.html"))
+        command("show", "--html", str(run), *at, "--out", str(run / "report.html"))
     elif which < 0.95:
-        command("rebuild", str(run), *at)
+        command("runs", "rebuild", str(run), *at)
     else:
         command("compare", str(run), *at)
 
@@ -285,7 +285,9 @@ def _tables(folder: Path) -> Callable[[random.Random], Any]:
             (table / "table.csv").write_bytes(torn("\n".join(cells).encode(), draw))
         if draw.random() < 0.03:
             words_ = ["--max-probes", "2", "--quiet", "--runs-dir", str(folder / "runs")]
-            command("replay", str(table), "--name", f"r{draw.random()}".replace(".", ""), *words_)
+            command(
+                "dev", "replay", str(table), "--name", f"r{draw.random()}".replace(".", ""), *words_
+            )
             return
         loaded = load_table(table)
         for group in loaded.groups:

@@ -35,19 +35,19 @@ OUTPUTS = HERE / "outputs"
 NAMES = tuple(sorted(path.name for path in (HERE / "recorded").iterdir()))
 #: Commands whose text and whose JSON are kept; RUN is the run, OUT a new folder.
 BOTH = (
-    "front RUN",
+    "show RUN",
     "choose RUN --choose least-energy",
     "choose RUN --max-slowdown 10% --power-cap 5W",
     "compare RUN",
     "explain RUN",
-    "diff failures RUN",
+    "compare failures RUN",
     "apply RUN --out OUT",
-    "rebuild RUN",
+    "runs rebuild RUN",
 )
 TEXT = (
     "export RUN --to csv --out OUT/points.csv",
     "export RUN --to t4 --out OUT/t4.json",
-    "report RUN --out OUT/report.html",
+    "show RUN --html --out OUT/report.html",
 )
 #: What differs between two machines or two days.
 _VARYING = (

@@ -205,7 +205,7 @@ def test_sizes_that_cannot_be_predicted_are_refused_in_a_sentence(few: Path, cap
 def test_a_run_corrects_the_prediction_of_one_configuration(few: Path, capsys: Any) -> None:
     code = main(
         [
-            "predict",
+            "fit",
             "opt-350m",
             "data_parallel=32",
             "micro_batch=2",
@@ -227,4 +227,4 @@ def test_a_run_corrects_the_prediction_of_one_configuration(few: Path, capsys: A
         Configuration.of(data_parallel=32, micro_batch=2),
     )
     assert not said.corrected
-    assert main(["predict", "opt-350m", "data_parallel=7", "--cluster", "gh200-32"]) == 2
+    assert main(["fit", "opt-350m", "data_parallel=7", "--cluster", "gh200-32"]) == 2

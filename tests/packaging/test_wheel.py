@@ -80,11 +80,13 @@ def test_the_installed_command_runs_without_the_repository(installed: Path, tmp_
     few = ("--max-probes", "3", "--no-verify", "--json")
     planned = json.loads(run([tuner, "optimize", *SIMULATED, "--name", "plan", *few], tmp_path))
     assert planned["points"]
-    replayed = json.loads(run([tuner, "replay", "runs/plan", "--name", "again", *few], tmp_path))
+    replayed = json.loads(
+        run([tuner, "dev", "replay", "runs/plan", "--name", "again", *few], tmp_path)
+    )
     assert replayed["points"]
     report = tmp_path / "runs" / "again" / "report.html"
     report.unlink()
-    run([tuner, "report", "again"], tmp_path)
+    run([tuner, "show", "--html", "again"], tmp_path)
     assert report.stat().st_size > 100_000
 
 

@@ -19,7 +19,7 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.setenv("JOULEFRONT_RUNS", str(tmp_path / "mine"))
     table = str(write_table(tmp_path / "table", shapes=(1, 4)))
     for name in ("one", "two"):
-        assert main(["replay", table, "--max-probes", "2", "--quiet", "--name", name]) == 0
+        assert main(["dev", "replay", table, "--max-probes", "2", "--quiet", "--name", name]) == 0
     return tmp_path / "mine"
 
 

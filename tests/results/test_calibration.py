@@ -1,4 +1,4 @@
-"""`tuner calibrate` for real, and what a later report says of it."""
+"""`tuner dev calibrate` for real, and what a later report says of it."""
 
 from __future__ import annotations
 

@@ -65,13 +65,15 @@ def test_the_command_takes_two_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = str(write_table(tmp_path / "table", shapes=(1, 4)))
     for name, probes in (("one", "2"), ("two", "4")):
-        assert main(["replay", table, "--max-probes", probes, "--quiet", "--name", name]) == 0
+        assert (
+            main(["dev", "replay", table, "--max-probes", probes, "--quiet", "--name", name]) == 0
+        )
     capsys.readouterr()
-    assert main(["diff", "one", "two", "--json"]) == 0
+    assert main(["compare", "one", "two", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["runs"] == ["one", "two"]
     assert ["limits", "max_probes=2", "max_probes=4"] in found["rows"]
     assert found["obstacles"] == []
-    assert main(["diff", "one", "two"]) == 0
+    assert main(["compare", "one", "two"]) == 0
     assert "two against one: " in capsys.readouterr().out
-    assert main(["diff", "one", "thre"]) == 2
+    assert main(["compare", "one", "thre"]) == 2

@@ -157,7 +157,7 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path, options):
 
 def test_the_command_takes_it(tmp_path, capsys):
     table = write_table(tmp_path / "table")
-    words = ["replay", str(table), "--transfer", str(table), "--max-probes", "3", "--json"]
+    words = ["dev", "replay", str(table), "--transfer", str(table), "--max-probes", "3", "--json"]
     words += ["--runs-dir", str(tmp_path / "runs"), "--quiet"]
     assert main(words) == 0
     output = json.loads(capsys.readouterr().out)

@@ -48,7 +48,7 @@ def test_what_cannot_be_had_is_said_of_the_changed_knob(words: str, sentence: st
 
 
 def test_predict_says_how_many_gpus_it_means(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "opt-350m", "micro_batch=16", "--cluster", "a100-8"]) == 0
+    assert main(["fit", "opt-350m", "micro_batch=16", "--cluster", "a100-8"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[:2] == [
         "Predicted, not measured: opt-350m on a100-8, 8 of 8 GPUs",

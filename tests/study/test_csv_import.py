@@ -150,7 +150,7 @@ def test_bad_files_are_one_sentence_and_leave_no_run(
     path = tmp_path / "bad.csv"
     path.write_text(text)
     runs = tmp_path / "runs"
-    assert main(["front", "--from-csv", str(path), "--runs-dir", str(runs)]) == 2
+    assert main(["import", str(path), "--runs-dir", str(runs)]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
     assert not list(runs.glob("*/study.toml"))
@@ -159,10 +159,10 @@ def test_bad_files_are_one_sentence_and_leave_no_run(
 def test_the_command_answers_and_says_what_it_read(
     past: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["front", "--from-csv", str(past), "--runs-dir", str(tmp_path / "runs"), "--json"]
+    words = ["import", str(past), "--runs-dir", str(tmp_path / "runs"), "--json"]
     assert main([*words, "--knobs", "gpus,clock_MHz"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert "knobs from 'gpus', 'clock_MHz'" in said["read"]
     assert len(said["points"]) == 4
-    assert main(["front", "--time-column", "t", "--runs-dir", str(tmp_path / "runs")]) == 2
-    assert "--from-csv" in capsys.readouterr().err
+    assert main(["import", "--time-column", "t", "--runs-dir", str(tmp_path / "runs")]) == 2
+    assert "name the CSV files" in capsys.readouterr().err

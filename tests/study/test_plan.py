@@ -79,7 +79,7 @@ def test_the_report_and_the_exported_table_say_so_too(plan, tmp_path, capsys):
 
 def test_the_run_read_again_is_a_plan_as_well(plan, capsys):
     _, runs = plan
-    assert main(["front", "plan", "--json", "--runs-dir", str(runs)]) == 0
+    assert main(["show", "plan", "--json", "--runs-dir", str(runs)]) == 0
     again = json.loads(capsys.readouterr().out)
     assert {point["source"] for point in again["points"]} == {"predicted"}
     assert again["verification"]["ended"] == {"kind": "prediction"}

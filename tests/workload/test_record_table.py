@@ -70,7 +70,7 @@ def test_a_sample_must_be_a_count(tmp_path, candidates, sample):
 
 
 def test_the_shipped_recording_was_really_made_here():
-    """Recorded on CPU by `tuner record`: each record holds what was rendered and every step."""
+    """Recorded on CPU by `tuner dev record`: each record holds what was rendered and every step."""
     records = read_trace(SHIPPED / "trace" / "probes.jsonl").records
     assert len(records) >= 20
     for record in records:

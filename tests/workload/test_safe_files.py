@@ -61,10 +61,10 @@ def names(made: Path) -> list[str]:
 #: The commands that write to a run, without the run.
 WRITING = {
     "apply": ["apply"],
-    "report": ["report"],
+    "report": ["show", "--html"],
     "csv": ["export", "--to", "csv"],
     "t4": ["export", "--to", "t4"],
-    "rebuild": ["rebuild"],
+    "rebuild": ["runs", "rebuild"],
     "optimize": ["optimize"],
 }
 #: Files that writing commands make aside or in passing.
@@ -343,12 +343,12 @@ def test_another_users_run_is_not_started_from_elsewhere(run: Path, tmp_path: Pa
 def test_another_users_run_can_be_read_and_copied(run: Path, tmp_path: Path) -> None:
     give_away(run)
     for words in (
-        ["front", str(run)],
+        ["show", str(run)],
         ["explain", str(run)],
         ["choose", str(run)],
-        ["report", str(run), "--out", str(tmp_path / "report.html")],
+        ["show", "--html", str(run), "--out", str(tmp_path / "report.html")],
         ["export", str(run), "--to", "csv", "--out", str(tmp_path / "front.csv")],
-        ["replay", str(run), "--runs-dir", str(tmp_path / "replays"), "--max-probes", "1"],
+        ["dev", "replay", str(run), "--runs-dir", str(tmp_path / "replays"), "--max-probes", "1"],
     ):
         assert main(words) == 0, words
     mine = tmp_path / "mine"
@@ -367,7 +367,7 @@ def test_a_link_of_another_user_to_a_folder_of_ours(run: Path, tmp_path: Path) -
 
 def table_study(folder: Path, name: str) -> list[str]:
     table = write_table(folder / "table")
-    words = ["replay", str(table), "--runs-dir", str(folder / "runs"), "--name", name]
+    words = ["dev", "replay", str(table), "--runs-dir", str(folder / "runs"), "--name", name]
     return [*words, "--max-probes", "1", "--no-verify"]
 
 

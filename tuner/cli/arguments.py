@@ -11,7 +11,7 @@ RUNS = "JOULEFRONT_RUNS"
 RUNS_DIR = "runs"
 #: Help of --point.
 POINT = (
-    "recommended, best (the choice), knee, baseline, a number of the front, or a configuration: "
+    "recommended, today, best (the choice), knee, a number of the front, or a configuration: "
     "'mb16 zero1'"
 )
 
@@ -55,7 +55,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "PACK|FILE",
-        "help": "knobs declared together: a pack (tuner knobs), framework for those of the "
+        "help": "knobs declared together: a pack (tuner list knobs), framework for those of the "
         "recognised framework, or a TOML file; repeatable",
     },
     "--point": {

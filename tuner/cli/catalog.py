@@ -1,20 +1,33 @@
-"""Lists of what is built in (`jobs`, `clusters`, `spaces`, `knobs`) and `tuner completion`."""
+"""`tuner list`: what is built in, by kind and name; and `tuner completion`."""
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import Any
 
 from tuner.cli.options import OK, Commands, answer, columns
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, UnknownName
 
 SHELLS = ("bash", "zsh")
+#: What a kind of thing holds as JSON, and its lines.
+Listing = tuple[list[dict[str, Any]], list[str]]
 
 
-def _jobs(args: argparse.Namespace) -> int:
+def _named(kind: str, known: Sequence[str], name: str | None) -> Sequence[str]:
+    """Return the names to list: all that are known, or the one that is asked for."""
+    if name is not None and name not in known:
+        raise UnknownName(kind, name, known)
+    return known if name is None else [name]
+
+
+def _jobs(name: str | None) -> Listing:
     from tuner.search_spaces.job import job_names, load_job
 
-    jobs = [load_job(name) for name in job_names()]
+    jobs = [load_job(each) for each in _named("job", job_names(), name)]
     rows = [
         (
             job.name,
@@ -25,16 +38,15 @@ def _jobs(args: argparse.Namespace) -> int:
         )
         for job in jobs
     ]
-    answer(args, [{**job.to_json(), "model": dict(job.model)} for job in jobs], columns(rows))
-    return OK
+    return [{**job.to_json(), "model": dict(job.model)} for job in jobs], columns(rows)
 
 
-def _clusters(args: argparse.Namespace) -> int:
+def _clusters(name: str | None) -> Listing:
     from dataclasses import asdict
 
     from tuner.search_spaces.cluster import cluster_names, load_cluster
 
-    clusters = [load_cluster(name) for name in cluster_names()]
+    clusters = [load_cluster(each) for each in _named("cluster", cluster_names(), name)]
     rows = [
         (
             cluster.name,
@@ -44,34 +56,28 @@ def _clusters(args: argparse.Namespace) -> int:
         )
         for cluster in clusters
     ]
-    answer(args, [asdict(cluster) for cluster in clusters], columns(rows))
-    return OK
+    return [asdict(cluster) for cluster in clusters], columns(rows)
 
 
-def _spaces(args: argparse.Namespace) -> int:
+def _spaces(name: str | None) -> Listing:
     from tuner.search_spaces.space import ALIASES, load_space, space_names
 
-    spaces = [load_space(name) for name in space_names()]
-    answer(
-        args,
-        [{"name": s.name, "what": s.what, "knobs": sorted(s.choices)} for s in spaces],
-        columns(
-            [
-                (
-                    ", ".join([s.name, *(a for a, name in ALIASES.items() if name == s.name)]),
-                    s.what,
-                )
-                for s in spaces
-            ]
-        ),
+    spaces = [
+        load_space(each) for each in _named("space", space_names(), ALIASES.get(name or "", name))
+    ]
+    rows = [
+        (", ".join([s.name, *(a for a, named in ALIASES.items() if named == s.name)]), s.what)
+        for s in spaces
+    ]
+    return [{"name": s.name, "what": s.what, "knobs": sorted(s.choices)} for s in spaces], columns(
+        rows
     )
-    return OK
 
 
-def _knobs(args: argparse.Namespace) -> int:
+def _knobs(name: str | None) -> Listing:
     from tuner.search_spaces.knob_packs import load_pack, pack_names
 
-    packs = [load_pack(name) for name in pack_names()]
+    packs = [load_pack(each) for each in _named("pack", pack_names(), name)]
     lines = []
     for pack in packs:
         rows = [
@@ -83,6 +89,51 @@ def _knobs(args: argparse.Namespace) -> int:
         {"name": p.name, "what": p.what, "knobs": {k.name: k.to_table() for k in p.knobs}}
         for p in packs
     ]
+    return data, lines
+
+
+def _frameworks(name: str | None) -> Listing:
+    from tuner.workload.scripts.frameworks import shipped_drivers
+
+    every = shipped_drivers()
+    names = _named("framework", [driver.name for driver in every], name)
+    drivers = [driver for driver in every if driver.name in names]
+    lines = []
+    for driver in drivers:
+        knobs = ", ".join([*driver.knobs, *driver.declared])
+        lines += [f"{driver.name} {driver.versions}".strip(), f"  {driver.what}"]
+        lines += textwrap.wrap(knobs, 96, initial_indent="  knobs: ", subsequent_indent="    ")
+    data = [
+        {
+            **{"framework": d.name, "versions": d.versions, "what": d.what},
+            **{"knobs": list(d.knobs), "declared": list(d.declared), "keys": list(d.keys)},
+        }
+        for d in drivers
+    ]
+    return data, lines
+
+
+#: Kinds of things that are built in, and whether every field of one is shown by its name.
+KINDS = {
+    "jobs": (_jobs, True),
+    "clusters": (_clusters, True),
+    "spaces": (_spaces, True),
+    "knobs": (_knobs, False),
+    "frameworks": (_frameworks, False),
+}
+
+
+def _list(args: argparse.Namespace) -> int:
+    if args.what is None:
+        answer(args, list(KINDS), [f"tuner list {what}" for what in KINDS])
+        return OK
+    listing, has_fields = KINDS[args.what]
+    data, lines = listing(args.name)
+    if args.name is not None and has_fields:
+        fields = [(key, value) for key, value in data[0].items() if value not in (None, "", [], {})]
+        lines = columns(
+            [(key, v if isinstance(v, str) else json.dumps(v, default=str)) for key, v in fields]
+        )
     answer(args, data, lines)
     return OK
 
@@ -120,16 +171,17 @@ def _complete_runs(parser: argparse.ArgumentParser) -> None:
         if isinstance(action.choices, dict):
             for command in action.choices.values():
                 _complete_runs(command)
-        elif action.metavar in ("RUN", "OTHER"):
+        elif action.metavar in ("RUN", "POINT|RUN"):
             action.complete = dict.fromkeys(SHELLS, "_tuner_runs")  # type: ignore[attr-defined]
 
 
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
-    commands.command("jobs", _jobs, "list the built-in jobs")
-    commands.command("clusters", _clusters, "list the built-in clusters")
-    commands.command("spaces", _spaces, "list the built-in search spaces")
-    commands.command("knobs", _knobs, "list the packs of knobs for --knobs")
+    listed = commands.command("list", _list, "list what is built in: jobs, clusters, knobs ...")
+    listed.add_argument(
+        "what", nargs="?", choices=list(KINDS), metavar="WHAT", help=", ".join(KINDS)
+    )
+    listed.add_argument("name", nargs="?", metavar="NAME", help="show this one")
     text = 'print a completion script for your shell: eval "$(tuner completion bash)"'
     completion = commands.command("completion", _completion, text)
     completion.set_defaults(parser=commands.parser)

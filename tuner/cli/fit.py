@@ -1,8 +1,9 @@
-"""`tuner fit`: does a job fit in memory, and what would make it fit."""
+"""`tuner fit`: memory, time and energy of one configuration, and what would make it fit."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import OK, UNMET, Commands, answer
@@ -12,6 +13,7 @@ from tuner.search_spaces.errors import InputError
 def _fit(args: argparse.Namespace) -> int:
     from tuner.display.fit import fit_lines
     from tuner.planning.fit import fit
+    from tuner.results.predict import forecast
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.short_names import split_words, values_of
 
@@ -25,14 +27,25 @@ def _fit(args: argparse.Namespace) -> int:
         space=args.space,
         gpus=args.gpus,
     )
-    answer(args, prediction.to_json(), fit_lines(prediction))
+    windows: dict[str, Any] = {}
+    if args.run is not None:
+        from tuner.problem.run_folder import find_run
+        from tuner.problem.study_file import parse_cluster
+        from tuner.workload.trace import read_trace
+
+        folder = find_run(args.run, args.runs_dir)
+        windows["records"] = read_trace(folder.trace).records
+        windows["probed_on"] = parse_cluster(folder.read_study() or {})
+    costs = forecast(prediction.job, prediction.cluster, prediction.configuration, **windows)
+    data = {**costs.to_json(), **prediction.to_json(), "known_error": list(costs.known_error)}
+    answer(args, data, fit_lines(prediction, costs))
     return OK if prediction.fits else UNMET
 
 
 def add(commands: Commands) -> None:
     """Add the command of this module."""
     parser = commands.command(
-        "fit", _fit, "predict whether a job fits in memory, and what would make it fit"
+        "fit", _fit, "predict one configuration: memory, what would make it fit, time and energy"
     )
     add = parser.add_argument
     add(
@@ -54,3 +67,5 @@ def add(commands: Commands) -> None:
         metavar="NAME",
         help="search space file or name of the changes to try (default: full)",
     )
+    add("--run", metavar="RUN", help="correct time and energy by the probes of this run")
+    add_shared(parser, "--runs-dir")

@@ -1,38 +1,12 @@
-"""`tuner frameworks`: the drivers of frameworks, and a check of one."""
+"""`tuner dev frameworks check`: a check of the driver of a framework."""
 
 from __future__ import annotations
 
 import argparse
-import textwrap
 from pathlib import Path
 from typing import Any
 
 from tuner.cli.options import OK, Commands, answer
-from tuner.search_spaces.errors import InputError
-
-
-def _frameworks(args: argparse.Namespace) -> int:
-    if args.action == "check":
-        return _check(args)
-    if args.file is not None:
-        raise InputError("tuner frameworks list takes no file; tuner frameworks check FILE does")
-    from tuner.workload.scripts.frameworks import shipped_drivers
-
-    drivers = shipped_drivers()
-    lines = []
-    for driver in drivers:
-        named = ", ".join([*driver.knobs, *driver.declared])
-        lines += [f"{driver.name} {driver.versions}".strip(), f"  {driver.what}"]
-        lines += textwrap.wrap(named, 96, initial_indent="  knobs: ", subsequent_indent="    ")
-    data = [
-        {
-            **{"framework": d.name, "versions": d.versions, "what": d.what},
-            **{"knobs": list(d.knobs), "declared": list(d.declared), "keys": list(d.keys)},
-        }
-        for d in drivers
-    ]
-    answer(args, data, lines)
-    return OK
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -40,8 +14,6 @@ def _check(args: argparse.Namespace) -> int:
     from tuner.workload.scripts.frameworks.driver import check_version
     from tuner.workload.scripts.frameworks.keys import check_keys, search_path
 
-    if args.file is None:
-        raise InputError("tuner frameworks check needs the file of a driver")
     driver = load_driver(Path(args.file))
     found = check_keys(driver, search_path(Path.cwd(), ()))
     title = f"{driver.name} {found.version}".strip()
@@ -68,14 +40,7 @@ def _check(args: argparse.Namespace) -> int:
 def add(commands: Commands) -> None:
     """Add the command of this module."""
     command = commands.command(
-        "frameworks", _frameworks, "list the frameworks whose knobs are known, or check a driver"
+        "frameworks", _check, "check the driver of a framework against what is installed"
     )
-    command.add_argument(
-        "action",
-        nargs="?",
-        choices=("list", "check"),
-        default="list",
-        metavar="list|check",
-        help="list the drivers, or check the one in FILE against what is installed (default: list)",
-    )
-    command.add_argument("file", nargs="?", metavar="FILE", help="TOML file of a driver")
+    command.add_argument("action", choices=("check",), metavar="check", help="the only action")
+    command.add_argument("file", metavar="FILE", help="TOML file of a driver")

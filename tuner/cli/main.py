@@ -30,7 +30,16 @@ from tuner.cli import (
 )
 from tuner.cli.arguments import RUNS, RUNS_DIR
 from tuner.cli.defaults import KEYS, apply_defaults
-from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK, Commands, Parser
+from tuner.cli.options import (
+    BAD_INPUT,
+    FAILED,
+    GROUPS,
+    INTERRUPTED,
+    OK,
+    Commands,
+    Parser,
+    print_latest,
+)
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.terminal import visible_streams
 from tuner.workload.node.rights import refuse_sudo
@@ -48,11 +57,24 @@ Answers go to standard output (with --json as JSON), progress to standard error.
 
 
 #: Commands that a user's program may follow, after `--`.
-_WITH_PROGRAM = ("run", "optimize", "probe")
+_WITH_PROGRAM = (["run"], ["optimize"], ["dev", "probe"])
 
-
-#: Commands of the release before, with what to write now.
-RENAMED = {"bundle": "tuner export RUN --to bundle", "open": "tuner runs open FILE"}
+#: First words of commands of the release before, and of those of today.
+RENAMED = {
+    "front --from-csv": "import",
+    "front": "show",
+    "report": "show --html",
+    "diff": "compare",
+    "predict": "fit",
+    **{what: f"list {what}" for what in ("jobs", "clusters", "spaces", "knobs")},
+    "frameworks check": "dev frameworks check",
+    "frameworks list": "list frameworks",
+    "frameworks": "list frameworks",
+    "bundle": "export --to bundle",
+    "open": "runs open",
+    "rebuild": "runs rebuild",
+    **{tool: f"dev {tool}" for tool in ("probe", "record", "calibrate", "replay")},
+}
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -61,25 +83,34 @@ def command_parser() -> argparse.ArgumentParser:
         prog="tuner",
         description="Tunes the configuration of a training job for energy and time together.",
         epilog=EXIT_CODES,
+        usage="tuner COMMAND [OPTIONS]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
-    modules = (
-        optimize,
-        plan,
-        fit,
-        demo,
-        probe,
-        runs,
-        runs_folder,
-        deploy,
-        frameworks,
-        catalog,
-    )
-    for module in modules:
+    for module in (optimize, plan, fit, demo, runs, deploy, runs_folder, catalog, probe):
         module.add(commands)
+    dev = commands.family("dev", "tools to develop with: one probe, recorded tables, drivers")
+    optimize.add_replay(dev)
+    probe.add_dev(dev)
+    frameworks.add(dev)
+    dev.describe({"commands": ("probe", "record", "calibrate", "replay", "frameworks")})
+    commands.describe(GROUPS)
     return parser
+
+
+def current_words(words: Sequence[str]) -> list[str]:
+    """Return a command line with a renamed command by its new name, which is printed."""
+    line = " ".join(words) + " "
+    if line.startswith("front ") and any(word.startswith("--from-csv") for word in words):
+        line = "front --from-csv "
+    old = next((old for old in RENAMED if line.startswith(f"{old} ")), None)
+    if old is None:
+        return list(words)
+    new = RENAMED[old]
+    print(f"tuner: `tuner {old}` is now `tuner {new}`", file=sys.stderr)
+    kept = 1 if new == "import" else len(old.split())
+    return [*new.split(), *words[kept:]]
 
 
 class Version(argparse.Action):
@@ -130,11 +161,10 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = command_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     program: list[str] = []
-    if words and words[0] in _WITH_PROGRAM and "--" in words:  # the user's program follows
-        cut = words.index("--")
+    words = current_words(words)
+    if "--" in words and any(words[: len(c)] == c for c in _WITH_PROGRAM):
+        cut = words.index("--")  # the user's program follows
         words, program = words[:cut], words[cut + 1 :]
-    if words and words[0] in RENAMED:
-        parser.error(f"`tuner {words[0]}` is now `{RENAMED[words[0]]}`")
     args = parser.parse_args(words, argparse.Namespace(program=program))
     if args.command is None:
         parser.print_help()
@@ -145,7 +175,8 @@ def _main(argv: Sequence[str] | None) -> int:
         refuse_sudo()
         _take_program(args)
         apply_defaults(args, _given(args))
-        _name_latest(args)
+        if getattr(args, "of_run", False) and args.run is None:
+            print_latest(args)
         code: int = args.run_command(args)
         sys.stdout.flush()
         return code
@@ -188,18 +219,6 @@ def _take_program(args: argparse.Namespace) -> None:
     if args.script is not None:
         raise InputError("give the script's command once: after -- or by --script")
     args.script = shlex.join(args.program)
-
-
-def _name_latest(args: argparse.Namespace) -> None:
-    """Print which run is meant where none is named: another folder has another latest one."""
-    unnamed = getattr(args, "of_run", False) and args.run is None
-    elsewhere = args.command == "dashboard" or getattr(args, "from_csv", None)
-    if not unnamed or elsewhere or getattr(args, "quiet", False):
-        return
-    from tuner.problem.run_folder import find_run
-
-    path = find_run(None, args.runs_dir).path.resolve()
-    print(f"tuner: no run is named; the latest in {path.parent} is {path.name!r}", file=sys.stderr)
 
 
 def _given(args: argparse.Namespace) -> set[str]:

@@ -1,4 +1,4 @@
-"""`tuner optimize` and `tuner replay`: a study on processes or on a recording."""
+"""`tuner optimize` and `tuner dev replay`: a study on processes or on a recording."""
 
 from __future__ import annotations
 
@@ -211,6 +211,9 @@ def add(commands: Commands) -> None:
     add("--in-flight", type=int, metavar="N", help="probes that a simulated cluster runs together")
     _add_study(optimize)
 
+
+def add_replay(commands: Commands) -> None:
+    """Add the command `tuner dev replay`."""
     replay = commands.command("replay", _replay, "run a study on a trace or a recorded table")
     add = replay.add_argument
     add("path", metavar="PATH", help="folder of a table, run folder, or trace")

@@ -9,7 +9,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from argparse import SUPPRESS
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import Field
 from pathlib import Path
@@ -327,6 +328,12 @@ class Parser(argparse.ArgumentParser):
         # "-5kJ" is a value too, so that the error names what is wrong with it.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
+    def format_help(self) -> str:
+        """Return the help; a list of commands is in its description (`Commands.describe`)."""
+        for action in self._subparsers._group_actions if self._subparsers else ():
+            action.help = SUPPRESS
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
@@ -346,7 +353,7 @@ class Parser(argparse.ArgumentParser):
             options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
             hint = f"; {self._hint}" if self._hint else ""
             if options:
-                hint = did_you_mean(options[0], self._option_string_actions)
+                hint = did_you_mean(options[0], self._option_string_actions) or hint
             self.error(f"unknown arguments: {' '.join(unknown)}{hint.rstrip('?')}")
         return found, unknown
 
@@ -357,22 +364,41 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, str(UnknownName(kind, str(value), action.choices)))
 
 
-class Commands:
-    """Registry to which each module of this package adds its commands."""
+#: Commands that `tuner --help` shows, by what they are for.
+GROUPS = {
+    "tune": ("optimize", "plan", "fit", "demo"),
+    "look": ("show", "choose", "explain", "compare"),
+    "use": ("apply", "run", "export", "import"),
+    "more": ("runs", "list", "doctor", "dev"),
+}
 
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
+
+class Commands:
+    """Registry to which each module of this package adds its commands.
+
+    Args:
+        dest: name of the attribute that keeps which command was typed.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, dest: str = "command") -> None:
         self.parser = parser
+        self._whats: dict[str, str] = {}
         self._parsers = parser.add_subparsers(
-            dest="command", metavar="COMMAND", parser_class=Parser
+            dest=dest, metavar="COMMAND", prog=parser.prog, parser_class=Parser
         )
+
+    def _parser(self, name: str, what: str, hint: str = "") -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = self._parsers.add_parser(
+            name, help=what, description=what, hint=hint
+        )
+        self._whats[name] = what
+        return added
 
     def command(
         self, name: str, run: Callable[[argparse.Namespace], int], what: str, *, hint: str = ""
     ) -> argparse.ArgumentParser:
         """Add a command; `run` takes its arguments and returns the exit code."""
-        added: argparse.ArgumentParser = self._parsers.add_parser(
-            name, help=what, description=what, hint=hint
-        )
+        added = self._parser(name, what, hint)
         added.add_argument("--json", action="store_true", help="print the answer as JSON")
         added.set_defaults(run_command=run)
         return added
@@ -388,3 +414,33 @@ class Commands:
         add_shared(added, "--runs-dir")
         added.set_defaults(of_run=True)
         return added
+
+    def family(self, name: str, what: str) -> Commands:
+        """Add a command that has commands of its own, and return their registry."""
+        added = self._parser(name, what)
+        added.formatter_class = argparse.RawDescriptionHelpFormatter
+        added.usage = f"{added.prog} COMMAND [OPTIONS]"
+
+        def print_help(args: argparse.Namespace) -> int:
+            added.print_help()
+            return OK
+
+        added.set_defaults(run_command=print_help)
+        return Commands(added, dest=name)
+
+    def describe(self, groups: Mapping[str, Sequence[str]]) -> None:
+        """Add the commands to the parser's description, by group."""
+        lines = [str(self.parser.description)]
+        for title, names in groups.items():
+            lines += ["", f"{title}:", *(f"  {name:<11} {self._whats[name]}" for name in names)]
+        self.parser.description = "\n".join(lines)
+
+
+def print_latest(args: argparse.Namespace) -> None:
+    """Print which run is meant where none is named: another folder has another latest one."""
+    if getattr(args, "quiet", False):
+        return
+    from tuner.problem.run_folder import find_run
+
+    path = find_run(None, args.runs_dir).path.resolve()
+    print(f"tuner: no run is named; the latest in {path.parent} is {path.name!r}", file=sys.stderr)

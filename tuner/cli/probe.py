@@ -1,4 +1,4 @@
-"""`tuner probe`, `predict`, `record`, `calibrate` and `doctor`: no study, one thing at a time."""
+"""`tuner doctor`, and `tuner dev`: one probe, record, calibrate and others."""
 
 from __future__ import annotations
 
@@ -23,28 +23,6 @@ from tuner.cli.options import (
 )
 from tuner.cli.trust import require_trust
 from tuner.search_spaces.errors import InputError
-
-
-def _predict(args: argparse.Namespace) -> int:
-    """Predict one configuration by the analytic models; nothing is started."""
-    from tuner.results.predict import forecast, forecast_lines
-
-    records: tuple[Any, ...] = ()
-    probed_on = None
-    if args.run is not None:
-        from tuner.problem.run_folder import find_run
-        from tuner.problem.study_file import parse_cluster
-        from tuner.workload.trace import read_trace
-
-        folder = find_run(args.run, args.runs_dir)
-        records, probed_on = (
-            read_trace(folder.trace).records,
-            parse_cluster(folder.read_study() or {}),
-        )
-    job, cluster, configuration = job_of_words(args, "a prediction")
-    prediction = forecast(job, cluster, configuration, records=records, probed_on=probed_on)
-    answer(args, prediction.to_json(), forecast_lines(prediction))
-    return OK
 
 
 def _changed(job: Any, words: Sequence[str]) -> Any:
@@ -230,8 +208,8 @@ def _doctor(args: argparse.Namespace) -> int:
     return OK if facts.ready else FAILED
 
 
-def add(commands: Commands) -> None:
-    """Add the commands of this module."""
+def add_dev(commands: Commands) -> None:
+    """Add the commands of `tuner dev` of this module."""
     probe = commands.command("probe", _probe, "run one probe on this machine and print its record")
     add_shared(probe, "[JOB] KNOB=VALUE", "--cluster", "--data")
     add_script(probe)
@@ -294,18 +272,13 @@ def add(commands: Commands) -> None:
     )
     add_shared(calibrate, "--runs-dir", "--quiet")
 
-    predict = commands.command(
-        "predict", _predict, "predict where the time and energy of one configuration go"
-    )
-    add_shared(predict, "[JOB] KNOB=VALUE", "--cluster")
-    predict.add_argument(
-        "--run", metavar="RUN", help="correct the models by the probes of this run"
-    )
-    add_shared(predict, "--runs-dir")
+
+def add(commands: Commands) -> None:
+    """Add `tuner doctor`."""
     doctor = commands.command(
         "doctor",
         _doctor,
-        "list what this machine, or each node of a Ray cluster, offers, and what is missing",
+        "list what this machine, or a Ray cluster, offers, and what is missing",
     )
     doctor.add_argument("--brief", action="store_true", help="this machine in five lines")
     doctor.add_argument(

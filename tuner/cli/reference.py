@@ -17,9 +17,9 @@ HEAD = """\
 
 <!-- Written by `make docs` from the parser; edit the help texts in tuner/cli instead. -->
 
-{description} `tuner COMMAND --help` prints the part of this page about one command.
-
 ```text
+{description}
+
 {epilog}
 ```
 """
@@ -35,10 +35,11 @@ def reference_page() -> str:
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield the parsers of the commands."""
+    """Yield the parsers of the commands, those of a family in its place."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.values()
+            for command in action.choices.values():
+                yield from list(commands_of(command)) or [command]
 
 
 def _section(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -59,7 +60,7 @@ def _list(actions: Sequence[argparse.Action]) -> str:
     return "\n".join(
         f"- `{words_of(action)}`: {_escaped((action.help or '') % vars(action))}"
         for action in actions
-        if not isinstance(action, argparse._HelpAction)
+        if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS
     )
 
 

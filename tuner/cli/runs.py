@@ -1,15 +1,17 @@
-"""Commands about an existing run: `tuner front`, `choose`, `compare`, `report`, `dashboard`,
-`explain`, `export` and `rebuild`."""
+"""Commands about an existing run: `tuner show`, `choose`, `explain`, `compare` and `export`, with
+`dashboard`; and `tuner import`, which makes a run of CSV files.
+"""
 
 from __future__ import annotations
 
 import argparse
 import secrets
 import sys
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
 
-from tuner.cli.arguments import POINT
+from tuner.cli.arguments import POINT, add_shared
 from tuner.cli.options import (
     OK,
     UNMET,
@@ -17,8 +19,9 @@ from tuner.cli.options import (
     add_options,
     add_storage,
     answer,
-    given_options,
+    columns,
     made_of_options,
+    print_latest,
     storage_of,
 )
 from tuner.problem.constraints import Constraints
@@ -26,81 +29,20 @@ from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.study.csv_import import CsvOptions
 
 
-def _front(args: argparse.Namespace) -> int:
+def _show(args: argparse.Namespace) -> int:
     from tuner.api import load_result
     from tuner.display.text import summary_lines
 
-    if args.from_csv:
-        return _front_of_csv(args)
-    for flag in given_options(args, Constraints, only=_CSV_LIMITS):
-        raise InputError(
-            f"{flag} is for --from-csv here; to choose again on a run's front: tuner choose "
-            f"{args.run or ''}".rstrip()
-        )
-    for flag in _given_for_csv(args):
-        raise InputError(f"{flag} is for --from-csv; a run has its own")
+    if args.html:
+        return _write_page(args)
+    if args.out:
+        raise InputError("--out is for --html")
     result = load_result(args.run, runs_dir=args.runs_dir)
     answer(args, result.to_json(), summary_lines(result), fit=True)
     return OK
 
 
-#: Limits that choose on the front of CSV files.
-_CSV_LIMITS = ("budget_kJ", "deadline_s", "max_slowdown", "power_cap_W")
-
-
-def _given_for_csv(args: argparse.Namespace) -> list[str]:
-    given = [*given_options(args, CsvOptions), *given_options(args, Constraints, only=_CSV_LIMITS)]
-    return given + [flag for flag in ("--baseline", "--name") if getattr(args, flag[2:])]
-
-
-def _front_of_csv(args: argparse.Namespace) -> int:
-    from tuner.api import front_of_csv
-    from tuner.display.text import summary_lines
-
-    if args.run is not None:
-        raise InputError(f"give either the run {args.run!r} or --from-csv")
-    result, read = front_of_csv(
-        args.from_csv,
-        made_of_options(args, CsvOptions),
-        constraints=made_of_options(args, Constraints, only=_CSV_LIMITS),
-        baseline=args.baseline or (),
-        name=args.name,
-        runs_dir=args.runs_dir,
-    )
-    answer(args, {**result.to_json(), "read": read}, [read, *summary_lines(result)], fit=True)
-    return OK
-
-
-def _add_csv(front: argparse.ArgumentParser) -> None:
-    group = front.add_argument_group(
-        "past runs", "a front from CSV files alone: one row a run, its time, energy and knobs"
-    )
-    add = group.add_argument
-    add("--from-csv", nargs="+", metavar="FILE", help="CSV files of past runs")
-    add_options(group, CsvOptions)
-    add("--baseline", nargs="+", metavar="KNOB=VALUE", help="configuration in use today")
-    add_options(group, Constraints, only=_CSV_LIMITS)
-    add("--name", metavar="NAME", help="name of the run folder")
-
-
-def _choose(args: argparse.Namespace) -> int:
-    from tuner.api import load_result
-
-    result = load_result(args.run, runs_dir=args.runs_dir)
-    chosen = result.choose(made_of_options(args, Constraints))
-    answer(args, chosen.to_json(), chosen.lines(), fit=True)
-    return OK if chosen.met else UNMET
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from tuner.api import load_result
-
-    comparison = load_result(args.run, runs_dir=args.runs_dir).compare(args.a, args.b)
-    answer(args, comparison.to_json(), comparison.lines(), fit=True)
-    return OK
-
-
-def _report(args: argparse.Namespace) -> int:
+def _write_page(args: argparse.Namespace) -> int:
     from tuner.api import load_result
     from tuner.display.report import write_report
     from tuner.problem.run_folder import find_run
@@ -114,6 +56,85 @@ def _report(args: argparse.Namespace) -> int:
         require_own(folder.path)
     path = write_report(result, Path(args.out or folder.report), records=records)
     answer(args, {"report": str(path)}, [f"Report: {path}"])
+    return OK
+
+
+#: Limits that choose on the front of CSV files.
+_CSV_LIMITS = ("budget_kJ", "deadline_s", "max_slowdown", "power_cap_W")
+
+
+def _import(args: argparse.Namespace) -> int:
+    from tuner.api import front_of_csv
+    from tuner.display.text import summary_lines
+
+    if not (files := [*args.files, *args.from_csv]):
+        raise InputError("name the CSV files: tuner import FILE ...")
+    result, read = front_of_csv(
+        files,
+        made_of_options(args, CsvOptions),
+        constraints=made_of_options(args, Constraints, only=_CSV_LIMITS),
+        baseline=args.baseline or (),
+        name=args.name,
+        runs_dir=args.runs_dir,
+    )
+    answer(args, {**result.to_json(), "read": read}, [read, *summary_lines(result)], fit=True)
+    return OK
+
+
+def _choose(args: argparse.Namespace) -> int:
+    from tuner.api import load_result
+
+    result = load_result(args.run, runs_dir=args.runs_dir)
+    chosen = result.choose(made_of_options(args, Constraints))
+    answer(args, chosen.to_json(), chosen.lines(), fit=True)
+    return OK if chosen.met else UNMET
+
+
+def _run_named(word: str, runs_dir: str) -> Path | None:
+    from tuner.problem.run_folder import find_run
+
+    try:
+        return find_run(word, runs_dir).path
+    except UnknownName:
+        return None
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from tuner.api import load_result
+
+    words = [word for word in (args.run, *args.points) if word is not None]
+    runs = [_run_named(word, args.runs_dir) for word in words]
+    if len(words) == 2 and all(runs):
+        return _compare_runs(args, *words)
+    points = words if words and runs[0] is None else words[1:]
+    if len(points) > 2:
+        raise InputError("tuner compare takes two runs, or a run and at most two of its points")
+    if points and points == words:
+        print_latest(args)
+    result = load_result(None if points == words else words[0], runs_dir=args.runs_dir)
+    a, b = points if len(points) == 2 else (args.a, *(points or [args.b]))
+    comparison = result.compare(a, b)
+    answer(args, comparison.to_json(), comparison.lines(), fit=True)
+    return OK
+
+
+def _compare_runs(args: argparse.Namespace, one: str, other: str) -> int:
+    from tuner.api import load_result
+    from tuner.results.run_difference import run_difference
+
+    first, second = (load_result(run, runs_dir=args.runs_dir) for run in (one, other))
+    try:
+        first.point(other)
+    except InputError:
+        pass
+    else:
+        raise InputError(
+            f"{other!r} is a run and a point of run {one!r}: write {Path(args.runs_dir) / other} "
+            f"for the run, or two points: tuner compare {one} today {other}"
+        )
+    found = run_difference(first, second)
+    lines = columns([("", *found.names), *found.rows])
+    answer(args, found.to_json(), [*lines, found.sentence])
     return OK
 
 
@@ -197,37 +218,37 @@ def _export_redacted(args: argparse.Namespace) -> int:
     return OK
 
 
-def _rebuild(args: argparse.Namespace) -> int:
-    from tuner.problem.run_folder import find_run
-    from tuner.study.rebuild import rebuild
-
-    made = rebuild(find_run(args.run, args.runs_dir), storage=storage_of(args))
-    answer(args, made.to_json(), made.lines())
-    return OK
-
-
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
-    front = commands.of_run(
-        "front", _front, "show the front of a run, or of past runs in CSV files"
+    show = commands.of_run(
+        "show", _show, "show a run: its front and its answer", hint="limits are for tuner choose"
     )
-    _add_csv(front)
+    show.add_argument("--html", action="store_true", help="write the report, one HTML file")
+    show.add_argument(
+        "--out", metavar="FILE", help="file of --html (default: report.html in the run)"
+    )
+    csv = commands.command("import", _import, "make a run of CSV files: one row a past run")
+    add = csv.add_argument
+    add("files", nargs="*", metavar="FILE", help="CSV files with time, energy and knobs")
+    add("--from-csv", nargs="+", default=[], help=SUPPRESS)  # of the release before
+    add_options(csv, CsvOptions)
+    add("--baseline", nargs="+", metavar="KNOB=VALUE", help="configuration in use today")
+    add_options(csv, Constraints, only=_CSV_LIMITS)
+    add("--name", metavar="NAME", help="name of the run")
+    add_shared(csv, "--runs-dir")
     choose = commands.of_run(
-        "choose", _choose, "choose again on a run's front, under other limits; nothing is measured"
+        "choose", _choose, "choose again under other limits; nothing is measured"
     )
     add_options(choose.add_argument_group("limits and objective of the training job"), Constraints)
-    compare = commands.of_run(
-        "compare",
-        _compare,
-        "show by how much two measured points differ",
-        hint="its points are those of one run (--from, --to); for two runs: tuner diff RUN OTHER",
+    compare = commands.of_run("compare", _compare, "compare two points of a run, or two runs")
+    compare.add_argument(
+        "points",
+        nargs="*",
+        metavar="POINT|RUN",
+        help=f"{POINT} (default: today and best); or another run",
     )
-    for name, default in (("a", "baseline"), ("b", "best")):
-        what = f'"best", "baseline" or a configuration (default: {default})'
-        flag = "--from" if name == "a" else "--to"
-        compare.add_argument(flag, dest=name, default=default, metavar="POINT", help=what)
-    out = commands.of_run("report", _report, "write a run's report")
-    out.add_argument("--out", metavar="FILE", help="output file (default: report.html in the run)")
+    for name, flag, default in (("a", "--from", "today"), ("b", "--to", "best")):
+        compare.add_argument(flag, dest=name, default=default, help=SUPPRESS)
     dashboard = commands.of_run("dashboard", _dashboard, "serve a run's study in optuna-dashboard")
     add_storage(dashboard, "URL of the database (without RUN, all its studies are served)")
     dashboard.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
@@ -237,7 +258,7 @@ def add(commands: Commands) -> None:
     )
 
     explain = commands.of_run(
-        "explain", _explain, "show where a point's time and energy go, and what each knob changes"
+        "explain", _explain, "where a point's time and energy go, and what each knob changes"
     )
     explain.add_argument(
         "--point", default="best", metavar="POINT", help=f"{POINT} (default: best)"
@@ -259,5 +280,3 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="replace host and user names, paths, and what looks like a secret",
     )
-    rebuild = commands.of_run("rebuild", _rebuild, "rebuild a run's study from its trace")
-    add_storage(rebuild, "URL of the database to write to")

@@ -1,14 +1,22 @@
-"""`tuner runs` lists, removes, stops and opens runs; `tuner diff` compares two."""
+"""`tuner runs` lists, removes, stops and opens runs, and rebuilds the study of one."""
 
 from __future__ import annotations
 
 import argparse
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import OK, Commands, answer, columns
+from tuner.cli.options import (
+    OK,
+    Commands,
+    add_storage,
+    answer,
+    columns,
+    print_latest,
+    storage_of,
+)
 from tuner.search_spaces.errors import InputError
 
-ACTIONS = ("list", "rm", "stop", "open")
+ACTIONS = ("list", "rm", "stop", "open", "rebuild")
 
 
 def _runs(args: argparse.Namespace) -> int:
@@ -29,6 +37,8 @@ def _runs(args: argparse.Namespace) -> int:
         lines = columns(rows) if entries else [f"no runs in {args.runs_dir}"]
         answer(args, [entry.to_json() for entry in entries], lines)
         return OK
+    if args.action == "rebuild":
+        return _rebuild(args)
     if not args.run:
         raise InputError(f"name the runs: tuner runs {args.action} NAME ...")
     if args.action == "open":
@@ -46,26 +56,29 @@ def _open(args: argparse.Namespace) -> int:
     if args.name and len(args.run) > 1:
         raise InputError("--name is for one bundle")
     opened = [open_bundle(file, runs_dir=args.runs_dir, name=args.name) for file in args.run]
-    lines = [f"opened {run.path}; next: tuner front {run.name}" for run in opened]
+    lines = [f"opened {run.path}; next: tuner show {run.name}" for run in opened]
     answer(args, {"open": [str(run.path) for run in opened]}, lines)
     return OK
 
 
-def _diff(args: argparse.Namespace) -> int:
-    from tuner.api import load_result
-    from tuner.results.run_difference import run_difference
+def _rebuild(args: argparse.Namespace) -> int:
+    from tuner.problem.run_folder import find_run
+    from tuner.study.rebuild import rebuild
 
-    first, second = (load_result(run, runs_dir=args.runs_dir) for run in (args.a, args.b))
-    found = run_difference(first, second)
-    lines = columns([("", *found.names), *found.rows])
-    answer(args, found.to_json(), [*lines, found.sentence])
+    if len(args.run) > 1:
+        raise InputError("tuner runs rebuild takes one run")
+    if not args.run:
+        print_latest(args)
+    folder = find_run(args.run[0] if args.run else None, args.runs_dir)
+    made = rebuild(folder, storage=storage_of(args))
+    answer(args, made.to_json(), made.lines())
     return OK
 
 
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
     runs = commands.command(
-        "runs", _runs, "list runs, remove (rm) or stop some of them, or open a bundle"
+        "runs", _runs, "list runs; remove (rm), stop or rebuild some, or open a bundle"
     )
     runs.add_argument(
         "action",
@@ -73,15 +86,10 @@ def add(commands: Commands) -> None:
         default="list",
         choices=ACTIONS,
         metavar="ACTION",
-        help="list, rm (delete), stop (end a search after its running probes) or open (unpack "
-        "a bundle as a run) (default: list)",
+        help="list, rm (delete), stop (end a search after its running probes), open (unpack a "
+        "bundle as a run) or rebuild (make a run's study again from its trace) (default: list)",
     )
-    runs.add_argument(
-        "run", nargs="*", metavar="RUN", help="names of runs, for rm and stop; files, for open"
-    )
+    runs.add_argument("run", nargs="*", metavar="RUN", help="names of runs, or files for open")
     runs.add_argument("--name", metavar="NAME", help="name of the run that open makes")
+    add_storage(runs, "URL of the database that rebuild writes to")
     add_shared(runs, "--runs-dir")
-    diff = commands.command("diff", _diff, "compare two runs: question, baseline, recommendation")
-    diff.add_argument("a", metavar="RUN", help="name or folder of the run to compare with")
-    diff.add_argument("b", metavar="OTHER", help="name or folder of the run that is compared")
-    add_shared(diff, "--runs-dir")

@@ -1,6 +1,6 @@
 """Answer of a study in about ten lines: what to do, how sure, what else, what it cost, next step.
 
-`tuner front` prints tables, plot, every failure and the surrogates' error (`text.summary_lines`).
+`tuner show` prints tables, plot, every failure and the surrogates' error (`text.summary_lines`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def menu(result: Result) -> list[tuple[str, AnotherChoice]]:
 
 
 def answer_lines(result: Result) -> list[str]:
-    """Return the answer that `tuner optimize` and `tuner replay` end with."""
+    """Return the answer that `tuner optimize` and `tuner dev replay` end with."""
     stopped = [result.stopped] if result.stopped else []
     if not result.points:
         nothing = f"Nothing was {found_word(result)}, so there is nothing to recommend."
@@ -132,13 +132,13 @@ def _failures(result: Result) -> list[str]:
         return []
     first = failed[0]
     assert first.failure is not None
-    others = f", and {len(failed) - 1} more (tuner front {result.name})" if failed[1:] else ""
+    others = f", and {len(failed) - 1} more (tuner show {result.name})" if failed[1:] else ""
     return [f"Failed: {first.request.probe_id}: {first.failure.sentence}{others}"]
 
 
 def _next(result: Result) -> list[str]:
     """Return where to go from here."""
-    steps = [f"tuner front {result.name}"]
+    steps = [f"tuner show {result.name}"]
     if result.points:
         other = "--max-slowdown 5%" if result.baseline is not None else "--choose least-energy"
         steps.append(f"tuner choose {result.name} {other}")

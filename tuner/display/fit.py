@@ -1,15 +1,15 @@
-"""Text of the answer to whether a job fits (`tuner.planning.fit`)."""
+"""Text of `tuner fit`: whether a job fits, and what it takes (`tuner.planning.fit`)."""
 
 from __future__ import annotations
 
 from tuner.planning.fit import SURE, Change, Fit, Most
-from tuner.results.predict import devices_of, stacked_bar
+from tuner.results.predict import Forecast, breakdown_lines, cost_lines, devices_of, stacked_bar
 from tuner.search_spaces.short_names import short_word
 
 GB = 1e9
 
 
-def fit_lines(said: Fit) -> list[str]:
+def fit_lines(said: Fit, costs: Forecast) -> list[str]:
     """Return the answer as lines."""
     changes = []
     if said.changes:
@@ -25,6 +25,7 @@ def fit_lines(said: Fit) -> list[str]:
         f"  {said.configuration.short}",
         f"  {_verdict(said)}",
         *_host(said),
+        *cost_lines(costs),
         "",
         "Memory of the fullest rank",
         *_parts(said),
@@ -33,8 +34,11 @@ def fit_lines(said: Fit) -> list[str]:
         *_limits(said),
         *changes,
         "",
-        "Known error of predicted memory",
-        *(f"  {sentence}" for sentence in said.known_error or _unknown(said)),
+        *breakdown_lines(costs),
+        "",
+        "Known error of such predictions",
+        *(f"  {sentence}" for sentence in costs.known_error),
+        *(() if said.known_error else _unknown(said)),
     ]
 
 
@@ -117,6 +121,6 @@ def _change(change: Change) -> str:
 
 def _unknown(said: Fit) -> tuple[str, ...]:
     return (
-        f"unknown on {said.cluster.device.name}: peaks were compared with measurements on other "
-        "devices only (python -m benchmarks.fit); the first probe tells",
+        f"  peak memory: unknown on {said.cluster.device.name}: peaks were compared with "
+        "measurements on other devices only (python -m benchmarks.fit); the first probe tells",
     )

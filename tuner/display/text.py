@@ -71,7 +71,7 @@ def prediction(result: Result) -> str:
         return ""
     return (
         "A prediction: every figure is the analytic models', nothing was measured. The commands "
-        "tuner predict and python -m benchmarks.published print their known error."
+        "tuner fit and python -m benchmarks.published print their known error."
     )
 
 

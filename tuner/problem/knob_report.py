@@ -20,7 +20,7 @@ from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import ALIASES, SearchSpace, load_space, space_names
 
 #: Knobs outside of a space that its sentence names: the parallel degrees, which most jobs would
-#: try first; `tuner spaces` lists every one.
+#: try first; `tuner list spaces` lists every one.
 NAMED_ABSENT = 4
 #: Why a knob that changes what is learnt is not searched.
 CHANGES = "it changes what is learnt (--allow-changed-training searches it)"

@@ -1,7 +1,7 @@
 """The folder of a study: paths of its files, its lock, and study.toml.
 
 `study.toml` records the job, the cluster, the space and the choices, so that a second `optimize`
-under the same name can tell whether it is the same question, and so that `tuner front` and its
+under the same name can tell whether it is the same question, and so that `tuner show` and its
 like can answer from the folder alone. One driver at a time holds the folder's lock.
 """
 

@@ -1,4 +1,4 @@
-"""`tuner calibrate`: what metering costs on this machine, and whether its sources agree.
+"""`tuner dev calibrate`: what metering costs on this machine, and whether its sources agree.
 
 One probe of the job runs its steps with and without metering in turn; the pairs give the meter's
 overhead on the step time with its interval. Beside it stand what the node draws idle, how often the

@@ -1,4 +1,4 @@
-"""Names of measured points: "best", "knee", a number of the front, or the knobs in any spelling."""
+"""Names of measured points: "today", a number of the front, or the knobs in any spelling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def find_point(result: Result, name: str | Configuration) -> Point:
     named = {
         "recommended": result.recommended,
         "best": result.best,
-        "baseline": result.baseline,
+        "today": result.baseline,
+        "baseline": result.baseline,  # of the release before
     }
     if result.front_points:
         both = [(p.energy_to_solution_kJ, p.time_to_solution_s) for p in result.front_points]
@@ -40,10 +41,10 @@ def find_point(result: Result, name: str | Configuration) -> Point:
         found = [point for point in result.points if point.configuration in right]
     if found:
         return found[0]
-    known = [word for word, p in named.items() if p is not None and not word.isdigit()]
+    known = [word for word in ("recommended", "today", "best", "knee") if named.get(word)]
     known += [f"1 to {len(result.front_points)}"] if result.front_points else []
     raise UnknownName(
         "measured point",
         name.short if isinstance(name, Configuration) else name,
-        [*known, f"or a configuration that was measured (tuner front {result.name})"],
+        [*known, f"or a configuration that was measured (tuner show {result.name})"],
     )

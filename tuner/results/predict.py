@@ -1,4 +1,4 @@
-"""`tuner predict`: where the time, energy and memory of one configuration are predicted to go.
+"""Where the time, energy and memory of one configuration are predicted to go.
 
 Nothing is measured and nothing is started: the answer is the analytic models', with the error they
 had wherever they could be checked beside it. The probes of an earlier run correct it and give it an
@@ -186,7 +186,7 @@ def stacked_bar(parts: Mapping[str, float], width: int = _WIDTH) -> tuple[str, d
     return "".join(letters[name] * cells[name] for name in parts), letters
 
 
-def _section(title: str, parts: Mapping[str, float], unit: str, scale: float = 1.0) -> list[str]:
+def _section(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
     if not parts:  # a device whose file says that it draws nothing
         return [title, f"  0 {unit}"]
     bar, letters = stacked_bar(parts)
@@ -196,7 +196,7 @@ def _section(title: str, parts: Mapping[str, float], unit: str, scale: float = 1
         title,
         f"  [{bar}]",
         *(
-            f"  {letters[name]} {name:<{wide}} {value / scale:>10.4g} {unit}  {value / total:>6.1%}"
+            f"  {letters[name]} {name:<{wide}} {value:>10.4g} {unit}  {value / total:>6.1%}"
             for name, value in parts.items()
         ),
     ]
@@ -221,16 +221,9 @@ def devices_of(cluster: Cluster, configuration: Configuration) -> str:
     return f"{cluster.name}, {configuration.world_size} of {cluster.devices} {kind}"
 
 
-def forecast_lines(said: Forecast) -> list[str]:
-    """Return the forecast as lines."""
-    b, cluster, job = said.breakdown, said.cluster, said.job
-    steps = job.steps
-    fits = "fits" if said.fits else "DOES NOT FIT"
-    host = (
-        f"; host {b.host_memory_bytes / 1e9:.1f} GB a node of {cluster.host_memory_bytes / 1e9:.1f}"
-        if b.host_memory_bytes
-        else ""
-    )
+def cost_lines(said: Forecast) -> list[str]:
+    """Return what a step and the whole training take, as lines."""
+    b, cluster, steps = said.breakdown, said.cluster, said.job.steps
     charged = (
         "whole packages"
         if cluster.device.type == "cpu"
@@ -239,23 +232,19 @@ def forecast_lines(said: Forecast) -> list[str]:
         else "the GPUs alone"
     )
     return [
-        f"Predicted, not measured: {job.name} on {devices_of(cluster, said.configuration)}",
-        f"  {said.configuration.short}",
         f"  {b.step_time_s:.4g} s a step, {b.power_W:,.0f} W ({charged}), "
-        f"{b.energy_J:,.4g} J a step"
+        f"{energy_text(b.energy_J / 1e3)} a step"
         + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.type == "cuda" else ""),
-        f"  to the solution, {steps:,} steps: {steps * b.step_time_s / 3600:,.3g} h and "
+        f"  the whole training, {steps:,} steps: {steps * b.step_time_s / 3600:,.3g} h and "
         f"{energy_text(steps * b.energy_J / 1e3)}",
-        f"  memory: {b.memory_bytes / 1e9:.1f} GB of {cluster.device.memory_bytes / 1e9:.1f} "
-        f"({fits}){host}",
         *_corrected_lines(said),
+    ]
+
+
+def breakdown_lines(said: Forecast) -> list[str]:
+    """Return where the time and the energy of a step go, as lines."""
+    return [
+        *_section("Where the time of a step goes (the busiest stage)", said.breakdown.time_s, "s"),
         "",
-        *_section("Where the time of a step goes (the busiest stage)", b.time_s, "s"),
-        "",
-        *_section("Where the energy of a step goes (the whole job)", b.joules, "J"),
-        "",
-        *_section("Where the memory goes (the fullest rank)", b.memory, "GB", 1e9),
-        "",
-        "Known error of such predictions",
-        *(f"  {sentence}" for sentence in said.known_error),
+        *_section("Where the energy of a step goes (the whole job)", said.breakdown.joules, "J"),
     ]

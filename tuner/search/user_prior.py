@@ -101,8 +101,8 @@ def _named(candidates: Candidates, given: str | Configuration) -> Configuration:
                 + (f"; its values are {shown}" if shown else "")
             )
     raise InputError(
-        f"cannot try {text!r}: it is not a valid configuration of this search (tuner probe says "
-        "why a configuration is not valid)"
+        f"cannot try {text!r}: it is not a valid configuration of this search (tuner dev "
+        "probe says why a configuration is not valid)"
     )
 
 

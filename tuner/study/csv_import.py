@@ -3,7 +3,7 @@
 Each row is one run (or one step) with its time, its energy or power, and the knobs that it ran
 with. What a column is, is read from its name and unit; where that leaves a doubt, one sentence asks
 for the option that settles it, and what was read as what is always said. The report, the export and
-`tuner replay` work on the folder as on any other run. Nothing was probed, so the search cost
+`tuner dev replay` work on the folder as on any other run. Nothing was probed, so the search cost
 nothing and no setting is measured again.
 """
 

@@ -1,4 +1,4 @@
-"""`tuner rebuild`: the study made again from the trace.
+"""`tuner runs rebuild`: the study made again from the trace.
 
 The trace is the truth and the study its index, so a journal that was lost or damaged, or a database
 that was, costs nothing: every trial is asked and told again from the records. A journal is built

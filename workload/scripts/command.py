@@ -89,7 +89,9 @@ class Script:
         None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"
     )
     framework: Path | None = option(
-        None, "driver of its framework (default: recognised; see tuner frameworks)", metavar="FILE"
+        None,
+        "driver of its framework (default: recognised; see tuner list frameworks)",
+        metavar="FILE",
     )
     knobs: tuple[Knob, ...] = ()
 
@@ -159,7 +161,7 @@ class Script:
         if found is None:
             raise InputError(
                 f"no framework is recognised in {self.shown!r}, so --knobs framework has none "
-                "(tuner frameworks lists them)"
+                "(tuner list frameworks)"
             )
         return tuple(found.driver.declared.values())
 

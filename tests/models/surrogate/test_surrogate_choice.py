@@ -29,7 +29,9 @@ def table(tmp_path: Path) -> Path:
 
 def replayed(table: Path, *more: str) -> int:
     runs = str(table.parent / "runs")
-    return main(["replay", str(table), "--runs-dir", runs, "--name", "one", "--quiet", *more])
+    return main(
+        ["dev", "replay", str(table), "--runs-dir", runs, "--name", "one", "--quiet", *more]
+    )
 
 
 def recorded(table: Path) -> str:
@@ -42,7 +44,7 @@ def test_a_whole_replay_by_extra_trees_is_resumed_and_reported(table: Path, caps
     runs = table.parent / "runs"
     assert replayed(table, "--surrogate", NAME, "--max-probes", "6") == 0
     capsys.readouterr()
-    assert main(["front", "one", "--runs-dir", str(runs)]) == 0
+    assert main(["show", "one", "--runs-dir", str(runs)]) == 0
     assert "10-fold cross-validation: median error" in capsys.readouterr().out
     assert recorded(table) == NAME
     first = load_result("one", runs_dir=runs)
@@ -115,7 +117,7 @@ def test_an_edited_study_is_refused_in_a_sentence(
     assert 'surrogate = "gaussian-process"' in text
     study.write_text(text.replace('"gaussian-process"', written))
     capsys.readouterr()
-    assert main(["report", "one", "--runs-dir", str(study.parent.parent)]) == 2
+    assert main(["show", "--html", "one", "--runs-dir", str(study.parent.parent)]) == 2
     told = capsys.readouterr().err
     assert sentence in told
     assert told.count("\n") == 1

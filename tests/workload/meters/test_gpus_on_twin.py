@@ -106,7 +106,7 @@ def test_second_day_3_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     with pytest.raises(InputError, match=says):
         detect_cluster()
-    assert main(["probe", "--quiet"]) == 2
+    assert main(["dev", "probe", "--quiet"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tuner: ")
 
@@ -149,7 +149,7 @@ class TestNvmlThatDoesNotStart:
         facts = look()
         assert facts.kind == ""
         assert says in facts.refusals()[0]
-        assert main(["probe", "--quiet"]) == 2
+        assert main(["dev", "probe", "--quiet"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert says in line
         assert "--cluster cpu-2" in line

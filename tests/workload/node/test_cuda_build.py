@@ -45,7 +45,7 @@ def test_ranks_of_the_cuda_build_reach_their_own_cuinit(packages: Path, case: st
 
 @launches
 def test_a_cuda_build_newer_than_the_driver_is_one_sentence(packages: Path, tmp_path: Path) -> None:
-    words = ("probe", "tiny-gpt", "--runs-dir", str(tmp_path / "runs"))
+    words = ("dev", "probe", "tiny-gpt", "--runs-dir", str(tmp_path / "runs"))
     code, told = run_tuner(packages, tmp_path, *words, cuda_driver=12040)
     assert code == 2, told
     assert "supports CUDA 12.4; update the driver" in told

@@ -126,10 +126,10 @@ class TestOthers:
     def test_second_day_8_so_is_tuner_probe(
         self, twin_node: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """second_day_8: tuner probe, record and calibrate run the same probe."""
+        """second_day_8: tuner dev probe, record and calibrate run the same probe."""
         twin_node(TwinGpu(), virtual_time=False).processes(0, compute=[(77, GIB)])
         words = ["tiny-gpt", "data_parallel=1", "--quiet", "--runs-dir", str(tmp_path)]
-        assert main(["probe", *words]) == 1
+        assert main(["dev", "probe", *words]) == 1
         assert "GPU 0 is used by process 77" in capsys.readouterr().out
 
     def test_second_day_8_a_process_that_comes_in_a_window_is_noted(self, twin_node: Make) -> None:

@@ -239,7 +239,16 @@ def test_the_storage_may_be_given_outside_the_command_line(
 def test_a_study_in_the_database_of_the_environment(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     table = Path(__file__).parents[2] / "data" / "cpu-tiny-gpt"
-    command = [sys.executable, "-m", "tuner.cli.main", "replay", str(table), "--max-probes", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "tuner.cli.main",
+        "dev",
+        "replay",
+        str(table),
+        "--max-probes",
+        "2",
+    ]
     done = finished(
         [*command, "--quiet", "--runs-dir", str(tmp_path / "runs"), "--name", "one"],
         env={**os.environ, "JOULEFRONT_STORAGE": url},

@@ -102,7 +102,7 @@ def test_a_job_names_its_file(tmp_path: Path) -> None:
 
 
 def test_the_option_needs_a_job_and_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["probe", "--data", "nowhere.bin"]) == 2
+    assert main(["dev", "probe", "--data", "nowhere.bin"]) == 2
     assert "nowhere.bin" in capsys.readouterr().err
     assert main(["optimize", "--script", "train.py", "--data", "x.bin"]) == 2
     assert "--data is for a job" in capsys.readouterr().err
@@ -114,7 +114,7 @@ def test_a_probe_trains_on_the_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "same.npy"
     np.save(path, np.full(4000, 7, np.uint16))
     runs = str(tmp_path / "runs")
-    words = ["probe", "--data", str(path), "--runs-dir", runs, "--quiet", "--json"]
+    words = ["dev", "probe", "--data", str(path), "--runs-dir", runs, "--quiet", "--json"]
     assert main([*words, "--time-limit", "120s"]) == 0
     assert json.loads(capsys.readouterr().out)["measurements"]
     (log,) = (tmp_path / "runs").glob("*/probes/p0000/rank0.log")

@@ -91,7 +91,7 @@ def test_the_command_line_refuses_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = ["--runs-dir", str(tmp_path)]
-    assert main(["probe", "--script", "nowhere.py", *runs]) == 2
+    assert main(["dev", "probe", "--script", "nowhere.py", *runs]) == 2
     assert "no script 'nowhere.py'" in capsys.readouterr().err
     assert main(["optimize", "tiny-gpt", "--script", "nowhere.py", *runs]) == 2
     assert "either the job" in capsys.readouterr().err

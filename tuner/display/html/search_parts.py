@@ -109,15 +109,15 @@ def surrogates_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
 
 
 def calibration_part(result: Result) -> str:
-    """Return the section on the last `tuner calibrate` of this machine; "" if there is none."""
+    """Return the section on the last `tuner dev calibrate` of this machine; "" if there is none."""
     found = result.about.get("calibration")
     if not isinstance(found, Mapping) or not found:
         return ""
     return section(
         "The meter's calibration",
         value_html(found),
-        "By <code>tuner calibrate</code> on this machine: what metering costs the training, how "
-        "often the energy counter moves, and whether its two sources agree.",
+        "By <code>tuner dev calibrate</code> on this machine: what metering costs the training, "
+        "how often the energy counter moves, and whether its two sources agree.",
     )
 
 

@@ -419,9 +419,9 @@ def test_the_command_after_two_dashes(
     monkeypatch.chdir(folder)
     runs = ["--runs-dir", str(folder / "runs")]
     given = ["--", "torchrun", "--nproc-per-node", "100000", "train.py", "--x", "a b"]
-    assert main(["probe", *runs, *given]) == 2
+    assert main(["dev", "probe", *runs, *given]) == 2
     assert "torchrun would start 100000 processes" in capsys.readouterr().err
-    assert main(["probe", "--script", "train.py", *runs, *given]) == 2
+    assert main(["dev", "probe", "--script", "train.py", *runs, *given]) == 2
     assert "after -- or by --script" in capsys.readouterr().err
     assert main(["optimize", "tiny-gpt", *runs, *given]) == 2
     assert "either the job" in capsys.readouterr().err
