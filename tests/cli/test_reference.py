@@ -1,9 +1,13 @@
 """Reference page of the command, docs/cli.md."""
 
 import argparse
+import re
 from pathlib import Path
 
+import pytest
+
 from tuner.cli import reference
+from tuner.cli.main import command_parser, main
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -24,7 +28,7 @@ def test_arguments_are_shown_as_they_are_typed(monkeypatch) -> None:
     group.add_argument("--fan", action="store_true", help="blow * hot air")
     monkeypatch.setattr(reference, "command_parser", lambda: parser)
     assert (
-        reference.reference_page().partition("## ")[2]
+        reference.reference_page().partition("## ")[2].partition("\n## ")[0]
         == """\
 tuner bake
 
@@ -37,9 +41,65 @@ Bake a cake.
 
 ### The oven
 
-As it is set.
-
 - `-t, --heat-C X`: 100 % is 180
 - `--fan`: blow \\* hot air
 """
     )
+
+
+def test_every_option_is_explained_once() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    lines = re.findall(r"^- .*$", page, re.M)
+    assert len(lines) == len(set(lines)) > 80
+    every = {
+        flag
+        for command in reference.commands_of(command_parser())
+        for action in command._actions
+        if action.help != argparse.SUPPRESS
+        for flag in action.option_strings
+        if flag not in ("-h", "--help", "--help-all")
+    }
+    assert {"--deadline", "--baseline", "--record-nvml"} < every
+    for flag in every:
+        assert re.search(rf"^- `[^`]*{flag}\b", page, re.M), flag
+    assert "--deadline-s" not in page
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_help_fits_a_screen_and_help_all_has_the_rest(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for command in reference.commands_of(command_parser()):
+        words = command.prog.split()[1:]
+        texts = []
+        for flag in (
+            "--help",
+            "--help-all" if "--help-all" in command._option_string_actions else "-h",
+        ):
+            with pytest.raises(SystemExit) as ended:
+                main([*words, flag])
+            assert ended.value.code == 0
+            texts.append(capsys.readouterr().out)
+        assert len(texts[0].splitlines()) <= 60, command.prog
+        if "--help-all" in texts[0]:
+            assert texts[0].index("examples:") < texts[0].index("options:")
+            assert len(texts[1].splitlines()) > len(texts[0].splitlines())
+    assert "--storage" not in command_text("optimize", "--help", capsys)
+    assert "--storage" in command_text("optimize", "--help-all", capsys)
+
+
+def command_text(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main([command, flag])
+    return capsys.readouterr().out
+
+
+def test_a_flag_with_its_unit_is_hidden_and_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    parse = command_parser().parse_args
+    hidden = parse(["plan", "--deadline-s", "7200", "--budget-kJ", "5", "--max-slowdown", "5%"])
+    shown = parse(["plan", "--deadline", "2h", "--budget", "5kJ", "--max-slowdown", "5%"])
+    assert hidden == shown
+    text = command_text("plan", "--help-all", capsys)
+    assert "--deadline TIME" in text
+    assert "--deadline-s" not in text

@@ -173,6 +173,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
     optimize = commands.command("optimize", _optimize, "tune a job on this machine or cluster")
+    optimize.usage = "tuner optimize [OPTIONS] [JOB | -- COMMAND ...]"
     job = optimize.add_argument_group("the job and what to try")
     add = job.add_argument
     add_shared(job, "JOB")
@@ -210,6 +211,14 @@ def add(commands: Commands) -> None:
     add_shared(where, "--device-kind")
     add("--in-flight", type=int, metavar="N", help="probes that a simulated cluster runs together")
     _add_study(optimize)
+    optimize.show_first(
+        (
+            *("--steps", "--global-batch", "--knob", "--deadline", "--max-slowdown"),
+            *("--choose", "--search-time", "--name"),
+        ),
+        "tuner optimize --steps 5000 -- torchrun --nproc-per-node 8 train.py --lr 3e-4",
+        "tuner optimize --max-slowdown 5% -- torchrun train.py --batch-size {micro_batch=32}",
+    )
 
 
 def add_replay(commands: Commands) -> None:
@@ -218,7 +227,7 @@ def add_replay(commands: Commands) -> None:
     add = replay.add_argument
     add("path", metavar="PATH", help="folder of a table, run folder, or trace")
     add("--group", metavar="NAME", help="search problem of a table that holds several")
-    add("--steps", type=int, metavar="N", help="units of work that make the solution")
+    add("--steps", type=int, metavar="N", help="optimizer steps of the whole training")
     add(
         "--in-flight",
         type=int,
@@ -227,3 +236,8 @@ def add_replay(commands: Commands) -> None:
         help="probes that run together (default: 1)",
     )
     _add_study(replay)
+    replay.show_first(
+        ("path", "--group", "--steps", "--max-probes", "--deadline", "--choose", "--name"),
+        "tuner dev replay my-table --steps 1000",
+        "tuner dev replay runs/first --max-probes 10 --name again",
+    )

@@ -178,14 +178,8 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
     for item, declared in _on_command_line(kind, only):
         flag = (declared.flag or item.name).replace("_", "-")
         if declared.alias:
-            parser.add_argument(
-                *dict.fromkeys((f"--{declared.alias}", f"--{flag}")),
-                dest=item.name,
-                action=Quantity,
-                unit=declared.unit,
-                default=item.default,
-                help=f"{declared.help}, such as {EXAMPLES[declared.unit]}".replace("%", "%%"),
-            )
+            text = f"{declared.help}, such as {EXAMPLES[declared.unit]}".replace("%", "%%")
+            add_quantity(parser, declared.alias, f"--{flag}", item.name, declared.unit, text)
             continue
         text = declared.help + (f", in {declared.unit}" if declared.unit else "")
         if isinstance(item.default, bool):
@@ -206,6 +200,12 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
             metavar=declared.metavar or metavar,
             help=text,
         )
+
+
+def add_quantity(parser: Any, name: str, bare: str, dest: str, unit: str, text: str) -> None:
+    """Add --NAME of a value with its unit; the flag of a bare number in that unit is hidden."""
+    for flag, shown in {bare: SUPPRESS, f"--{name}": text}.items():
+        parser.add_argument(flag, dest=dest, action=Quantity, unit=unit, help=shown)
 
 
 def made_of_options(
@@ -322,17 +322,39 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, hint: str = "", **more: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **more})
+        standard = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(**{**standard, **more})
         self._hint = hint
+        self._first: Sequence[str] = ()
         self._mixing = False  # inside argparse's own two passes over mixed arguments
         # "-5kJ" is a value too, so that the error names what is wrong with it.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
+    def show_first(self, names: Sequence[str], *examples: str) -> None:
+        """Let --help show examples and these arguments alone, and --help-all every one."""
+        self._first, self._examples = names, examples
+        self.add_argument("--help-all", action=HelpAll, nargs=0, help="show every option")
+
     def format_help(self) -> str:
         """Return the help; a list of commands is in its description (`Commands.describe`)."""
+        self.usage = self.usage or usage_of(self)
         for action in self._subparsers._group_actions if self._subparsers else ():
             action.help = SUPPRESS
-        return super().format_help()
+        if not self._first:
+            return super().format_help()
+        named = {
+            name: each for each in self._actions for name in each.option_strings or [each.dest]
+        }
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, ())
+        formatter.add_text(self.description)
+        formatter.start_section("examples")
+        formatter.add_text("\n".join(self._examples))
+        formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments([named[name] for name in (*self._first, "--help-all")])
+        formatter.end_section()
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -364,6 +386,34 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, str(UnknownName(kind, str(value), action.choices)))
 
 
+class HelpAll(argparse.Action):
+    """Option that prints the help with every option."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print it and exit."""
+        parser._first = ()  # type: ignore[attr-defined]
+        parser.print_help()
+        parser.exit()
+
+
+def words_of(action: argparse.Action) -> str:
+    """Return an argument as it is typed, with its placeholder."""
+    flag = ", ".join(action.option_strings)
+    if action.nargs == 0:
+        return flag
+    value = action.metavar or ",".join(map(str, action.choices or ())) or action.dest.upper()
+    value = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} [{value} ...]"}.get(
+        str(action.nargs), str(value)
+    )
+    return f"{flag} {value}".strip()
+
+
+def usage_of(parser: argparse.ArgumentParser) -> str:
+    """Return the command line in one line, without its options."""
+    words = [words_of(each) for each in parser._actions if not each.option_strings]
+    return " ".join([parser.prog, "[OPTIONS]", *words])
+
+
 #: Commands that `tuner --help` shows, by what they are for.
 GROUPS = {
     "tune": ("optimize", "plan", "fit", "demo"),
@@ -387,16 +437,14 @@ class Commands:
             dest=dest, metavar="COMMAND", prog=parser.prog, parser_class=Parser
         )
 
-    def _parser(self, name: str, what: str, hint: str = "") -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = self._parsers.add_parser(
-            name, help=what, description=what, hint=hint
-        )
+    def _parser(self, name: str, what: str, hint: str = "") -> Parser:
+        added: Parser = self._parsers.add_parser(name, help=what, description=what, hint=hint)
         self._whats[name] = what
         return added
 
     def command(
         self, name: str, run: Callable[[argparse.Namespace], int], what: str, *, hint: str = ""
-    ) -> argparse.ArgumentParser:
+    ) -> Parser:
         """Add a command; `run` takes its arguments and returns the exit code."""
         added = self._parser(name, what, hint)
         added.add_argument("--json", action="store_true", help="print the answer as JSON")
@@ -405,7 +453,7 @@ class Commands:
 
     def of_run(
         self, name: str, run: Callable[[argparse.Namespace], int], what: str, *, hint: str = ""
-    ) -> argparse.ArgumentParser:
+    ) -> Parser:
         """Add a command about an existing run."""
         added = self.command(name, run, what, hint=hint)
         added.add_argument(
@@ -418,7 +466,6 @@ class Commands:
     def family(self, name: str, what: str) -> Commands:
         """Add a command that has commands of its own, and return their registry."""
         added = self._parser(name, what)
-        added.formatter_class = argparse.RawDescriptionHelpFormatter
         added.usage = f"{added.prog} COMMAND [OPTIONS]"
 
         def print_help(args: argparse.Namespace) -> int:

@@ -157,3 +157,8 @@ def add(commands: Commands) -> None:
     group.add_argument("--name", metavar="NAME", help="name of the run")
     add_shared(group, "--runs-dir", "--quiet")
     group.add_argument("--plain", action="store_true", help="print progress as plain lines")
+    parser.show_first(
+        ("job", "--cluster", "--gpus", "--deadline", "--max-slowdown", "--choose", "--name"),
+        "tuner plan opt-350m --cluster a100-8 --max-slowdown 10%",
+        "tuner plan lmm-7b --cluster gh200-32 --gpus 8,16,32 --deadline 24h",
+    )

@@ -14,6 +14,7 @@ from tuner.cli.options import (
     OK,
     Commands,
     Quantity,
+    add_quantity,
     add_script,
     answer,
     job_of_words,
@@ -214,17 +215,21 @@ def add_dev(commands: Commands) -> None:
     add_shared(probe, "[JOB] KNOB=VALUE", "--cluster", "--data")
     add_script(probe)
     add_shared(probe, "--knob", "--knobs", "--trust")
-    probe.add_argument(
-        "--time-limit",
+    add_quantity(
+        probe,
+        "time-limit",
         "--time-limit-s",
-        dest="time_limit_s",
-        action=Quantity,
-        unit="s",
-        default=None,
-        help="kill the probe after this time (default: the limit of its first step, 5min or three "
+        "time_limit_s",
+        "s",
+        "kill the probe after this time (default: the limit of its first step, 5min or three "
         "times what the inspection of the script took, and what its steps are predicted to take)",
     )
     add_shared(probe, "--runs-dir", "--quiet")
+    probe.show_first(
+        ("what", "--cluster", "--script", "--knob", "--time-limit", "--json"),
+        "tuner dev probe tiny-gpt micro_batch=4",
+        "tuner dev probe zero_stage=2 -- torchrun --nproc-per-node 2 train.py",
+    )
 
     record = commands.command(
         "record", _record, "measure a space, or part of it, into a recorded table"

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 
 from tuner.cli.main import command_parser
+from tuner.cli.options import HelpAll, usage_of, words_of
 
 HEAD = """\
 # Commands
@@ -26,12 +28,15 @@ HEAD = """\
 
 
 def reference_page() -> str:
-    """Return the page as Markdown."""
+    """Return the page as Markdown; what several commands have is explained once, at the end."""
     parser = command_parser()
     page = HEAD.format(description=parser.description, epilog=(parser.epilog or "").strip())
-    return page + "".join(
-        f"\n{line}\n" for command in commands_of(parser) for line in _section(command)
-    )
+    commands = list(commands_of(parser))
+    counts = Counter(line for command in commands for line in _lines(command._actions))
+    shared = [line for line, number in counts.items() if number > 1]
+    sections = [line for command in commands for line in _section(command, shared)]
+    sections += ["## Arguments of several commands", "\n".join(shared)]
+    return page + "".join(f"\n{line}\n" for line in sections)
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -42,38 +47,34 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPa
                 yield from list(commands_of(command)) or [command]
 
 
-def _section(parser: argparse.ArgumentParser) -> Iterator[str]:
-    arguments, options, *groups = parser._action_groups
-    words = [words_of(action) for action in arguments._group_actions]
+def _section(parser: argparse.ArgumentParser, shared: Collection[str]) -> Iterator[str]:
     yield f"## {parser.prog}"
-    yield f"`{' '.join([parser.prog, '[OPTIONS]', *words])}`"
+    yield f"`{parser.usage or usage_of(parser)}`"
     yield _sentence(parser.description or "")
-    yield _list(arguments._group_actions + options._group_actions)
-    for group in groups:
-        yield f"### {_sentence(group.title or '').rstrip('.')}"
-        if group.description:
-            yield _sentence(group.description)
-        yield _list(group._group_actions)
+    first, options, *groups = parser._action_groups
+    own = [
+        (group, [line for line in _lines(group._group_actions) if line not in shared])
+        for group in (first, options, *groups)
+    ]
+    if lines := own[0][1] + own[1][1]:
+        yield "\n".join(lines)
+    for group, lines in own[2:]:
+        if lines:
+            yield f"### {_sentence(group.title or '').rstrip('.')}"
+            yield "\n".join(lines)
+    if others := [
+        line.partition("`:")[0][2:] + "`" for line in _lines(parser._actions) if line in shared
+    ]:
+        yield f"[Explained below](#arguments-of-several-commands): {', '.join(others)}."
 
 
-def _list(actions: Sequence[argparse.Action]) -> str:
-    return "\n".join(
+def _lines(actions: Sequence[argparse.Action]) -> list[str]:
+    return [
         f"- `{words_of(action)}`: {_escaped((action.help or '') % vars(action))}"
         for action in actions
-        if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS
-    )
-
-
-def words_of(action: argparse.Action) -> str:
-    """Return an argument as it is typed, with its placeholder."""
-    flag = ", ".join(action.option_strings)
-    if action.nargs == 0:
-        return flag
-    value = action.metavar or ",".join(map(str, action.choices or ())) or action.dest.upper()
-    value = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} [{value} ...]"}.get(
-        str(action.nargs), str(value)
-    )
-    return f"{flag} {value}".strip()
+        if not isinstance(action, argparse._HelpAction | HelpAll)
+        and action.help != argparse.SUPPRESS
+    ]
 
 
 def _sentence(text: str) -> str:

@@ -240,6 +240,11 @@ def add(commands: Commands) -> None:
         "choose", _choose, "choose again under other limits; nothing is measured"
     )
     add_options(choose.add_argument_group("limits and objective of the training job"), Constraints)
+    choose.show_first(
+        ("run", "--deadline", "--max-slowdown", "--budget", "--choose", "--json"),
+        "tuner choose my-run --max-slowdown 5%",
+        "tuner choose my-run --choose least-energy",
+    )
     compare = commands.of_run("compare", _compare, "compare two points of a run, or two runs")
     compare.add_argument(
         "points",

@@ -119,16 +119,16 @@ class SearchSettings:
     )
     first_step_limit_s: float | None = option(
         None,
-        "a probe without an optimizer step after this time hangs (default: 5min, three times what "
-        "the inspection of the script took, or more if longer steps are predicted)",
+        "treat a probe as hung if it makes no step within this time (default: 5min, three times "
+        "what the inspection of the script took, or more if longer steps are predicted)",
         unit="s",
         above=0,
         alias="first-step-limit",
     )
     step_limit_s: float | None = option(
         None,
-        "a later optimizer step that takes longer than this hangs (default: 2min, or ten times "
-        "what is predicted)",
+        "treat a probe as hung if a later step takes longer (default: 2min, or ten times what is "
+        "predicted)",
         unit="s",
         above=0,
         alias="step-limit",

@@ -74,7 +74,7 @@ class Script:
 
     command: str
     cwd: Path = field(default_factory=Path.cwd)
-    steps: int | None = option(None, "optimizer steps that make the solution", least=1)
+    steps: int | None = option(None, "optimizer steps of the whole training", least=1)
     global_batch: int | None = option(
         None, "samples per optimizer step, if DeepSpeed's configuration does not give it", least=1
     )
