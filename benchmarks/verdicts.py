@@ -62,7 +62,7 @@ def judge_of(records: Sequence[ProbeRecord]) -> Judge:
     return Judge(
         points,
         today,
-        Constraints(objective="least-energy"),
+        Constraints(objective="energy"),
         STEPS,
         posterior,
         frozenset(fresh),

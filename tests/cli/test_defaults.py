@@ -27,12 +27,12 @@ def test_the_folder_and_the_prices_come_from_the_file(config, tmp_path, monkeypa
     assert main(["dev", "replay", table, "--max-probes", "2", "--quiet", "--name", "one"]) == 0
     assert (tmp_path / "mine" / "one" / "study.toml").is_file()
     capsys.readouterr()
-    assert main(["choose", "one", "--choose", "least-cost", "--json"]) == 0
+    assert main(["choose", "one", "--minimize", "cost", "--json"]) == 0
     choice = json.loads(capsys.readouterr().out)
     kWh = choice["point"]["energy_to_solution_kJ"] / 3600
     assert choice["choice"]["objective_value"] == pytest.approx(0.3 * kWh)
-    assert main(["choose", "one", "--choose", "least-energy"]) == 0  # no price is needed
-    asked = ["choose", "one", "--choose", "least-cost", "--price-per-kWh", "0.6", "--json"]
+    assert main(["choose", "one", "--minimize", "energy"]) == 0  # no price is needed
+    asked = ["choose", "one", "--minimize", "cost", "--price-per-kWh", "0.6", "--json"]
     capsys.readouterr()
     assert main(asked) == 0
     value = json.loads(capsys.readouterr().out)["choice"]["objective_value"]

@@ -66,18 +66,18 @@ def test_run_refuses_in_a_sentence_before_anything_starts(capsys, run: Path, wor
 def test_what_is_least_can_be_named(capsys, tmp_path: Path) -> None:
     table = write_table(tmp_path / "t")
     shared = ["--runs-dir", tmp_path / "runs", "--max-probes", "6", "--quiet", "--json"]
-    code, out, _ = answer(capsys, "dev", "replay", table, "--choose", "least-energy", *shared)
+    code, out, _ = answer(capsys, "dev", "replay", table, "--minimize", "energy", *shared)
     assert code == 0
     said = json.loads(out)
     least = min(point["energy_to_solution_kJ"] for point in said["points"])
     assert said["best"]["energy_to_solution_kJ"] == least
-    assert said["choice"]["objective"] == "least-energy"
+    assert said["choice"]["objective"] == "energy"
     assert said["verification"] is None or not said["verification"]["probes"]
     again = tuner.load_result(said["run_dir"])
-    assert again.choice.objective == "least-energy"
+    assert again.choice.objective == "energy"
     for words, told in (
-        (["--choose", "cheapest"], "unknown objective"),
-        (["--choose", "least-cost"], "price_per_kWh"),
+        (["--minimize", "cheapest"], "unknown objective"),
+        (["--minimize", "cost"], "price_per_kWh"),
         (["--max-gpus", "0"], "max_gpus"),
     ):
         code, _, error = answer(capsys, "dev", "replay", table, *words, *shared)

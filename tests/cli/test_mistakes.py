@@ -60,8 +60,8 @@ REVIEWED = [
     (5, [*PLAN, "--deadline", "7200"], ["--deadline: '7200' must be", "such as 2h, 90m or 7200s"]),
     (6, [*PLAN, "--budget", "-5kJ"], ["budget_kJ is -5.0; it must be a number greater than 0"]),
     (6, [*PLAN, "--budget-kJ", "-5"], ["budget_kJ is -5.0; it must be a number greater than 0"]),
-    (10, [*PLAN, "--choose", "cheapest"], ["unknown objective 'cheapest'", "knee", "least-cost"]),
-    (11, [*PLAN, "--choose", "least-cost"], ["needs price_per_kWh", "no price is assumed"]),
+    (10, [*PLAN, "--minimize", "cheapest"], ["unknown objective 'cheapest'", "knee", "cost"]),
+    (11, [*PLAN, "--minimize", "cost"], ["needs price_per_kWh", "no price is assumed"]),
     (
         16,
         ["fit", "opt-350m", "microbatch=4"],

@@ -40,8 +40,8 @@ def test_a_card_is_grey_where_no_difference_is_shown() -> None:
 @pytest.mark.parametrize(
     ("asked", "name"),
     [
-        ({"objective": "least-cost", "price_per_kWh": 0.3, "price_per_gpu_hour": 2.0}, "Cost"),
-        ({"objective": "least-carbon", "grid_gCO2_per_kWh": 360.0}, "Emissions"),
+        ({"objective": "cost", "price_per_kWh": 0.3, "price_per_gpu_hour": 2.0}, "Cost"),
+        ({"objective": "carbon", "grid_gCO2_per_kWh": 360.0}, "Emissions"),
     ],
 )
 def test_cost_and_emissions_of_the_choice_and_of_today(asked: dict, name: str) -> None:

@@ -36,7 +36,7 @@ NAMES = tuple(sorted(path.name for path in (HERE / "recorded").iterdir()))
 #: Commands whose text and whose JSON are kept; RUN is the run, OUT a new folder.
 BOTH = (
     "show RUN",
-    "choose RUN --choose least-energy",
+    "choose RUN --minimize energy",
     "choose RUN --max-slowdown 10% --power-cap 5W",
     "compare RUN",
     "explain RUN",

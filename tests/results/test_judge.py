@@ -127,16 +127,13 @@ def test_a_trade_is_chosen_under_an_objective_only() -> None:
     today, trade = point(configuration(0), 100.0, 300.0), point(configuration(1), 120.0, 150.0)
     free = Judge((today, trade), today, Constraints(), STEPS)
     assert free.choose()[0] is today
-    assert (
-        Judge((today, trade), today, Constraints(objective="least-energy"), STEPS).choose()[0]
-        is trade
-    )
+    assert Judge((today, trade), today, Constraints(objective="energy"), STEPS).choose()[0] is trade
     assert free.choose()[1].rule == "better-in-both"
 
 
 def test_the_baseline_is_within_a_tenth_of_itself_for_certain() -> None:
     records = searched(np.random.default_rng(1), 0.0, spread=0.2)
-    judge = judge_of(records, max_slowdown=0.1, objective="least-energy")
+    judge = judge_of(records, max_slowdown=0.1, objective="energy")
     assert judge.baseline_met == 1.0
 
 

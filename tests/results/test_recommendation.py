@@ -100,9 +100,9 @@ def test_what_is_free_comes_first_and_a_trade_stands_beside_it() -> None:
     (trade,) = details(found)
     assert trade == (
         "A trade: zero0 optim-none takes 20 % less time for 10 % more energy than today "
-        "(--choose least-time)."
+        "(--minimize time)."
     )
-    asked = result((11.0, 80.0), constraints=Constraints(objective="least-time"))
+    asked = result((11.0, 80.0), constraints=Constraints(objective="time"))
     assert "20 % less time but 10 % more energy than today" in asked.headline
     assert details(asked) == ()
 
@@ -195,7 +195,7 @@ def test_probes_that_took_nothing_are_told_too(energy_kJ: float, time_s: float) 
 
 
 def test_a_lower_price_is_a_saving_too() -> None:
-    prices = Constraints(objective="least-cost", price_per_kWh=0.3, price_per_gpu_hour=0.0001)
+    prices = Constraints(objective="cost", price_per_kWh=0.3, price_per_gpu_hour=0.0001)
     found = result((9.0, 103.0), constraints=prices)
     assert found.recommendation.action == "train"
 

@@ -58,10 +58,10 @@ def regret_for(constraints: Constraints | None, measured: list[int]) -> RegretEs
     ("given", "goal"),
     [
         ({}, "knee"),
-        ({"deadline_s": 9}, "least-energy"),
-        ({"budget_kJ": 9}, "least-time"),
-        ({"budget_kJ": 9, "deadline_s": 9}, "least-time"),
-        ({"deadline_s": 9, "objective": "least-edp"}, "least-edp"),
+        ({"deadline_s": 9}, "energy"),
+        ({"budget_kJ": 9}, "time"),
+        ({"budget_kJ": 9, "deadline_s": 9}, "time"),
+        ({"deadline_s": 9, "objective": "edp"}, "edp"),
         ({"deadline_s": 9, "objective": "knee"}, "knee"),
     ],
 )
@@ -92,15 +92,15 @@ def test_a_power_cap_limits_energy_over_time() -> None:
 
 
 def test_cost_counts_energy_and_gpu_hours() -> None:
-    asked = Constraints(objective="least-cost", price_per_kWh=0.5, price_per_gpu_hour=2.0)
+    asked = Constraints(objective="cost", price_per_kWh=0.5, price_per_gpu_hour=2.0)
     cost = Question(asked, 1).objective(np.log([3.6e6]), np.log([1800.0]), np.array([4]))
     assert np.exp(cost) == pytest.approx([0.5 + 4.0])
 
 
 def test_what_is_worth_a_window_depends_on_the_question() -> None:
     running = CANDIDATES.launches.index(CONFIGURATIONS[MIDDLE[0]].launch)
-    fast = best_for(Constraints(objective="least-time"), MIDDLE, running)
-    frugal = best_for(Constraints(objective="least-energy"), MIDDLE, running)
+    fast = best_for(Constraints(objective="time"), MIDDLE, running)
+    frugal = best_for(Constraints(objective="energy"), MIDDLE, running)
     clocks = [int(CONFIGURATIONS[b.members[0]].live["clock_MHz"]) for b in (fast, frugal)]
     measured = [int(CONFIGURATIONS[i].live["clock_MHz"]) for i in MIDDLE]
     assert clocks[0] > max(measured)
@@ -111,14 +111,14 @@ def test_what_is_worth_a_window_depends_on_the_question() -> None:
 
 def test_nothing_improves_an_answer_that_is_far_inside_the_limits() -> None:
     # The slowest launch cannot be faster than what is measured, whatever it draws.
-    least = best_for(Constraints(objective="least-time"), list(range(9, 45)))
+    least = best_for(Constraints(objective="time"), list(range(9, 45)))
     assert least.expected_gain < 1e-3
     assert least.members
 
 
 def test_a_preference_weighs_the_score_and_not_the_expected_gain() -> None:
     front, view, _, surrogates = view_of(MIDDLE)
-    asked = Question(Constraints(objective="least-energy"), 1)
+    asked = Question(Constraints(objective="energy"), 1)
     acquisition = AnswerAcquisition(surrogates, ProbeCost(), asked, 1.0, normal_draws(64, 1, 0))
     usual = acquisition.best(front, view)
     weighted = acquisition.best(front, replace(view, chances=np.full(len(view.chances), 1e-4)))
@@ -143,7 +143,7 @@ def test_the_regret_is_that_of_the_answer() -> None:
 
 
 def test_a_gain_in_time_is_worth_energy_at_the_rate_of_the_front() -> None:
-    estimate = regret_for(Constraints(objective="least-time"), MIDDLE)
+    estimate = regret_for(Constraints(objective="time"), MIDDLE)
     assert (estimate.saving[estimate.missing > 0] > 0).all()
     # On this front a per cent of time takes more than a per cent of energy.
     assert estimate.saving.mean() > estimate.missing.mean()

@@ -61,7 +61,7 @@ def test_what_the_front_reaches_is_of_one_step_and_of_the_upper_ends() -> None:
     [
         Constraints(power_cap_W=100.0),
         Constraints(peak_power_W=100.0),
-        Constraints(objective="least-cost", price_per_gpu_hour=2.0),
+        Constraints(objective="cost", price_per_gpu_hour=2.0),
     ],
 )
 def test_where_a_beaten_configuration_may_be_the_choice_there_is_no_front_to_beat(

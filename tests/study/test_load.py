@@ -27,7 +27,7 @@ def spec(tmp_path: Path) -> StudySpec:
         name="one",
         run_dir=tmp_path / "runs" / "one",
         problem=problem,
-        constraints=Constraints(budget_kJ=5.0, objective="least-time"),
+        constraints=Constraints(budget_kJ=5.0, objective="time"),
         settings=SearchSettings(max_probes=8, seed=3, window=WindowPolicy(min_s=2.0)),
         transfer=("earlier",),
         driver="abc",

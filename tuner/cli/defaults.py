@@ -27,9 +27,9 @@ KEYS: dict[str, str] = {
 }
 #: Values that only one objective takes.
 _FOR_OBJECTIVE = {
-    "price_per_kWh": "least-cost",
-    "price_per_gpu_hour": "least-cost",
-    "grid_gCO2_per_kWh": "least-carbon",
+    "price_per_kWh": "cost",
+    "price_per_gpu_hour": "cost",
+    "grid_gCO2_per_kWh": "carbon",
 }
 
 

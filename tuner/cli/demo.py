@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import OK, Commands, answer
+from tuner.cli.options import (
+    OK,
+    answer,
+)
+from tuner.cli.parser import Commands
 
 if TYPE_CHECKING:
     from tuner.study.callbacks import Progress

@@ -13,10 +13,10 @@ from tuner.cli.options import (
     INTERRUPTED,
     OK,
     UNMET,
-    Commands,
     answer,
     say_of,
 )
+from tuner.cli.parser import Commands
 from tuner.cli.trust import require_trust
 from tuner.terminal import raw_stream
 

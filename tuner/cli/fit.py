@@ -6,7 +6,12 @@ import argparse
 from typing import Any
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import OK, UNMET, Commands, answer
+from tuner.cli.options import (
+    OK,
+    UNMET,
+    answer,
+)
+from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError
 
 

@@ -21,7 +21,6 @@ from tuner.cli import (
     demo,
     deploy,
     fit,
-    frameworks,
     optimize,
     plan,
     probe,
@@ -33,13 +32,10 @@ from tuner.cli.defaults import KEYS, apply_defaults
 from tuner.cli.options import (
     BAD_INPUT,
     FAILED,
-    GROUPS,
     INTERRUPTED,
     OK,
-    Commands,
-    Parser,
-    print_latest,
 )
+from tuner.cli.parser import GROUPS, Commands, Parser, print_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.terminal import visible_streams
 from tuner.workload.node.rights import refuse_sudo
@@ -93,7 +89,6 @@ def command_parser() -> argparse.ArgumentParser:
     dev = commands.family("dev", "tools to develop with: one probe, recorded tables, drivers")
     optimize.add_replay(dev)
     probe.add_dev(dev)
-    frameworks.add(dev)
     dev.describe({"commands": ("probe", "record", "calibrate", "replay", "frameworks")})
     commands.describe(GROUPS)
     return parser

@@ -10,7 +10,6 @@ from tuner.cli.options import (
     FAILED,
     OK,
     UNMET,
-    Commands,
     add_options,
     add_script,
     add_storage,
@@ -21,6 +20,7 @@ from tuner.cli.options import (
     script_of,
     storage_of,
 )
+from tuner.cli.parser import Commands
 from tuner.cli.trust import require_trust
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
@@ -214,7 +214,7 @@ def add(commands: Commands) -> None:
     optimize.show_first(
         (
             *("--steps", "--global-batch", "--knob", "--deadline", "--max-slowdown"),
-            *("--choose", "--search-time", "--name"),
+            *("--minimize", "--search-time", "--name"),
         ),
         "tuner optimize --steps 5000 -- torchrun --nproc-per-node 8 train.py --lr 3e-4",
         "tuner optimize --max-slowdown 5% -- torchrun train.py --batch-size {micro_batch=32}",
@@ -237,7 +237,7 @@ def add_replay(commands: Commands) -> None:
     )
     _add_study(replay)
     replay.show_first(
-        ("path", "--group", "--steps", "--max-probes", "--deadline", "--choose", "--name"),
+        ("path", "--group", "--steps", "--max-probes", "--deadline", "--minimize", "--name"),
         "tuner dev replay my-table --steps 1000",
         "tuner dev replay runs/first --max-probes 10 --name again",
     )

@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tuner.cli.arguments import add_shared
-from tuner.search_spaces.errors import InputError, UnknownName, did_you_mean
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.options import Option, declared_options
 from tuner.search_spaces.units import EXAMPLES, parse_quantity
 from tuner.workload.node.rights import STORAGE
@@ -190,6 +188,8 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
             parser.add_argument(f"--{flag}", dest=item.name, action=action, help=text)
             continue
         value, metavar = _VALUES[str(item.type).removesuffix(" | None")]
+        if declared.former_flag:
+            parser.add_argument(f"--{declared.former_flag}", dest=item.name, help=SUPPRESS)
         if item.default is not None:
             text += f" (default: {item.default})"
         parser.add_argument(
@@ -310,184 +310,3 @@ def on_data(job: Any, data: str | None) -> Any:
 
     loaded = job if isinstance(job, TrainingJob) else load_job(job)
     return replace(loaded, data=token_file(data))
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence, and whose arguments come in any order.
-
-    An abbreviated option would drop the unit from its name, so none is taken.
-
-    Args:
-        hint: what to say of one word too many.
-    """
-
-    def __init__(self, *, hint: str = "", **more: Any) -> None:
-        standard = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
-        super().__init__(**{**standard, **more})
-        self._hint = hint
-        self._first: Sequence[str] = ()
-        self._mixing = False  # inside argparse's own two passes over mixed arguments
-        # "-5kJ" is a value too, so that the error names what is wrong with it.
-        self._negative_number_matcher = re.compile(r"-\.?\d")
-
-    def show_first(self, names: Sequence[str], *examples: str) -> None:
-        """Let --help show examples and these arguments alone, and --help-all every one."""
-        self._first, self._examples = names, examples
-        self.add_argument("--help-all", action=HelpAll, nargs=0, help="show every option")
-
-    def format_help(self) -> str:
-        """Return the help; a list of commands is in its description (`Commands.describe`)."""
-        self.usage = self.usage or usage_of(self)
-        for action in self._subparsers._group_actions if self._subparsers else ():
-            action.help = SUPPRESS
-        if not self._first:
-            return super().format_help()
-        named = {
-            name: each for each in self._actions for name in each.option_strings or [each.dest]
-        }
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, ())
-        formatter.add_text(self.description)
-        formatter.start_section("examples")
-        formatter.add_text("\n".join(self._examples))
-        formatter.end_section()
-        formatter.start_section("options")
-        formatter.add_arguments([named[name] for name in (*self._first, "--help-all")])
-        formatter.end_section()
-        return formatter.format_help()
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, but report unknown arguments with the command's own name."""
-        if self._mixing:
-            return super().parse_known_args(args, namespace)
-        if self._subparsers is not None:
-            found, unknown = super().parse_known_args(args, namespace)
-        else:
-            self._mixing = True
-            try:
-                found, unknown = super().parse_known_intermixed_args(args, namespace)
-            finally:
-                self._mixing = False
-        if unknown:
-            options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-            hint = f"; {self._hint}" if self._hint else ""
-            if options:
-                hint = did_you_mean(options[0], self._option_string_actions) or hint
-            self.error(f"unknown arguments: {' '.join(unknown)}{hint.rstrip('?')}")
-        return found, unknown
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise an error with the nearest choice, where argparse lists all of them."""
-        if action.choices is not None and value not in action.choices:
-            kind = str(action.metavar or action.dest).lower()
-            raise argparse.ArgumentError(None, str(UnknownName(kind, str(value), action.choices)))
-
-
-class HelpAll(argparse.Action):
-    """Option that prints the help with every option."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        """Print it and exit."""
-        parser._first = ()  # type: ignore[attr-defined]
-        parser.print_help()
-        parser.exit()
-
-
-def words_of(action: argparse.Action) -> str:
-    """Return an argument as it is typed, with its placeholder."""
-    flag = ", ".join(action.option_strings)
-    if action.nargs == 0:
-        return flag
-    value = action.metavar or ",".join(map(str, action.choices or ())) or action.dest.upper()
-    value = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} [{value} ...]"}.get(
-        str(action.nargs), str(value)
-    )
-    return f"{flag} {value}".strip()
-
-
-def usage_of(parser: argparse.ArgumentParser) -> str:
-    """Return the command line in one line, without its options."""
-    words = [words_of(each) for each in parser._actions if not each.option_strings]
-    return " ".join([parser.prog, "[OPTIONS]", *words])
-
-
-#: Commands that `tuner --help` shows, by what they are for.
-GROUPS = {
-    "tune": ("optimize", "plan", "fit", "demo"),
-    "look": ("show", "choose", "explain", "compare"),
-    "use": ("apply", "run", "export", "import"),
-    "more": ("runs", "list", "doctor", "dev"),
-}
-
-
-class Commands:
-    """Registry to which each module of this package adds its commands.
-
-    Args:
-        dest: name of the attribute that keeps which command was typed.
-    """
-
-    def __init__(self, parser: argparse.ArgumentParser, dest: str = "command") -> None:
-        self.parser = parser
-        self._whats: dict[str, str] = {}
-        self._parsers = parser.add_subparsers(
-            dest=dest, metavar="COMMAND", prog=parser.prog, parser_class=Parser
-        )
-
-    def _parser(self, name: str, what: str, hint: str = "") -> Parser:
-        added: Parser = self._parsers.add_parser(name, help=what, description=what, hint=hint)
-        self._whats[name] = what
-        return added
-
-    def command(
-        self, name: str, run: Callable[[argparse.Namespace], int], what: str, *, hint: str = ""
-    ) -> Parser:
-        """Add a command; `run` takes its arguments and returns the exit code."""
-        added = self._parser(name, what, hint)
-        added.add_argument("--json", action="store_true", help="print the answer as JSON")
-        added.set_defaults(run_command=run)
-        return added
-
-    def of_run(
-        self, name: str, run: Callable[[argparse.Namespace], int], what: str, *, hint: str = ""
-    ) -> Parser:
-        """Add a command about an existing run."""
-        added = self.command(name, run, what, hint=hint)
-        added.add_argument(
-            "run", nargs="?", metavar="RUN", help="name or folder of the run (default: the latest)"
-        )
-        add_shared(added, "--runs-dir")
-        added.set_defaults(of_run=True)
-        return added
-
-    def family(self, name: str, what: str) -> Commands:
-        """Add a command that has commands of its own, and return their registry."""
-        added = self._parser(name, what)
-        added.usage = f"{added.prog} COMMAND [OPTIONS]"
-
-        def print_help(args: argparse.Namespace) -> int:
-            added.print_help()
-            return OK
-
-        added.set_defaults(run_command=print_help)
-        return Commands(added, dest=name)
-
-    def describe(self, groups: Mapping[str, Sequence[str]]) -> None:
-        """Add the commands to the parser's description, by group."""
-        lines = [str(self.parser.description)]
-        for title, names in groups.items():
-            lines += ["", f"{title}:", *(f"  {name:<11} {self._whats[name]}" for name in names)]
-        self.parser.description = "\n".join(lines)
-
-
-def print_latest(args: argparse.Namespace) -> None:
-    """Print which run is meant where none is named: another folder has another latest one."""
-    if getattr(args, "quiet", False):
-        return
-    from tuner.problem.run_folder import find_run
-
-    path = find_run(None, args.runs_dir).path.resolve()
-    print(f"tuner: no run is named; the latest in {path.parent} is {path.name!r}", file=sys.stderr)

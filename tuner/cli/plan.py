@@ -10,12 +10,12 @@ from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     OK,
     UNMET,
-    Commands,
     add_options,
     answer,
     made_of_options,
     progress,
 )
+from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 
@@ -71,7 +71,7 @@ def _plan_kinds(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder, progress(args) as on_progress:
 
         def one(cluster: Cluster, price: float | None) -> Result:
-            by_cost = price is not None and constraints.goal == "least-cost"
+            by_cost = price is not None and constraints.goal == "cost"
             return plan(
                 job,
                 cluster=cluster,
@@ -158,7 +158,7 @@ def add(commands: Commands) -> None:
     add_shared(group, "--runs-dir", "--quiet")
     group.add_argument("--plain", action="store_true", help="print progress as plain lines")
     parser.show_first(
-        ("job", "--cluster", "--gpus", "--deadline", "--max-slowdown", "--choose", "--name"),
+        ("job", "--cluster", "--gpus", "--deadline", "--max-slowdown", "--minimize", "--name"),
         "tuner plan opt-350m --cluster a100-8 --max-slowdown 10%",
         "tuner plan lmm-7b --cluster gh200-32 --gpus 8,16,32 --deadline 24h",
     )

@@ -12,7 +12,6 @@ from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     FAILED,
     OK,
-    Commands,
     Quantity,
     add_quantity,
     add_script,
@@ -22,6 +21,7 @@ from tuner.cli.options import (
     say_of,
     script_of,
 )
+from tuner.cli.parser import Commands
 from tuner.cli.trust import require_trust
 from tuner.search_spaces.errors import InputError
 
@@ -209,6 +209,34 @@ def _doctor(args: argparse.Namespace) -> int:
     return OK if facts.ready else FAILED
 
 
+def _check(args: argparse.Namespace) -> int:
+    from tuner.workload.scripts.frameworks import load_driver
+    from tuner.workload.scripts.frameworks.driver import check_version
+    from tuner.workload.scripts.frameworks.keys import check_keys, search_path
+
+    driver = load_driver(Path(args.file))
+    found = check_keys(driver, search_path(Path.cwd(), ()))
+    title = f"{driver.name} {found.version}".strip()
+    lines = [f"{args.file} can be read: {len(driver.knobs)} knobs, {len(driver.keys)} keys"]
+    if not driver.sources:
+        lines.append(
+            "no key is verified: the file has no [[keys]] that say where they are declared"
+        )
+    elif not found.files:
+        lines.append(f"no key is verified: {driver.name} is not installed here")
+    else:
+        lines.append(f"{len(found.found)} keys are declared in the sources of {title}")
+        lines += [f"{title} has no {key}" for key in found.gone]
+    if found.version and driver.versions and not check_version(driver.versions, found.version):
+        lines.append(f"the installed version is not in {driver.versions}")
+    data: dict[str, Any] = {
+        **{"framework": driver.name, "version": found.version, "found": list(found.found)},
+        **{"gone": list(found.gone), "files": [str(path) for path in found.files]},
+    }
+    answer(args, data, lines)
+    return 1 if found.gone else OK
+
+
 def add_dev(commands: Commands) -> None:
     """Add the commands of `tuner dev` of this module."""
     probe = commands.command("probe", _probe, "run one probe on this machine and print its record")
@@ -276,6 +304,12 @@ def add_dev(commands: Commands) -> None:
         help="length of a block, in s (default: 3)",
     )
     add_shared(calibrate, "--runs-dir", "--quiet")
+
+    check = commands.command(
+        "frameworks", _check, "check the driver of a framework against what is installed"
+    )
+    check.add_argument("action", choices=("check",), metavar="check", help="the only action")
+    check.add_argument("file", metavar="FILE", help="TOML file of a driver")
 
 
 def add(commands: Commands) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from tuner.cli.main import command_parser
-from tuner.cli.options import HelpAll, usage_of, words_of
+from tuner.cli.parser import HelpAll, usage_of, words_of
 
 HEAD = """\
 # Commands

@@ -15,15 +15,14 @@ from tuner.cli.arguments import POINT, add_shared
 from tuner.cli.options import (
     OK,
     UNMET,
-    Commands,
     add_options,
     add_storage,
     answer,
     columns,
     made_of_options,
-    print_latest,
     storage_of,
 )
+from tuner.cli.parser import Commands, print_latest
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.study.csv_import import CsvOptions
@@ -241,9 +240,9 @@ def add(commands: Commands) -> None:
     )
     add_options(choose.add_argument_group("limits and objective of the training job"), Constraints)
     choose.show_first(
-        ("run", "--deadline", "--max-slowdown", "--budget", "--choose", "--json"),
+        ("run", "--deadline", "--max-slowdown", "--budget", "--minimize", "--json"),
         "tuner choose my-run --max-slowdown 5%",
-        "tuner choose my-run --choose least-energy",
+        "tuner choose my-run --minimize energy",
     )
     compare = commands.of_run("compare", _compare, "compare two points of a run, or two runs")
     compare.add_argument(

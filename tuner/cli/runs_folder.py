@@ -7,13 +7,12 @@ import argparse
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     OK,
-    Commands,
     add_storage,
     answer,
     columns,
-    print_latest,
     storage_of,
 )
+from tuner.cli.parser import Commands, print_latest
 from tuner.search_spaces.errors import InputError
 
 ACTIONS = ("list", "rm", "stop", "open", "rebuild")

@@ -172,7 +172,7 @@ def _trade(result: Result, trade: Point) -> str:
     words.sort(key=lambda each: each[0])
     joined = " for " if words[0][0] < 1 < words[1][0] else " and "
     text = joined.join(word for _, word in words)
-    return f"A trade: {name} takes {text} than today (--choose least-{goal})."
+    return f"A trade: {name} takes {text} than today (--minimize {goal})."
 
 
 def _limits_were_short(result: Result) -> str:

@@ -29,9 +29,9 @@ from tuner.workload.probe import ProbeRecord
 def menu(result: Result) -> list[tuple[str, AnotherChoice]]:
     """Return the fastest point, the knee and the least energy, each point once with its names."""
     rows = [
-        ("fastest", result.choose(Constraints(objective="least-time"))),
+        ("fastest", result.choose(Constraints(objective="time"))),
         ("knee", result.choose(Constraints(objective="knee"))),
-        ("least energy", result.choose(Constraints(objective="least-energy"))),
+        ("least energy", result.choose(Constraints(objective="energy"))),
     ]
     names: dict[str, list[str]] = {}
     for name, found in rows:
@@ -140,7 +140,7 @@ def _next(result: Result) -> list[str]:
     """Return where to go from here."""
     steps = [f"tuner show {result.name}"]
     if result.points:
-        other = "--max-slowdown 5%" if result.baseline is not None else "--choose least-energy"
+        other = "--max-slowdown 5%" if result.baseline is not None else "--minimize energy"
         steps.append(f"tuner choose {result.name} {other}")
     if result.points and result.job is not None:
         steps.insert(0, f"tuner apply {result.name} [--point N]")

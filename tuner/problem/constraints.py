@@ -9,7 +9,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.options import check_options, declared_options, option
 
 #: Objectives that the user can choose.
-OBJECTIVES = ("knee", "least-energy", "least-time", "least-edp", "least-cost", "least-carbon")
+OBJECTIVES = ("energy", "time", "edp", "cost", "carbon", "knee")
 
 
 @dataclass(frozen=True)
@@ -66,37 +66,43 @@ class Constraints:
     )
     objective: str | None = option(
         None,
-        "what to minimize among the configurations that meet the limits: " + ", ".join(OBJECTIVES),
+        "what to minimize among the configurations that meet the limits: energy, time, edp (energy "
+        "x time), cost or carbon",
         choices=OBJECTIVES,
-        flag="choose",
-        metavar="OBJECTIVE",
+        flag="minimize",
+        former_flag="choose",
+        metavar="WHAT",
     )
     price_per_kWh: float | None = option(
-        None, "energy price per kWh in any currency, for --choose least-cost", above=0
+        None, "energy price per kWh in any currency, for --minimize cost", above=0
     )
     price_per_gpu_hour: float | None = option(
-        None, "price of one GPU for one hour, for --choose least-cost", above=0
+        None, "price of one GPU for one hour, for --minimize cost", above=0
     )
     grid_gCO2_per_kWh: float | None = option(
-        None, "carbon intensity of the grid, for --choose least-carbon", unit="g CO2e/kWh", above=0
+        None, "carbon intensity of the grid, for --minimize carbon", unit="g CO2e/kWh", above=0
     )
 
     baseline_time_s: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.objective, str):  # "least-energy" in the release before
+            object.__setattr__(self, "objective", self.objective.removeprefix("least-"))
         check_options(self)
-        if self.objective == "least-cost" and not any(self.prices):
+        if self.objective == "cost" and not any(self.prices):
             raise InputError(
-                "least-cost needs price_per_kWh, price_per_gpu_hour or both; no price is assumed"
+                "minimizing cost needs price_per_kWh, price_per_gpu_hour or both; no price is "
+                "assumed"
             )
-        if self.objective == "least-carbon" and self.grid_gCO2_per_kWh is None:
+        if self.objective == "carbon" and self.grid_gCO2_per_kWh is None:
             raise InputError(
-                "least-carbon needs grid_gCO2_per_kWh, the intensity of your grid; none is assumed"
+                "minimizing carbon needs grid_gCO2_per_kWh, the intensity of your grid; none is "
+                "assumed"
             )
-        if self.objective != "least-cost" and any(self.prices):
-            raise InputError("a price is for the objective least-cost")
-        if self.objective != "least-carbon" and self.grid_gCO2_per_kWh is not None:
-            raise InputError("grid_gCO2_per_kWh is for the objective least-carbon")
+        if self.objective != "cost" and any(self.prices):
+            raise InputError("a price is for minimizing cost (--minimize cost)")
+        if self.objective != "carbon" and self.grid_gCO2_per_kWh is not None:
+            raise InputError("grid_gCO2_per_kWh is for minimizing carbon (--minimize carbon)")
 
     def limited(
         self,
@@ -181,7 +187,7 @@ class Constraints:
         if self.objective is not None or not self.limits:
             return self.objective or "knee"
         deadline_alone = self.deadline_s is not None and self.budget_kJ is None
-        return "least-energy" if deadline_alone else "least-time"
+        return "energy" if deadline_alone else "time"
 
     @property
     def given(self) -> dict[str, Any]:

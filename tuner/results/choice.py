@@ -163,11 +163,11 @@ def _listed(names: Sequence[str], word: str = "and") -> str:
 
 
 _GOALS = {
-    "least-energy": "Least energy",
-    "least-time": "Fastest",
-    "least-edp": "Least product of energy and time",
-    "least-cost": "Least cost",
-    "least-carbon": "Least carbon",
+    "energy": "Least energy",
+    "time": "Fastest",
+    "edp": "Least product of energy and time",
+    "cost": "Least cost",
+    "carbon": "Least carbon",
     "knee": "Knee of the front",
 }
 
@@ -177,13 +177,13 @@ def _score(objective: str, constraints: Constraints) -> Callable[[Point], tuple[
 
     def score(point: Point) -> tuple[float, float]:
         energy, time = point.energy_to_solution_kJ, point.time_to_solution_s
-        if objective == "least-time":
+        if objective == "time":
             return time, energy
         first = {
-            "least-energy": energy,
-            "least-edp": energy * time,
-            "least-cost": cost_of(point, constraints.rates),
-            "least-carbon": energy,
+            "energy": energy,
+            "edp": energy * time,
+            "cost": cost_of(point, constraints.rates),
+            "carbon": energy,
         }[objective]
         return first, time
 
@@ -196,9 +196,9 @@ def _knee_of(points: Sequence[Point]) -> Point:
 
 def _price_text(point: Point, objective: str, constraints: Constraints) -> str:
     """Return the point's money or CO2 in words; "" if the objective is energy or time."""
-    if objective == "least-cost":
+    if objective == "cost":
         return f", and costs {number(cost_of(point, constraints.rates))} at the prices given"
-    if objective == "least-carbon":
+    if objective == "carbon":
         return f", and emits {number(carbon_g(point, constraints.rates))} g of CO2"
     return ""
 
@@ -284,7 +284,7 @@ def decide(
 
 
 def _rule(constraints: Constraints, baseline: Point | None) -> str:
-    """Return the limits and the objective as in "budget_kJ + least-edp"; `BOTH` or "knee" if
+    """Return the limits and the objective as in "budget_kJ + edp"; `BOTH` or "knee" if
     nothing was asked."""
     words = [*constraints.limits, *([constraints.objective] if constraints.objective else [])]
     if constraints.max_slowdown is not None:
@@ -323,6 +323,6 @@ def is_relative(constraints: Constraints) -> bool:
 
 def _value(point: Point, objective: str, constraints: Constraints) -> float | None:
     """Return the objective's value in kJ, s, kJ s, money or grams; None for the knee."""
-    if objective == "least-carbon":
+    if objective == "carbon":
         return carbon_g(point, constraints.rates)
     return None if objective == "knee" else _score(objective, constraints)(point)[0]

@@ -255,11 +255,11 @@ class Judge:
         near the point.
         """
         goal = self.constraints.goal
-        if goal == "least-time":
+        if goal == "time":
             return 0.0, 1.0, 0.0
-        if goal in ("least-energy", "least-carbon"):
+        if goal in ("energy", "carbon"):
             return 1.0, 0.0, 0.0
-        if goal != "least-cost" or self.baseline is None:
+        if goal != "cost" or self.baseline is None:
             return 1.0, 1.0, 0.0
         rates, today = self.constraints.rates, self.baseline
         mine, before = cost_of(point, rates), cost_of(today, rates)

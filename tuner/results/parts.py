@@ -142,7 +142,7 @@ class Choice:
 
     Attributes:
         rule: the limits asked for ("budget_kJ + max_gpus") and the objective where one was named
-            ("budget_kJ + least-edp"); "knee" where nothing was asked.
+            ("budget_kJ + edp"); "knee" where nothing was asked.
         met: False where no measured point meets what was asked; `best` is then the nearest.
         sentence: for people.
         objective: what was made least among what meets it (`tuner.problem.constraints.OBJECTIVES`).

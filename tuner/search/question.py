@@ -57,11 +57,11 @@ class Question:
             gpus: number of GPUs, broadcast to it.
         """
         goal = self.constraints.goal
-        if goal == "least-time":
+        if goal == "time":
             return log_time
-        if goal == "least-edp":
+        if goal == "edp":
             return log_energy + log_time
-        if goal == "least-cost":
+        if goal == "cost":
             per_kWh, per_hour = self.constraints.prices
             price = per_kWh / J_PER_KWH * np.exp(log_energy)
             return np.asarray(np.log(price + per_hour / S_PER_HOUR * gpus * np.exp(log_time)))

@@ -149,7 +149,7 @@ class RegretModel:
         missing = losses[:, :measured].min(axis=1) - losses.min(axis=1)
         time_sd, power_sd = self._surrogates.noise()
         saving = missing
-        if question.constraints.goal == "least-time":
+        if question.constraints.goal == "time":
             references = [
                 reference_point(each[fit]) for each, fit in zip(points, fits, strict=True)
             ]
@@ -157,7 +157,7 @@ class RegretModel:
             energy_range, time_range = (np.array(references) - least).T
             saving = missing * energy_range / time_range
             power_sd = 0.0
-        elif question.constraints.goal == "least-edp":
+        elif question.constraints.goal == "edp":
             time_sd *= 2
         noise = np.full(DRAWS, math.hypot(time_sd, power_sd))
         return RegretEstimate(missing, noise, saving, of_answer=True)
