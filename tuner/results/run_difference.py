@@ -1,4 +1,4 @@
-"""Two runs side by side: what was asked, the baseline and the choice of each."""
+"""Two runs side by side: what was asked, today and the choice of each."""
 
 from __future__ import annotations
 
@@ -60,14 +60,16 @@ def run_difference(first: Result, second: Result) -> RunDifference:
         second: the run that is compared.
     """
     both = first, second
-    units = Units.of([point for result in both for point in result.points])
+    obstacles = tuple(_obstacles(first, second))
 
     def row(name: str, texts: list[str]) -> tuple[str, str, str]:
         return name, texts[0] or "none", texts[1] or "none"
 
-    def costs(point: Point | None) -> str:
+    def costs(result: Result, point: Point | None) -> str:
         if point is None:
             return ""
+        # What cannot be compared need not have one unit.
+        units = Units.of(result.points if obstacles else (*first.points, *second.points))
         return (
             f"{units.time_text(point.time_to_solution_s)}, "
             f"{units.energy_text(point.energy_to_solution_kJ)}{label(point.meter.mark)}"
@@ -90,14 +92,12 @@ def run_difference(first: Result, second: Result) -> RunDifference:
         row("limits", [limits(result) for result in both]),
         row("probes", [str(result.spent.probes) for result in both]),
         row("on the front", [str(len(result.front_points)) for result in both]),
-        row("baseline", [costs(result.baseline) for result in both]),
+        row("today", [costs(result, result.baseline) for result in both]),
         row("recommended", [settings(result) for result in both]),
-        row("it takes", [costs(result.recommended) for result in both]),
+        row("it takes", [costs(result, result.recommended) for result in both]),
     )
     names = first.name, second.name
-    return RunDifference(
-        names, rows, tuple(_obstacles(first, second)), (first.recommended, second.recommended)
-    )
+    return RunDifference(names, rows, obstacles, (first.recommended, second.recommended))
 
 
 def _job(result: Result) -> str:
