@@ -41,7 +41,7 @@ run: $(RUNNABLE)
 	@echo "Tuning $(EXAMPLE)/job.toml here; its \"today\" is ZeRO-3 with full checkpointing ($(EXAMPLE)/README.md)"
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/tuner optimize $(EXAMPLE)/job.toml \
 	    --space $(EXAMPLE)/space.toml --executor inline $(SEARCH) \
-	    --baseline $(EXAMPLE)/ds_config.json activation_checkpointing=full
+	    --today $(EXAMPLE)/ds_config.json activation_checkpointing=full
 	@printf '\n%s\n' "Measured here: the search above. Predicted, without measuring: tuner plan $(PLAN)"
 	@$(BIN)/tuner plan $(PLAN) --quiet
 

@@ -49,10 +49,10 @@ HEAD = """\
 
 <!-- Written by `make sbom` from the metadata of installed packages. -->
 
-joulefront is under Apache-2.0 and contains the code of one other project: plotly.js (MIT), whose basic bundle `tuner/templates` holds and each report carries. What the core and each extra install, with the licence that each package states in its metadata; versions are those that CI installs. `make sbom` writes the same as a software bill of materials (CycloneDX 1.6) with the sha256 of every file that CI accepts. CUDA builds of torch bring NVIDIA's libraries, which are proprietary and not listed here.
+joulefront is under Apache-2.0 and contains the code of one other project: plotly.js (MIT), whose basic bundle `tuner/templates` holds and each report carries. The table has what the core and, in brackets, an extra install, by the licence that each package states; versions are those of CI. `make sbom` writes the same as a bill of materials (CycloneDX 1.6) with the sha256 of every file that CI accepts. CUDA builds of torch bring NVIDIA's libraries, which are proprietary and not listed here.
 
-| package | version | licence | needed by |
-|---|---|---|---|
+| licence | packages |
+|---|---|
 """  # noqa: E501 - one paragraph a line, as in every page
 
 
@@ -215,13 +215,14 @@ def _project() -> dict[str, Any]:
 def page(packages: dict[str, Package]) -> str:
     """Return the page of licences as Markdown."""
     order = ("core", *_project()["optional-dependencies"])
-    rows = []
+    rows: dict[str, list[str]] = {}
     for package in packages.values():
         parts = sorted(package.wanted_by, key=order.index)
-        by = "core" if "core" in parts else ", ".join(parts)
+        by = "" if "core" in parts else f" ({', '.join(parts)})"
         name = package.found.metadata["Name"]
-        rows.append(f"| {name} | {package.version} | {package.licence} | {by} |")
-    return HEAD + "\n".join(rows) + "\n"
+        rows.setdefault(package.licence, []).append(f"{name} {package.version}{by}")
+    ranked = sorted(rows.items(), key=lambda row: (-len(row[1]), row[0]))
+    return HEAD + "".join(f"| {licence} | {'; '.join(row)} |\n" for licence, row in ranked)
 
 
 def main() -> None:

@@ -182,7 +182,7 @@ def on_twin(venv: Path, search: str, folder: Path) -> list[str]:
     return [
         *(f"{venv}/bin/python", "-m", "tuner.testing.twin", "--", f"{venv}/bin/tuner", "optimize"),
         *(job, "--space", f"{example}/space.toml", "--executor", "inline", *search.split()),
-        *("--baseline", f"{example}/ds_config.json", "activation_checkpointing=full"),
+        *("--today", f"{example}/ds_config.json", "activation_checkpointing=full"),
     ]
 
 

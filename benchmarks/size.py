@@ -283,7 +283,8 @@ def largest_pieces(modules: list[Module]) -> dict[str, list[tuple[int, str]]]:
     return {what: sorted(found, reverse=True) for what, found in pieces.items()}
 
 
-def _docs_words() -> int:
+def docs_words() -> int:
+    """Return the words of `docs` and of the changelog."""
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "CHANGELOG.md"]
     return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
 
@@ -304,7 +305,7 @@ def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> 
         "production_lines": sum(module.lines for module in modules),
         "test_lines": _lines("tests", "tuner/testing"),
         "benchmark_lines": _lines("benchmarks"),
-        "docs_words": _docs_words(),
+        "docs_words": docs_words(),
         "production_modules": len(modules),
         **_lines_by_package(modules),
         **{f"longest_{what}": pieces[what][0][0] for what in long},

@@ -4,6 +4,10 @@ A comment before a block, `<!-- test: A => B; C => D -->`, says what the test wr
 that a page may speak of 20 probes and its test makes 2. Blocks that are not run are output, marked
 `text`, or parts of files, marked `toml` or `json`, which must at least parse; `sh` is the
 installation, which the test stands on already.
+
+A block after `<!-- file: NAME -->` is a file that the reader saves. A `text` block after
+`<!-- output -->` is what the block before it prints, and after `<!-- output: N lines -->` its first
+N lines. `python -m tests.test_docs PAGE.md ...` writes them.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,6 +28,7 @@ from typing import Any
 import pytest
 
 import tuner
+from tests.golden.__main__ import KERNEL
 from tuner.cli.main import command_parser
 from tuner.testing.commands import finished
 
@@ -30,9 +36,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 #: Pages whose blocks start training processes, and others whose blocks search a large cluster.
 TRAINING = {"quickstart-laptop", "quickstart-gpu-node", "tables", "your-script"}
-SIMULATED = {"privacy", "apply", "README"}
+SIMULATED = {"security", "apply", "README"}
 FENCE = re.compile(
-    r"(?:<!-- test: (?P<swaps>.*?) -->\n)?^```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.M | re.S
+    r"(?:<!-- test: (?P<swaps>.*?) -->\n)?(?:<!-- file: (?P<file>\S+) -->\n)?"
+    r"(?P<output><!-- output(?:: (?P<lines>\d+) lines)? -->\n)?"
+    r"^```(?P<kind>\w*)\n(?P<code>.*?)^```$",
+    re.M | re.S,
 )
 RUN = ("bash", "python")
 PARSED = ("toml", "json", "sh", "text")
@@ -44,6 +53,14 @@ class Block:
     kind: str
     code: str
     line: int
+    file: str | None
+    output: bool
+    lines: int | None
+
+    def printed(self, text: str) -> str:
+        """The part of an output that the block shows."""
+        shown = [line.rstrip() for line in text.strip("\n").splitlines()]
+        return "\n".join(shown[: self.lines]) + "\n"
 
 
 def blocks_of(path: Path) -> list[Block]:
@@ -56,18 +73,28 @@ def blocks_of(path: Path) -> list[Block]:
             assert old in code, f"{path.name}: the block does not hold {old!r}"
             code = code.replace(old, new)
         line = text.count("\n", 0, match.start("code")) + 1
-        found.append(Block(path.stem, match["kind"], code, line))
+        lines = int(match["lines"]) if match["lines"] else None
+        kind, file, output = match["kind"], match["file"], bool(match["output"])
+        found.append(Block(path.stem, kind, code, line, file, output, lines))
     return found
 
 
-def run_page(path: Path, folder: Path) -> None:
+def run_page(path: Path, folder: Path) -> list[tuple[Block, str]]:
+    """Run the blocks of a page; return those that show an output, each with what was printed."""
     environment = {
         **os.environ,
+        **KERNEL,
+        "COLUMNS": "100",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
+    printed, shown = "", []
     for block in blocks_of(path):
-        if block.kind not in RUN:
+        if block.output:
+            shown.append((block, block.printed(printed)))
+        if block.file:
+            (folder / block.file).write_text(block.code, encoding="utf-8")
+        if block.file or block.kind not in RUN:
             continue
         command = (
             ["bash", "-euo", "pipefail", "-c", block.code]
@@ -79,6 +106,8 @@ def run_page(path: Path, folder: Path) -> None:
             f"{path.name}, line {block.line}, exit code {done.returncode}:\n{block.code}\n"
             f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
         )
+        printed = done.stdout
+    return shown
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
@@ -110,8 +139,9 @@ def pages(stems: set[str], *marks: pytest.MarkDecorator) -> list[Any]:
         *pages(TRAINING, pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(1800)),
     ],
 )
-def test_blocks_run(path: Path, tmp_path: Path) -> None:
-    run_page(path, tmp_path)
+def test_blocks_run_and_print_what_is_shown(path: Path, tmp_path: Path) -> None:
+    for block, printed in run_page(path, tmp_path):
+        assert block.code == printed, f"{path.name}, line {block.line}: write it anew"
 
 
 COMMAND = re.compile(r"^tuner (?:.*\\\n)*.*(?:\n  .*)*", re.M)
@@ -191,3 +221,17 @@ def test_the_api_page_has_every_option_as_it_is_declared(declared: type) -> None
         default = f"{each.default:.3g}" if type(each.default) is float else repr(each.default)
         row = f"| `{each.name}` | `{default}` | {option.help}{unit} |"
         assert row in page, f"docs/api.md lacks this row:\n{row}"
+
+
+def write(path: Path) -> None:
+    """Replace the outputs that a page shows by what its blocks print."""
+    text = path.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        for block, printed in run_page(path, Path(folder)):
+            text = text.replace(f"```text\n{block.code}```", f"```text\n{printed}```", 1)
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        write(Path(name))

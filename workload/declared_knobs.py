@@ -228,8 +228,7 @@ def at_baseline(knob: Knob, today: Any) -> Knob:
     found = None if today is None else replace(knob, baseline=today).baseline
     if found is not None and knob.baseline not in (None, found):
         raise InputError(
-            f"the baseline of knob {knob.name!r} is given as {knob.baseline}, but today's value is "
-            f"{found}"
+            f"knob {knob.name!r} is said to be {knob.baseline} today, but its value is {found}"
         )
     first = knob.live or knob.how in ("placeholder", "hook")
     if found is None and knob.baseline is None and first:

@@ -277,7 +277,7 @@ FORMER = [
     ("front --from-csv past.csv", "import past.csv"),
     (
         "front --name past --baseline gpus=1 --from-csv=past.csv",
-        "import past.csv --name past --baseline gpus=1",
+        "import past.csv --name past --today gpus=1",
     ),
     ("bundle r --out r.zip", "export --to bundle r --out r.zip"),
     ("open no.zip", "runs open no.zip"),

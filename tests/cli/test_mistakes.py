@@ -109,7 +109,11 @@ REVIEWED = [
     ),
     (28, ["runs", "rm", "nosuch"], ["unknown run 'nosuch' in /"]),
     (29, [*PLAN, "--sampler", "tp"], ["unknown sampler 'tp'; did you mean 'tpe'?"]),
-    (32, [*PLAN, "--baseline", "mine.json"], ["cannot read the baseline mine.json: No such file"]),
+    (
+        32,
+        [*PLAN, "--today", "mine.json"],
+        ["cannot read mine.json of --today: No such file"],
+    ),
     (
         34,
         [*PLAN, "--max-probe", "3"],
@@ -199,7 +203,7 @@ def test_a_script_is_not_searched_on_predictions(capsys, tmp_path):  # 21
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_a_cluster_that_is_not_here_gets_the_command_that_plans_it(capsys, tmp_path, more):
     words = ["opt-350m", "--cluster", "a100-8", "--space", "parallelism"]
-    words += ["--deadline", "500h", "--max-gpus", "8", "--baseline", "dp8", "zero1"]
+    words += ["--deadline", "500h", "--max-gpus", "8", "--today", "dp8", "zero1"]
     code, out, err = run(capsys, "optimize", *words, *more)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "a100-8 has A100-SXM-80GB, and this machine does not" in err
@@ -217,7 +221,7 @@ def test_a_cluster_that_is_not_here_gets_the_command_that_plans_it(capsys, tmp_p
 def test_fewer_gpus_than_the_default_needs_are_taken(capsys):  # 33
     code, out, _ = run(capsys, *PLAN, "--max-gpus", "3", "--dry-run")
     assert code == 0
-    assert "left out: they need more GPUs than max_gpus=3 allows; the baseline needs 8" in out
+    assert "left out: they need more GPUs than max_gpus=3 allows; today's needs 8" in out
 
 
 @pytest.mark.parametrize(

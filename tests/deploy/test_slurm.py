@@ -1,4 +1,4 @@
-"""The Slurm script of docs/clusters.md, run with commands that write down how they are called.
+"""The script docs/tune.sbatch, run with commands that write down how they are called.
 
 `test_real_slurm.py` runs it under a real Slurm.
 """
@@ -106,8 +106,3 @@ def test_nodes_are_counted_without_the_modules_of_the_submit_folder(
     counts = [call for call in calls(environment) if call.startswith("python")]
     assert counts
     assert all(call.startswith("python -P -c ") for call in counts)
-
-
-def test_the_page_shows_the_script_as_it_is() -> None:
-    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    assert f"```text\n{SCRIPT.read_text(encoding='utf-8')}```\n" in page

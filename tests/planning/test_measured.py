@@ -60,7 +60,7 @@ def test_a_plan_is_made_by_the_corrected_models(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, launch(WORDS))
-    words = ["plan", "opt-350m", "--cluster", "a100-8", "--baseline", *WORDS.split(), "--quiet"]
+    words = ["plan", "opt-350m", "--cluster", "a100-8", "--today", *WORDS.split(), "--quiet"]
     words += ["--runs-dir", str(tmp_path / "runs"), "--json"]
     assert main([*words, "--name", "plain"]) == 0
     plain = json.loads(capsys.readouterr().out)

@@ -39,7 +39,7 @@ def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
     changed = today_facts(job, problem.baseline)
     assert changed is not None
     assert (changed.micro_batch, changed.accumulation, changed.global_batch) == (16, 1, 32)
-    assert "(micro-batch and accumulation: --baseline)" in changed.lines[0]
+    assert "(micro-batch and accumulation: --today)" in changed.lines[0]
     # It survives study.toml, and an older study reads as before.
     again = parse_job(json.loads(json.dumps(problem.identity)))
     assert today_facts(again, None) == facts

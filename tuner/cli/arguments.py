@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from typing import Any
 
@@ -37,7 +38,8 @@ _SHARED: dict[str, dict[str, Any]] = {
         "help": "search space file or name (default: default; on several nodes and for models "
         "whose training states do not fit one device, large)",
     },
-    "--baseline": {
+    "--today": {
+        "dest": "baseline",
         "nargs": "+",
         "metavar": "FILE|KNOB=VALUE",
         "help": "what you run today: your DeepSpeed JSON and flags (default: plain data "
@@ -88,3 +90,5 @@ def add_shared(parser: Any, *names: str) -> None:
             parser.add_argument(keywords.pop("dest"), metavar=name, **keywords)
         else:
             parser.add_argument(*(["-q"] if name == "--quiet" else []), name, **keywords)
+        if name == "--today":  # by the name of the release before
+            parser.add_argument("--baseline", **{**keywords, "help": argparse.SUPPRESS})

@@ -180,7 +180,7 @@ def add(commands: Commands) -> None:
     add = job.add_argument
     add_shared(job, "JOB")
     add("--job", dest="job_option", metavar="JOB", help="the same, as an option")
-    add_shared(job, "--space", "--baseline", "--data", "--knob", "--knobs")
+    add_shared(job, "--space", "--today", "--data", "--knob", "--knobs")
     add(
         "--allow-changed-training",
         action="store_true",

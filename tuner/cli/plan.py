@@ -65,7 +65,7 @@ def _plan_kinds(args: argparse.Namespace) -> int:
     if args.gpus or args.measured or args.baseline or args.name:
         raise InputError(
             "several clusters are compared at their best and no run is kept: leave out --gpus, "
-            "--measured, --baseline and --name, or name one cluster"
+            "--measured, --today and --name, or name one cluster"
         )
     clusters = priced_clusters(args.cluster)
     job, constraints = load_job(args.job), made_of_options(args, Constraints)
@@ -148,7 +148,7 @@ def add(commands: Commands) -> None:
         metavar="FILE",
         help="toml file of measured launches, one at least, that correct the models",
     )
-    add_shared(job, "--baseline")
+    add_shared(job, "--today")
     add(
         "--allow-changed-training",
         action="store_true",

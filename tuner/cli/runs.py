@@ -231,7 +231,8 @@ def add(commands: Commands) -> None:
     add("files", nargs="*", metavar="FILE", help="CSV files with time, energy and knobs")
     add("--from-csv", nargs="+", default=[], help=SUPPRESS)  # of the release before
     add_options(csv, CsvOptions)
-    add("--baseline", nargs="+", metavar="KNOB=VALUE", help="configuration in use today")
+    for flag, text in {"--baseline": SUPPRESS, "--today": "configuration in use today"}.items():
+        add(flag, dest="baseline", nargs="+", metavar="KNOB=VALUE", help=text)
     add_options(csv, Constraints, only=_CSV_LIMITS)
     add("--name", metavar="NAME", help="name of the run")
     add_shared(csv, "--runs-dir")

@@ -33,7 +33,7 @@ def result_html(result: Result) -> str:
         if word := role(result, p):
             marks.append(f"<b>{word}</b>")
         if result.baseline is not None and p.configuration == result.baseline.configuration:
-            marks.append("baseline")
+            marks.append("today")
         cells = [
             *(escape(knob_text(n, p.configuration.get(n)).partition("=")[2]) for n in names),
             number(p.energy_to_solution_kJ / units.kJ),

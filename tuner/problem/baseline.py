@@ -84,7 +84,7 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
     declared, rest = declared_words(texts, job.knobs)
     files, flags = split_words(rest)
     if len(files) > 1:
-        raise InputError(f"{files[1]!r} is a second file; a baseline is one DeepSpeed JSON")
+        raise InputError(f"{files[1]!r} is a second file; --today takes one DeepSpeed JSON")
     values: dict[str, Value] = {}
     if isinstance(job, ScriptJob):  # its command says the rest
         today = {**job.baseline.launch, **job.baseline.live}
@@ -119,11 +119,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read the baseline {path}: {error.strerror}") from error
+        raise InputError(f"cannot read {path} of --today: {error.strerror}") from error
     except ValueError as error:
-        raise InputError(f"the baseline {path} is not JSON: {error}") from error
+        raise InputError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise InputError(f"the baseline {path} holds no JSON object, so it is no DeepSpeed JSON")
+        raise InputError(f"{path} holds no JSON object, so it is no DeepSpeed JSON")
     return data
 
 

@@ -72,7 +72,7 @@ def searched_knobs(
     knobs = job.knobs if isinstance(job, ScriptJob) else program_knobs(check_knobs(job.knobs))
     if plan:
         names = ", ".join(knob.name for knob in knobs)
-        note = f"declared knobs stay at their baselines, because no model knows them: {names}"
+        note = f"declared knobs stay at today's values, because no model knows them: {names}"
         return replace(job, knobs=fixed(knobs)), [note]
     kept = [k for k in knobs if allow_changed_training or not k.changes_training]
     left = [k for k in knobs if k not in kept]
@@ -83,7 +83,7 @@ def searched_knobs(
     if left:
         names = ", ".join(knob.name for knob in left)
         notes.append(
-            f"declared knobs that stay at their baselines, because they change what is learnt: "
+            f"declared knobs that stay at today's values, because they change what is learnt: "
             f"{names} (--allow-changed-training searches them)"
         )
     stay = {knob.name for knob in left}

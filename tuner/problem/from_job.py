@@ -230,7 +230,7 @@ def _allowed(
         f"need more GPUs than max_gpus={max_gpus} allows"
     )
     if not _uses_at_most(baseline.launch, max_gpus):
-        note += f"; the baseline needs {baseline.world_size}, and is measured for comparison only"
+        note += f"; today's needs {baseline.world_size}, and is measured for comparison only"
     return allowed, [note]
 
 

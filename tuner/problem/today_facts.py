@@ -97,7 +97,7 @@ def today_facts(job: TrainingJob | None, baseline: Configuration | None) -> Toda
     sources |= job.frame.sources
     own = job.baseline
     if (today.micro_batch, replicas) != (own.micro_batch, own.data_parallel):
-        sources |= dict.fromkeys(("micro_batch", "accumulation"), "--baseline")
+        sources |= dict.fromkeys(("micro_batch", "accumulation"), "--today")
     return TodayFacts(
         today.world_size,
         replicas,

@@ -1,4 +1,4 @@
-"""Two runs side by side: what was asked, the baseline and the choice of each."""
+"""Two runs side by side: what was asked, today and the choice of each."""
 
 from __future__ import annotations
 
@@ -61,20 +61,19 @@ def run_difference(first: Result, second: Result) -> RunDifference:
     """
     both = first, second
     obstacles = tuple(_obstacles(first, second))
-    every = [*first.points, *second.points]  # what cannot be compared may be of another size
-    units = [Units.of(result.points if obstacles else every) for result in both]
 
     def row(name: str, texts: list[str]) -> tuple[str, str, str]:
         return name, texts[0] or "none", texts[1] or "none"
 
-    def costs(points: tuple[Point | None, Point | None]) -> list[str]:
-        return [
-            f"{of.time_text(point.time_to_solution_s)}, "
-            f"{of.energy_text(point.energy_to_solution_kJ)}{label(point.meter.mark)}"
-            if point is not None
-            else ""
-            for of, point in zip(units, points, strict=True)
-        ]
+    def costs(result: Result, point: Point | None) -> str:
+        if point is None:
+            return ""
+        # What cannot be compared need not have one unit.
+        units = Units.of(result.points if obstacles else (*first.points, *second.points))
+        return (
+            f"{units.time_text(point.time_to_solution_s)}, "
+            f"{units.energy_text(point.energy_to_solution_kJ)}{label(point.meter.mark)}"
+        )
 
     def settings(result: Result) -> str:
         point, today = result.recommended, result.baseline
@@ -93,9 +92,9 @@ def run_difference(first: Result, second: Result) -> RunDifference:
         row("limits", [limits(result) for result in both]),
         row("probes", [str(result.spent.probes) for result in both]),
         row("on the front", [str(len(result.front_points)) for result in both]),
-        row("baseline", costs((first.baseline, second.baseline))),
+        row("today", [costs(result, result.baseline) for result in both]),
         row("recommended", [settings(result) for result in both]),
-        row("it takes", costs((first.recommended, second.recommended))),
+        row("it takes", [costs(result, result.recommended) for result in both]),
     )
     names = first.name, second.name
     return RunDifference(names, rows, obstacles, (first.recommended, second.recommended))

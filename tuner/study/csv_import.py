@@ -284,7 +284,7 @@ def _baseline(words: Sequence[str], points: Sequence[TablePoint]) -> Configurati
         name, equals, value = word.partition("=")
         short = None if equals else word_knob(word)
         if not equals and short is None:
-            raise InputError(f"--baseline takes KNOB=VALUE, not {word!r}")
+            raise InputError(f"--today takes KNOB=VALUE, not {word!r}")
         pairs.append((name, value) if short is None else (short[0], str(short[1])))
     found = [
         p.configuration
@@ -294,7 +294,7 @@ def _baseline(words: Sequence[str], points: Sequence[TablePoint]) -> Configurati
     if len(found) != 1:
         raise InputError(
             f"{len(found)} configurations of the past runs have {' '.join(words)}; "
-            "--baseline must name exactly one"
+            "--today must name exactly one"
         )
     return found[0]
 

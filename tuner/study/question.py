@@ -311,10 +311,10 @@ def _elsewhere(
             text = f"{value:.12g}" if isinstance(value, float) else str(value)
             words += [f"--{(declared.flag or item.name).replace('_', '-')}", text]
     if isinstance(baseline, Configuration):
-        words += ["--baseline", baseline.short]
+        words += ["--today", baseline.short]
     elif baseline is not None:
         given = [baseline] if isinstance(baseline, str | Path) else baseline
-        words += ["--baseline", *map(str, given)]
+        words += ["--today", *map(str, given)]
     return (
         f"{where}, so nothing can be measured here; predict every configuration with "
         f"`{shlex.join(words)}`, or add --executor simulated to try out a search on predictions"

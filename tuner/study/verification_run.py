@@ -34,7 +34,7 @@ def verify(search: SearchLoop) -> NoVerdict | None:
         choice, more = _worth_it(search, state)
         if more is None or choice is None or state.baseline is None:
             return None
-        what, whose = (state.baseline, "baseline") if more.of_baseline else (choice, "choice")
+        what, whose = (state.baseline, "today's") if more.of_baseline else (choice, "the choice")
         if not search.affords(what.configuration):
             return NoVerdict("limits_reached")
         if told is None or told.configuration != choice.configuration:
@@ -44,7 +44,7 @@ def verify(search: SearchLoop) -> NoVerdict | None:
                 f"{choice.configuration.short} and today's are launched again until the "
                 f"choice is sure: about {count}"
             )
-        record = search.probe_now(what.configuration, "verify", f"the {whose} again")
+        record = search.probe_now(what.configuration, "verify", f"{whose} again")
         if record is None:
             return NoVerdict("limits_reached")
         if record.failure is not None and not record.failure.blames_configuration:

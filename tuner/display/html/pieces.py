@@ -107,13 +107,17 @@ def interval(text: str, unit: str) -> str:
     return f'<span class="interval">{text} {unit}</span>' if text else ""
 
 
+#: Keys of study.toml that have another word on the page.
+_KEYS = {"baseline": "today"}
+
+
 def value_html(value: Any, depth: int = 0) -> str:
     """Anything JSON-like as HTML: mappings as definition lists, deep ones folded."""
     if isinstance(value, Mapping):
         if not value:
             return '<span class="muted">none</span>'
         rows = "".join(
-            f"<dt>{escape(str(k))}</dt><dd>{value_html(v, depth + 1)}</dd>"
+            f"<dt>{escape(_KEYS.get(k, str(k)))}</dt><dd>{value_html(v, depth + 1)}</dd>"
             for k, v in value.items()
         )
         text = f"<dl>{rows}</dl>"

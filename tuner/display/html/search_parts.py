@@ -161,7 +161,7 @@ def about_part(result: Result) -> str:
         else str(value)
         for name, value in result.constraints.items()
     }
-    asked = asked or {"constraints": "none: the knee of the front is chosen"}
+    asked = asked or {"constraints": "none"}
     steps = f"{result.steps:,}" if result.length_known else "unknown"
     first: dict[str, Any] = {
         **asked,

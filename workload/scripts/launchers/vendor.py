@@ -210,7 +210,7 @@ def _accelerate(args: argparse.Namespace) -> dict[str, Any]:
         if processes > 1:
             notes.append(
                 f"num_processes is {processes}, but accelerate starts 1 process with these "
-                "settings (neither multi_gpu nor DeepSpeed nor FSDP), and so does the baseline"
+                "settings (neither multi_gpu nor DeepSpeed nor FSDP), and so does today's command"
             )
         processes = 1
     if not check_cuda_p2p_ib_support():
