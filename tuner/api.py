@@ -39,7 +39,8 @@ __all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "replay"]
 @contextmanager
 def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
     """Yield what gets the events of a search: logging, the view and the user's receiver."""
-    from tuner.display.progress import ProgressLogger, shown
+    from tuner.display.live import shown
+    from tuner.display.progress import ProgressLogger
 
     with shown() if progress else nullcontext() as view:
         yield ProgressLogger(view, on_progress)

@@ -11,9 +11,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from html import escape
+from collections.abc import Callable
 from typing import TextIO
 
 from tuner.display.text import front_lines
@@ -41,7 +39,7 @@ class ProgressPrinter:
         verbose: bool = False,
         now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
-        self._now, self._lines = now, _Lines(verbose)
+        self._now, self._lines = now, EventLines(verbose)
         self._stream: TextIO | None = stream or sys.stderr
 
     def __call__(self, event: Progress) -> None:
@@ -65,7 +63,7 @@ class ProgressLogger:
 
     def __init__(self, *receivers: Callable[[Progress], None] | None) -> None:
         self._receivers = [receiver for receiver in receivers if receiver is not None]
-        self._lines = _Lines(verbose=True)
+        self._lines = EventLines(verbose=True)
         self._logger = logging.getLogger(LOGGER)
 
     def __call__(self, event: Progress) -> None:
@@ -78,49 +76,7 @@ class ProgressLogger:
             receiver(event)
 
 
-@contextmanager
-def shown(
-    *, plain: bool = False, verbose: bool = False
-) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield a receiver that shows a search on standard error.
-
-    At a terminal it is a view that stays in place, in a notebook a bar with the last line, and
-    elsewhere, or if `plain`, a line a probe; `verbose` makes it a line a step of a probe.
-    """
-    from tuner.display.live import LiveView, can_be_live
-
-    if plain or not can_be_live(sys.stderr):
-        printer = ProgressPrinter(verbose=verbose)
-        yield printer if plain or not _in_notebook() else NotebookBar()
-        return
-    with LiveView(verbose=verbose) as view:
-        yield view
-
-
-def _in_notebook() -> bool:
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return getattr(shell, "kernel", None) is not None
-
-
-class NotebookBar:
-    """Shows a search in a notebook's cell: a bar of its probes, and the last line below."""
-
-    def __init__(self) -> None:
-        from IPython.display import display
-
-        self._lines = _Lines(verbose=False)
-        self._shown = display({"text/plain": "preparing"}, raw=True, display_id=True)
-
-    def __call__(self, event: Progress) -> None:
-        lines = self._lines(event)
-        if lines:
-            most = f' max="{event.max_probes}"' if event.max_probes else ""
-            bar = f'<progress style="width:100%"{most} value="{event.probes}"></progress>'
-            html = f"{bar if event.max_probes else ''}<pre>{escape(lines[0])}</pre>"
-            self._shown.update({"text/plain": lines[0], "text/html": html}, raw=True)
-
-
-class _Lines:
+class EventLines:
     """Lines of events, which remember the front and the notes that were shown."""
 
     def __init__(self, verbose: bool) -> None:
