@@ -11,14 +11,11 @@ from tuner.display.program_note import program_note
 from tuner.display.text import (
     energy_mark,
     found_word,
-    payback,
-    prediction,
-    real_search_cost,
     recommendation_lines,
-    spent_text,
+    spent_line,
     units_of,
 )
-from tuner.formatting import duration, label, settings_text
+from tuner.formatting import label, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
 from tuner.results.parts import Point
@@ -54,11 +51,9 @@ def answer_lines(result: Result) -> list[str]:
         lines.append(f"Today: {result.baseline.configuration.short}, {result.baseline_name}.")
     if result.plan is not None:
         lines += plan_lines(result)
-    elif prediction(result):
-        lines.append(f"{real_search_cost(result)} {payback(result)}".rstrip())
     else:
         lines += [sentence] if (sentence := evidence_sentence(result)) else []
-        lines.append(_spent(result))
+        lines.append(spent_line(result))
     if note := program_note(result):
         lines.append(note)
     return [*lines, *_failures(result), *stopped, *_next(result)]
@@ -96,15 +91,6 @@ def _menu_lines(result: Result) -> list[str]:
         )
     widths = [max(len(each[i]) for each in rows) for i in range(len(rows[0]))]
     return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
-
-
-def _spent(result: Result) -> str:
-    spent = result.spent
-    if not spent.energy_kJ and not spent.time_s:
-        return payback(result)
-    cost = f"{spent_text(result)}{label(energy_mark(result))}"
-    text = f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes."
-    return f"{text} {payback(result)}".rstrip()
 
 
 def _lacked_memory(result: Result) -> list[ProbeRecord]:
