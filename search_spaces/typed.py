@@ -88,6 +88,10 @@ def check_fields(
     return made
 
 
+#: Version of what every --json prints; it rises if a key changes its meaning or goes.
+JSON_SCHEMA = 2
+
+
 def strict_json(value: Any) -> Any:
     """Convert a value to what JSON can hold: NaN and infinities to None, tuples to lists."""
     if isinstance(value, float):

@@ -24,7 +24,7 @@ file = "mine.py"
 
 def test_the_drivers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "frameworks", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)["items"]
     assert {"torchtitan", "megatron-lm", "transformers-trainer"} <= {d["framework"] for d in listed}
     assert all(d["knobs"] for d in listed)
 

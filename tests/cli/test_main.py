@@ -13,6 +13,7 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.cli.parser import GROUPS
+from tuner.search_spaces.typed import JSON_SCHEMA
 from tuner.testing.studies import record, write_table
 from tuner.workload.trace import TraceWriter, read_trace
 
@@ -231,7 +232,7 @@ def test_what_is_named_and_offered(capsys, command):
     assert known[what[-1]] in out
     code, out, _ = run(capsys, *what, "--json")
     assert code == 0
-    assert json.loads(out)
+    assert json.loads(out)["schema"] == JSON_SCHEMA
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,8 @@ def test_a_probe_needs_neither_ray_nor_optuna(tmp_path):
         for name in ("ray", "optuna", "sklearn", "plotly"):
             sys.modules[name] = None
         import tuner.workload.node.runner
-        from tuner.testing.studies import record
+        from tuner.search_spaces.typed import JSON_SCHEMA
+from tuner.testing.studies import record
         class Fake:
             def __init__(self, job, cluster, **more): self.meter = record().meter
             def run(self, asked): return record(request=asked)

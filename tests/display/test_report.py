@@ -27,7 +27,7 @@ from tuner.display.plots import (
     surrogate_figure,
 )
 from tuner.display.report import render_report, write_report
-from tuner.display.text import comparison, payback, units_of
+from tuner.display.text import payback, units_of
 from tuner.formatting import Units, change, number, percent
 from tuner.results.parts import Choice
 from tuner.results.result import Result
@@ -485,22 +485,11 @@ def test_units_follow_the_size(kJ: float, s: float, energy: str, time: str) -> N
     assert units.time_text(s) == time
 
 
-def test_comparison_and_payback_in_words() -> None:
+def test_changes_and_payback_in_words() -> None:
     assert percent(0.123) == "12 %"
     assert change(90, 100, "less energy", "more energy") == "10 % less energy"
     assert change(103, 100, "less energy", "more energy") == "3.0 % more energy"
     result = small_result()
-    units = Units()
-    assert result.baseline is not None
-    same = replace(result, best=result.baseline)
-    assert comparison(same, units) == ""
-    close = replace(
-        result.baseline,
-        configuration=Configuration.of(micro_batch=2),
-        energy_to_solution_kJ=result.baseline.energy_to_solution_kJ * 0.99,
-    )
-    kept = replace(result, best=close, points=(result.baseline, close), judge=None)
-    assert comparison(kept, units) == ""  # the baseline is kept
     long = replace(result.spent, payback_steps=32_000.0, payback_share=3.2)
     assert "3.20 runs of the whole job" in payback(replace(result, spent=long))
     one = replace(result.spent, payback_steps=0.67, payback_share=0.67)

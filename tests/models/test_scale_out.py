@@ -176,7 +176,7 @@ def test_a_study_on_few_predicts_the_front_for_many(few: Path, capsys: Any) -> N
     assert target.sentence in out
     assert target.choice.sentence in out
     assert planned(few, "--gpus", "64,128", "--json") == 0
-    answered = json.loads(capsys.readouterr().out)
+    answered = json.loads(capsys.readouterr().out)["items"]
     assert [each["gpus"] for each in answered] == [64, 128]
     assert answered[0]["best"]["configuration"] == target.best.to_json()["configuration"]
 

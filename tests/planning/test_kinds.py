@@ -18,7 +18,7 @@ PLAN = ["plan", "opt-350m", "--space", "default", "--quiet", "--cluster"]
 
 def kinds(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:  # type: ignore[type-arg]
     assert main([*words, "--json"]) == 0
-    found: list[dict] = json.loads(capsys.readouterr().out)  # type: ignore[type-arg]
+    found: list[dict] = json.loads(capsys.readouterr().out)["items"]  # type: ignore[type-arg]
     return found
 
 

@@ -98,7 +98,7 @@ def test_the_command_prints_json_and_lists_the_run(
     data = json.loads(capsys.readouterr().out)
     assert [size["gpus"] for size in data["plan"]["sizes"]] == [4, 8]
     assert main(["runs", "--runs-dir", str(runs), "--json"]) == 0
-    kinds = {run["name"]: run["kind"] for run in json.loads(capsys.readouterr().out)}
+    kinds = {run["name"]: run["kind"] for run in json.loads(capsys.readouterr().out)["items"]}
     assert kinds["json"] == "plan"
 
 

@@ -26,7 +26,7 @@ def runs(tmp_path, monkeypatch):
 def listed(capsys):
     capsys.readouterr()
     assert main(["runs", "--json"]) == 0
-    return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["items"]}
 
 
 def test_a_search_is_stopped_from_another_terminal(tmp_path, capsys):

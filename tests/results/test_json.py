@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import tuner
-from tuner.results.result import JSON_SCHEMA
-from tuner.search_spaces.typed import strict_json
+from tuner.search_spaces.typed import JSON_SCHEMA, strict_json
 from tuner.testing.results import large_result, small_result
 
 DOCS = Path(__file__).parents[2] / "docs" / "report.md"

@@ -166,3 +166,6 @@ def test_the_command_answers_and_says_what_it_read(
     assert len(said["points"]) == 4
     assert main(["import", "--time-column", "t", "--runs-dir", str(tmp_path / "runs")]) == 2
     assert "name the CSV files" in capsys.readouterr().err
+    past.write_text("gpus,time_s,energy_J\n1,100,5000\n2,60,5500\n4,40,7000\n")
+    assert main(["import", str(past), "--today", "gpus=1", *words[2:4]]) == 0
+    assert "no more were made" not in capsys.readouterr().out  # no search could make any

@@ -35,9 +35,6 @@ def _optimize(args: argparse.Namespace) -> int:
     from tuner.display.answer import answer_lines
     from tuner.problem.file_starts import of_files
 
-    if args.job and args.job_option:
-        raise InputError(f"give the job once: {args.job!r} or --job {args.job_option!r}")
-    args.job = args.job or args.job_option
     if args.job and args.script:
         raise InputError(f"give either the job {args.job!r} or --script")
     if args.data and args.script:
@@ -77,7 +74,6 @@ def _optimize(args: argparse.Namespace) -> int:
             prefer=args.prefer,
             sampler=args.sampler,
             surrogate=args.surrogate,
-            in_flight=args.in_flight,
             storage=storage_of(args),
             progress=False,
             on_progress=on_progress,
@@ -179,7 +175,6 @@ def add(commands: Commands) -> None:
     job = optimize.add_argument_group("the job and what to try")
     add = job.add_argument
     add_shared(job, "JOB")
-    add("--job", dest="job_option", metavar="JOB", help="the same, as an option")
     add_shared(job, "--space", "--today", "--data", "--knob", "--knobs")
     add(
         "--allow-changed-training",
@@ -211,7 +206,6 @@ def add(commands: Commands) -> None:
     )
     add("--ray", metavar="ADDRESS", help="Ray cluster to run on: auto or HOST:PORT")
     add_shared(where, "--device-kind")
-    add("--in-flight", type=int, metavar="N", help="probes that a simulated cluster runs together")
     _add_study(optimize)
     optimize.show_first(
         (
@@ -229,7 +223,7 @@ def add_replay(commands: Commands) -> None:
     add = replay.add_argument
     add("path", metavar="PATH", help="folder of a table, run folder, or trace")
     add("--group", metavar="NAME", help="search problem of a table that holds several")
-    add("--steps", type=int, metavar="N", help="optimizer steps of the whole training")
+    add("--steps", type=int, metavar="N", help="steps of the whole training")
     add(
         "--in-flight",
         type=int,

@@ -30,14 +30,16 @@ OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bool = False) -> None:
-    """Print the answer: the data as JSON with --json, else the lines.
+    """Print the answer: the data as JSON with --json (a list as "items"), else the lines.
 
     With `fit` they fit into a terminal: they hold no commands or files to copy.
     """
     if args.json:
-        from tuner.search_spaces.typed import strict_json
+        from tuner.search_spaces.typed import JSON_SCHEMA, strict_json
 
-        print(json.dumps(strict_json(data), indent=2, default=str))
+        body = data if isinstance(data, dict) else {"items": data}
+        whole = strict_json({"schema": JSON_SCHEMA, **body})
+        print(json.dumps(whole, indent=2, default=str))
     elif fit and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
         for line in lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -198,15 +199,11 @@ def _doctor(args: argparse.Namespace) -> int:
         answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
         return OK
     from tuner.workload.node.machine_facts import machine_facts
+    from tuner.workload.node.verdict import verdict_lines
 
     facts = machine_facts()
-    if args.brief:
-        from tuner.workload.node.verdict import verdict_lines
-
-        answer(args, facts.to_json(), verdict_lines(facts))
-        return OK
-    answer(args, facts.to_json(), facts.lines())
-    return OK if facts.ready else FAILED
+    answer(args, facts.to_json(), facts.lines() if args.verbose else verdict_lines(facts))
+    return OK if facts.ready or args.brief else FAILED
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -319,7 +316,8 @@ def add(commands: Commands) -> None:
         _doctor,
         "list what this machine, or a Ray cluster, offers, and what is missing",
     )
-    doctor.add_argument("--brief", action="store_true", help="this machine in five lines")
+    doctor.add_argument("-v", "--verbose", action="store_true", help="list every fact")
+    doctor.add_argument("--brief", action="store_true", help=SUPPRESS)  # of the release before
     doctor.add_argument(
         "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )

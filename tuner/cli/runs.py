@@ -183,37 +183,27 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from tuner.api import load_result
+    from contextlib import nullcontext
 
-    if args.to == "bundle":
-        from tuner.evidence.bundle import make_bundle
-        from tuner.problem.run_folder import find_run
-
-        out = Path(args.out) if args.out else None
-        made = make_bundle(find_run(args.run, args.runs_dir), out, redact=args.redact)
-        answer(args, made.to_json(), made.lines())
-        return OK
-    if args.redact:
-        return _export_redacted(args)
-    result = load_result(args.run, runs_dir=args.runs_dir)
-    path = result.export(args.to, args.out)
-    answer(args, {"to": args.to, "out": str(path)}, [f"{args.to}: {path}"])
-    return OK
-
-
-def _export_redacted(args: argparse.Namespace) -> int:
     from tuner.display.export import FORMATS
-    from tuner.evidence.bundle import redacted_copy
+    from tuner.evidence.bundle import make_bundle, redacted_copy
     from tuner.problem.run_folder import find_run
     from tuner.study.load import result_of
 
+    run = find_run(args.run, args.runs_dir)
+    if args.to == "bundle":
+        made = make_bundle(run, Path(args.out) if args.out else None, redact=args.redact)
+        answer(args, made.to_json(), made.lines())
+        return OK
     if args.to not in FORMATS:
         raise UnknownName("format", args.to, [*FORMATS, "bundle"])
-    run = find_run(args.run, args.runs_dir)
-    out = args.out or f"{run.name}-redacted{FORMATS[args.to].ending}"
-    with redacted_copy(run) as copy:
-        path = result_of(copy).export(args.to, out)
-    answer(args, {"to": args.to, "out": str(path), "redacted": True}, [f"{args.to}: {path}"])
+    out = args.out
+    if args.redact:
+        out = out or f"{run.name}-redacted{FORMATS[args.to].ending}"
+    with redacted_copy(run) if args.redact else nullcontext(run) as source:
+        path = result_of(source).export(args.to, out)
+    data = {"to": args.to, "out": str(path), **({"redacted": True} if args.redact else {})}
+    answer(args, data, [f"{args.to}: {path}"])
     return OK
 
 

@@ -208,8 +208,8 @@ def evidence_sentence(result: Result) -> str:
     advice, baseline = result.recommendation, result.baseline
     if advice is None or baseline is None or advice.evidence is Evidence.PREDICTED:
         return ""
-    if baseline.configuration not in result.launches:  # past runs in a CSV file have none
-        return ""
+    if baseline.configuration not in result.launches or not result.spent.energy_kJ:
+        return ""  # past runs in a CSV file
     point = advice.promising or advice.point
     if advice.action == "train":
         point = advice.point

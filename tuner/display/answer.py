@@ -11,15 +11,11 @@ from tuner.display.program_note import program_note
 from tuner.display.text import (
     energy_mark,
     found_word,
-    payback,
-    payback_after,
-    prediction,
-    real_search_cost,
     recommendation_lines,
-    spent_text,
+    spent_line,
     units_of,
 )
-from tuner.formatting import after_comma, duration, settings_text
+from tuner.formatting import after_comma, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
 from tuner.results.result import Result
@@ -54,11 +50,9 @@ def answer_lines(result: Result) -> list[str]:
         lines.append(f"Today: {result.baseline.configuration.short}, {result.baseline_name}.")
     if result.plan is not None:
         lines += plan_lines(result)
-    elif prediction(result):
-        lines.append(f"{real_search_cost(result)} {payback(result)}".rstrip())
     else:
         lines += [sentence] if (sentence := evidence_sentence(result)) else []
-        lines.append(_spent(result))
+        lines.append(spent_line(result))
     if note := program_note(result):
         lines.append(note)
     return [*lines, *_failures(result), *stopped, *_next(result)]
@@ -109,15 +103,6 @@ def _short_role(words: str) -> str:
     """Return one name of a point; the knee is named only where it is nothing else."""
     names = [word for word in words.split(", ") if word != "knee"]
     return "best in both" if len(names) > 1 else "".join(names) or "knee"
-
-
-def _spent(result: Result) -> str:
-    spent = result.spent
-    if not spent.energy_kJ and not spent.time_s:
-        return payback(result)
-    text = f"Spent: {spent_text(result)} and {duration(spent.time_s)} in {spent.probes} probes"
-    after = payback_after(result)
-    return f"{text}, repaid {after}." if after else f"{text}."
 
 
 def _lacked_memory(result: Result) -> list[ProbeRecord]:

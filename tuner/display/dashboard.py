@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.display.guarded import Guarded, serve_until_interrupted
 from tuner.display.text import (
-    comparison,
     energy_mark,
     payback,
     prediction,
@@ -280,8 +279,6 @@ def note(result: Result) -> str:
         configuration = html.escape(best.configuration.short)
         configuration = configuration.replace("`", "'")
         lines += [
-            _literal(comparison(result, units)),
-            "",
             f"- configuration: `{configuration or 'default'}`",
             f"- energy to solution: {units.energy_text(best.energy_to_solution_kJ)}{estimated}",
             f"- time to solution: {units.time_text(best.time_to_solution_s)}",

@@ -6,7 +6,6 @@ from html import escape
 
 from tuner.display.advice import evidence_sentence
 from tuner.display.text import (
-    comparison,
     payback,
     prediction,
     recommendation_lines,
@@ -47,8 +46,7 @@ def result_html(result: Result) -> str:
     more = len(result.front_points) - len(points)
     verified = evidence_sentence(result)
     headline, *details = recommendation_lines(result) or [result.choice.sentence]
-    saves = comparison(result, units)
-    sentences = [*details, prediction(result), saves, verified, payback(result)]
+    sentences = [*details, prediction(result), verified, payback(result)]
     lines = [
         f"<p><b>{escape(result.name)}:</b> {escape(headline)}</p>",
         *(f"<p>{escape(sentence)}</p>" for sentence in sentences if sentence),

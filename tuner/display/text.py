@@ -16,7 +16,6 @@ from tuner.display.ascii_plot import ascii_plot
 from tuner.display.plan_text import plan_lines, probe_lines
 from tuner.formatting import (
     Units,
-    after_comma,
     change,
     common_mark,
     duration,
@@ -101,24 +100,6 @@ def changes(result: Result, point: Point) -> tuple[str, str]:
     return change(energy, 1, "less energy", "more energy"), change(
         time, 1, "less time", "more time"
     )
-
-
-def comparison(result: Result, units: Units) -> str:
-    """Return what a recommended choice saves against the baseline; "" if the baseline is kept."""
-    best, baseline = result.recommended, result.baseline
-    if best is None or baseline is None or best.configuration == baseline.configuration:
-        return ""
-    estimated = after_comma(common_mark([best.meter, baseline.meter]))
-    energy, time = changes(result, best)
-    energies = (
-        f"{units.energy_text(baseline.energy_to_solution_kJ)} → "
-        f"{units.energy_text(best.energy_to_solution_kJ)}{estimated}"
-    )
-    times = (
-        f"{units.time_text(baseline.time_to_solution_s)} → "
-        f"{units.time_text(best.time_to_solution_s)}"
-    )
-    return f"Against today it takes {energy} ({energies}) and {time} ({times})."
 
 
 def role(result: Result, point: Point) -> str:
@@ -267,11 +248,9 @@ def summary_lines(result: Result) -> list[str]:
         ]
     lines += ["", *recommendation_lines(result)]
     lines += [sentence] if (sentence := evidence_sentence(result)) else []
-    if saves := comparison(result, units):
-        lines.append(saves)
     lines.append(f"Choice: {result.choice.sentence}")
     if result.plan is None:
-        lines.append(_spent_line(result, estimated))
+        lines.append(spent_line(result))
     if result.leave_one_out is not None:
         loo = result.leave_one_out
         lines.append(
@@ -313,21 +292,17 @@ def _interrupted(record: ProbeRecord) -> bool:
     return record.failure is not None and record.failure.was_cancelled
 
 
-def _spent_line(result: Result, estimated: str) -> str:
+def spent_line(result: Result) -> str:
     """Return the cost of the search and its payback; for past runs, that nothing was spent."""
     spent = result.spent
     if result.points and not spent.energy_kJ and not spent.time_s:
         return payback(result)
     if prediction(result):
         return f"{real_search_cost(result)} {payback(result)}".rstrip()
-    stopped = sum(_interrupted(record) for record in result.failures)
-    failed = f", {spent.failed - stopped} failed" if spent.failed > stopped else ""
-    failed += f", {stopped} interrupted" if stopped else ""
-    return (
-        f"Spent: {spent_text(result)}{estimated} and "
-        f"{number(spent.time_s)} s in "
-        f"{spent.probes} probes{failed}, {spent.measurements} measurements. {payback(result)}"
-    ).rstrip()
+    cost = f"{spent_text(result)}{label(energy_mark(result))}"
+    text = f"Spent: {cost} and {duration(spent.time_s)} in {spent.probes} probes"
+    after = payback_after(result)
+    return f"{text}, repaid {after}." if after else f"{text}."
 
 
 def target_lines(target: Target) -> list[str]:

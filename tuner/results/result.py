@@ -23,6 +23,7 @@ from tuner.results.parts import (
     Verification,
 )
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.typed import JSON_SCHEMA
 from tuner.workload.probe import Measurement, ProbeRecord
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from tuner.results.significance import Comparison
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
-
-#: Version of `Result.to_json`.
-JSON_SCHEMA = 1
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The facts about this machine in five lines: what trains, what meters, what is missing."""
+"""The facts about this machine in short: what trains, what meters, what is missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tuner.workload.node.readiness import NEEDED
 
 
 def verdict_lines(facts: MachineFacts) -> list[str]:
-    """Return five lines: machine, energy, clocks, software, and whether probes can run."""
+    """Return whether probes can run, machine, energy, clocks, software, and what is missing."""
     free = f"{facts.free_bytes / 2**30:.0f} GiB free"
     devices = f"{facts.cores} cores, {free}, no GPU: each core is a device"
     if facts.gpus:
@@ -22,13 +22,18 @@ def verdict_lines(facts: MachineFacts) -> list[str]:
         verdict = f"cannot train: {', '.join(absent)} missing; pip install 'joulefront[train]'"
     elif meter is None:
         verdict = "cannot measure: there is no meter"
+    elif facts.missing:
+        verdict = "probes train here; what is missing is listed below"
+    elif meter.name == "estimated":
+        verdict = "ready, without an energy meter: times are measured, energies are time x watts"
     else:
         verdict = "ready: probes train here, in real DeepSpeed processes"
     versions = (f"{name} {version}" for name, version in facts.packages.items() if version)
     return [
+        f"verdict   {verdict}",
         f"machine   {facts.host}: {devices}",
         f"energy    {energy}",
         f"clocks    {'searched, and put back' if facts.clock_control else 'left as they are'}",
         f"software  Python {facts.python}, {', '.join(versions)}",
-        f"verdict   {verdict}",
+        *(line for thing in facts.missing for line in thing.text()),
     ]

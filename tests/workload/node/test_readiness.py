@@ -111,6 +111,10 @@ def test_doctor_ends_with_what_is_missing_and_exit_code_1(
     )
     twin_node(TwinGpu(), root=root)
     code = main(["doctor"])
+    short = capsys.readouterr().out
+    assert short.startswith("verdict ")
+    assert ("missing     permission to set the clocks" in short) is not root
+    assert main(["doctor", "-v"]) == code
     lines = capsys.readouterr().out.splitlines()
     assert code == (0 if root else 1)
     if root:

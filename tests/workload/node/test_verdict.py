@@ -14,6 +14,7 @@ from tuner.workload.node.verdict import verdict_lines
 @pytest.fixture
 def facts(tmp_path: Path) -> MachineFacts:
     found = machine_facts(powercap=tmp_path, hwmon=tmp_path, extensions=tmp_path)
+    found = replace(found, missing=())
     versions = {"torch": "2.13.0", "deepspeed": "0.19.8", "transformers": "5.23.0", "ray": None}
     return replace(found, packages=versions)
 
@@ -21,24 +22,25 @@ def facts(tmp_path: Path) -> MachineFacts:
 def test_five_lines_say_what_trains_what_meters_and_that_it_can(facts: MachineFacts) -> None:
     lines = verdict_lines(facts)
     assert [line.split()[0] for line in lines] == [
+        "verdict",
         "machine",
         "energy",
         "clocks",
         "software",
-        "verdict",
     ]
-    assert "estimated, not metered: " in lines[1]
-    assert "ray" not in lines[3]
-    assert lines[4].startswith("verdict   ready")
+    assert "estimated, not metered: " in lines[2]
+    assert "ray" not in lines[4]
+    assert lines[0].startswith("verdict   ready, without an energy meter: ")
 
 
 def test_a_gpu_node_is_named_by_its_gpus(facts: MachineFacts) -> None:
     gpus = tuple(GpuFacts(i, f"GPU-{i}", "NVIDIA H100", 80 * 2**30) for i in range(8))
     meters = (MeterFacts("nvml", True, "NVML total-energy counter"), *facts.meters)
     lines = verdict_lines(replace(facts, gpus=gpus, meters=meters, clock_control=True))
-    assert "8 x NVIDIA H100" in lines[0]
-    assert lines[1] == "energy    metered by nvml: NVML total-energy counter"
-    assert lines[2] == "clocks    searched, and put back"
+    assert "8 x NVIDIA H100" in lines[1]
+    assert lines[0] == "verdict   ready: probes train here, in real DeepSpeed processes"
+    assert lines[2] == "energy    metered by nvml: NVML total-energy counter"
+    assert lines[3] == "clocks    searched, and put back"
 
 
 @pytest.mark.parametrize(
@@ -51,4 +53,4 @@ def test_a_gpu_node_is_named_by_its_gpus(facts: MachineFacts) -> None:
 def test_what_keeps_a_probe_from_running_is_the_verdict(
     facts: MachineFacts, changes: dict[str, object], said: str
 ) -> None:
-    assert said in verdict_lines(replace(facts, **changes))[4]  # type: ignore[arg-type]
+    assert said in verdict_lines(replace(facts, **changes))[0]  # type: ignore[arg-type]
