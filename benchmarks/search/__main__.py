@@ -8,23 +8,32 @@ table is exhausted; a run that never gets there is charged the whole table, poin
 makes its group one of `groups_never_found`. The oracle launches exactly the front's launch settings
 and visits exactly its live settings.
 
-The headline is on jackknifed tables (`--jackknife`), the mean over each group's tables, with tuned,
-seen and held-out groups apart (`benchmarks.search.problems`). There a run is also charged until
-each point of the front is matched within 2 % on both axes, the cheapest set of measurements stands
-beside the oracle (`benchmarks.search.truth`), and ours is also ended by the product's own rule
-(`benchmarks.search.own_stop`). With `--questions` a deadline and an energy budget are answered on
-them (`benchmarks.search.question`). The tables as recorded follow (`--seeds`): a group's figure is
-the median over its seeds. With `--transfer` joulefront also gets the whole record of another group
-as earlier measurements: the next one that differs in exactly one grouping column, for each column.
-If a table names the job and cluster that it recorded (`[predicted_by]`), `joulefront+models` is
-joulefront with the analytic models of that job, as in a study. `joulefront/NAME` is joulefront with
-another surrogate (`benchmarks.search.samplers.WITH_SURROGATE`).
+Every search starts at the user's baseline or at a launch drawn at random
+(`benchmarks.search.start`).
+
+The headline is what a search pays until it ends itself, by kind of table, beside the peers that end
+themselves (`benchmarks.search.headline`): the given tables jackknifed (`--jackknife`) and as
+recorded (`--seeds`), and those that are made (`--made`, `benchmarks.search.made_up`). kareus has a
+figure of its own beside other tables; vTrain's problems count launches
+(`benchmarks.search.vtrain`).
+
+On jackknifed tables tuned, seen and held-out groups also stand apart
+(`benchmarks.search.problems`), a run is also charged until each point of the front is matched
+within 2 % on both axes, and the cheapest set of measurements stands beside the oracle
+(`benchmarks.search.truth`). With `--questions` a deadline and an energy budget are answered on them
+(`benchmarks.search.question`). On tables as recorded a group's figure is the median over its seeds.
+With `--transfer` joulefront also gets the whole record of another group as earlier measurements:
+the next one that differs in exactly one grouping column, for each column. If a table names the job
+and cluster that it recorded (`[predicted_by]`), `joulefront+models` is joulefront with the analytic
+models of that job, as in a study. `joulefront/NAME` is joulefront with another surrogate
+(`benchmarks.search.samplers.WITH_SURROGATE`).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,26 +44,41 @@ from benchmarks.figures import Figure, arguments, publish
 from benchmarks.search.ask_tell import PEERS
 from benchmarks.search.environments import ENVIRONMENTS, PEERS_VARIABLE, install
 from benchmarks.search.external import EXTERNAL
-from benchmarks.search.jackknife import Jackknife, jackknife_figures, own_stop_lines
-from benchmarks.search.own_stop import own_stops
+from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
+from benchmarks.search.jackknife import Jackknife, jackknife_figures
+from benchmarks.search.made_up import KINDS, problems_of
+from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
 from benchmarks.search.plot import anytime_figure
-from benchmarks.search.problems import Problem
+from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.question import answer_searches, question_figures
 from benchmarks.search.recorded import in_flight_figures, recorded_figures, transfer_figures
 from benchmarks.search.results import write_results
 from benchmarks.search.runner import RunOptions, all_runs
-from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, WITH_MODELS
+from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import figure_name
 from benchmarks.search.truth import truth_of
+from benchmarks.search.vtrain import vtrain_figures
 from tuner.search.optuna_samplers import OURS
 from tuner.workload.table import load_table
+
+#: Kinds of tables that `--made` knows, and the seeds of the searches of each.
+MADE, MADE_SEEDS = (*KINDS, "vtrain"), (0, 1)
+#: Table of many launches whose figure stands alone.
+KAREUS = "kareus-attention-a100"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = arguments("joules that a search pays for the front of recorded tables")
     parser.prog = "python -m benchmarks.search"
     add = parser.add_argument
-    add("tables", nargs="+", type=Path, metavar="TABLE_DIR", help="folders with table.toml")
+    add("tables", nargs="*", type=Path, metavar="TABLE_DIR", help="folders with table.toml")
+    add(
+        "--made",
+        type=lambda text: [word for word in text.split(",") if word],
+        metavar="KIND,...",
+        help=f"also search tables that are made, of {', '.join(MADE)}; each n-th problem of vTrain "
+        "with vtrain:N (default: all without a TABLE_DIR, else none)",
+    )
     add(
         "--samplers",
         nargs="+",
@@ -126,6 +150,12 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; ours is always among the samplers."""
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.made is None:
+        options.made = [] if options.tables else list(MADE)
+    if unknown := [kind for kind in options.made if kind.partition(":")[0] not in MADE]:
+        parser.error(f"--made: {unknown[0]!r} is none of {', '.join(MADE)}")
+    if not options.tables and not options.made:
+        parser.error("give a TABLE_DIR, or kinds of tables with --made")
     if min(options.in_flight) < 1 or options.jobs < 1 or options.most < 1:
         parser.error("--in-flight, --jobs and --most must be at least 1")
     if min(options.seeds, options.jackknife) < 0 or not options.seeds + options.jackknife:
@@ -181,15 +211,29 @@ def run(options: argparse.Namespace) -> None:
         for group in table.groups
         if options.group in group.name
     ]
-    if not problems:
+    if options.tables and not problems:
         raise SystemExit(f"no group of these tables is named like {options.group!r}")
+    kareus = [one for one in problems if load_problem(one).name == KAREUS]
+    others = [one for one in problems if one not in kareus] or kareus
     figures: list[Figure] = []
-    if options.jackknife:
-        figures += jackknife_part(options, problems)
-    if options.seeds:
-        figures += recorded_part(options, problems)
+    if options.jackknife and others:
+        figures += jackknife_part(options, others)
+    if options.seeds and others:
+        figures += recorded_part(options, others)
+    for problem in kareus:
+        stop = search_to_own_stop(problem, 0)
+        over = stop.kJ / truth_of(problem).oracle_kJ
+        missing = 100 * stop.missing
+        print(
+            f"\n{KAREUS} at its own stop: {over:.2f} x the oracle's joules, {missing:.1f} % missing"
+        )
+        figures += [
+            Figure("kareus_over_oracle", over, "ratio"),
+            Figure("kareus_missing", missing, "%"),
+        ]
+    figures += made_part(options)
     print(f"({time.perf_counter() - began:.0f} s)")
-    publish(figures, options.json)
+    publish([*figures, *over_all(figures), search_lines()], options.json)
 
 
 def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> list[Figure]:
@@ -199,12 +243,12 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
         tables = [Problem(problem.folder, problem.group, seed) for problem in problems]
         each = RunOptions(tuple(options.samplers), (seed,), options.most, True, options.jobs)
         runs |= all_runs(each, tables)
-        stops |= own_stops(tables, (seed,), options.jobs)
+        stops |= own_stops(tables, (seed,), options.jobs, ending(options.samplers))
     made = Jackknife(runs, stops)
     made.print_groups()
     if options.results is not None:
         write_results(made, options.results)
-    figures = jackknife_figures(made)
+    figures = jackknife_figures(made) + kind_figures(Kind("jackknifed", runs, stops))
     if options.questions:
         tables = list(dict.fromkeys(problem for problem, _ in runs))
         searches = answer_searches(tables, options.most, options.jobs)
@@ -218,14 +262,8 @@ def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> l
     each = RunOptions(tuple(options.samplers), seeds, options.most, jobs=options.jobs)
     found = all_runs(each, problems, in_flight)
     figures, last = recorded_figures(each, problems, found)
-    stops = own_stops(problems, seeds, options.jobs)
-    folders = dict.fromkeys(problem.folder for problem in problems)
-    for folder in folders:
-        name = load_table(folder).name
-        print(f"{name}:")
-        by_group = [stops[problem] for problem in problems if problem.folder == folder]
-        end = f"_{figure_name(name)}" if len(folders) > 1 else ""
-        figures += own_stop_lines(by_group, "own_stop", end)
+    stops = own_stops(problems, seeds, options.jobs, ending(options.samplers))
+    figures += kind_figures(Kind("recorded", found, stops))
     if len(options.in_flight) > 1:
         figures += in_flight_figures(each, options.in_flight, problems, found)
     if options.transfer:
@@ -236,6 +274,28 @@ def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> l
         anytime_figure(runs, oracles).write_html(options.plot, include_plotlyjs=True)
         print(f"anytime curves: {options.plot}")
     return [*figures, *last]
+
+
+def made_part(options: argparse.Namespace) -> list[Figure]:
+    """Run the samplers that sweep on tables that are made, and ours on vTrain's problems."""
+    figures = []
+    names = [name for name in options.samplers if name == OURS or name in SWEEPING]
+    for kind in (one for one in options.made if one in KINDS):
+        with TemporaryDirectory() as folder:
+            problems = problems_of(kind, Path(folder))
+            each = RunOptions(tuple(names), MADE_SEEDS, options.most, jobs=options.jobs)
+            runs = all_runs(each, problems)
+            stops = own_stops(problems, MADE_SEEDS, options.jobs, ending(names))
+            figures += kind_figures(Kind(figure_name(kind), runs, stops))
+            if kind == "several-knobs":
+                largest = max(problems, key=lambda one: len(truth_of(one).points))
+                ask_s = statistics.median(run.ask_s for run in runs[largest, OURS])
+                figures.append(Figure("ask_s", ask_s, "s"))
+    for one in options.made:
+        name, _, every = one.partition(":")
+        if name == "vtrain":
+            figures += vtrain_figures(options.jobs, int(every or 1))
+    return figures
 
 
 if __name__ == "__main__":

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search_spaces.candidates import Candidates
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from optuna.study import Study
 
     from tuner.search.observations import Observations
+
+
+def level_order(settings: Settings) -> list[tuple[int, float, str]]:
+    """Return a sort key that orders numbers by size, and other values by name after them."""
+    return [
+        (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
+        for _, value in sorted(settings.items())
+    ]
 
 
 class AskTell(Protocol):
@@ -39,6 +47,17 @@ class AskTell(Protocol):
         """
 
 
+class Ends(AskTell, Protocol):
+    """A sampler that has a rule of its own that ends the search."""
+
+    def ended(self, still_open: Sequence[Configuration]) -> bool:
+        """Return True if what is told is enough; asked when a launch has ended.
+
+        Args:
+            still_open: at least one.
+        """
+
+
 @dataclass(frozen=True)
 class Peer:
     """An entry of the benchmark.
@@ -47,11 +66,13 @@ class Peer:
         make: called with the candidates, the cost of probing them and the seed.
         sweeps: True if it makes use of launches; the headline's ratio is to the best of these.
         missing: returns what has to be installed or set first; "" if nothing.
+        ends: True if it is an `Ends`; its own stop is then compared with ours.
     """
 
     make: Callable[[Candidates, ProbeCost, int], AskTell]
     sweeps: bool
     missing: Callable[[], str]
+    ends: bool = False
 
 
 #: Entries by name; a module that holds some is imported by `benchmarks.search.samplers`.
@@ -59,12 +80,16 @@ PEERS: dict[str, Peer] = {}
 
 
 def peer(
-    name: str, *, sweeps: bool = True, missing: Callable[[], str] = lambda: ""
+    name: str,
+    *,
+    sweeps: bool = True,
+    missing: Callable[[], str] = lambda: "",
+    ends: bool = False,
 ) -> Callable[[Callable[..., AskTell]], Callable[..., AskTell]]:
     """Return a decorator that enters a class or a function in `PEERS`."""
 
     def enter(make: Callable[..., AskTell]) -> Callable[..., AskTell]:
-        PEERS[name] = Peer(make, sweeps, missing)
+        PEERS[name] = Peer(make, sweeps, missing, ends)
         return make
 
     return enter
@@ -78,6 +103,10 @@ class AskTellPlanner(ProbePlanner):
         sampler: is asked and told.
         cost: predicted joules of a probe.
         seed: of the draws of `ProbePlanner`.
+
+    Attributes:
+        ends_itself: whether the sampler's own rule ends the search (`Ends`); else it goes on until
+            nothing is left.
     """
 
     def __init__(
@@ -85,6 +114,7 @@ class AskTellPlanner(ProbePlanner):
     ) -> None:
         super().__init__(candidates, cost=cost, seed=seed)
         self._sampler = sampler
+        self.ends_itself = False
         self._told: set[int] = set()
         self._next: int | None = None  # asked for when it ended a launch
 
@@ -95,6 +125,10 @@ class AskTellPlanner(ProbePlanner):
             closed = self._closed(observations)
             if closed.all():
                 return self._enqueue(None)
+            if self.ends_itself:
+                self._tell(observations)
+                if cast(Ends, self._sampler).ended(self._open(closed)):
+                    return self._enqueue(None)
             candidate, self._next = self._next, None
             if candidate is None or closed[candidate]:
                 candidate = self._ask(observations, closed)
@@ -113,13 +147,19 @@ class AskTellPlanner(ProbePlanner):
             self._next = candidate
             return None
 
-    def _ask(self, observations: Observations, closed: np.ndarray) -> int:
+    def _open(self, closed: np.ndarray) -> list[Configuration]:
+        return [self._configurations[i] for i in np.flatnonzero(~closed)]
+
+    def _tell(self, observations: Observations) -> None:
         for measured in observations.measured:
             if measured.candidate not in self._told:
                 self._told.add(measured.candidate)
                 configuration = self._configurations[measured.candidate]
                 self._sampler.tell(configuration, measured.step_time_s, measured.power_W)
-        chosen = self._sampler.ask([self._configurations[i] for i in np.flatnonzero(~closed)])
+
+    def _ask(self, observations: Observations, closed: np.ndarray) -> int:
+        self._tell(observations)
+        chosen = self._sampler.ask(self._open(closed))
         candidate = self._encoding.index_of_key(chosen.key)
         if candidate is None or closed[candidate]:
             name = type(self._sampler).__name__

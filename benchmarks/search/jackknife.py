@@ -31,11 +31,11 @@ class Jackknife:
 
     Attributes:
         runs: by problem and sampler.
-        own_stops: of ours, by problem; empty if not made.
+        own_stops: by problem and sampler; empty if not made.
     """
 
     runs: Mapping[tuple[Problem, str], Sequence[Run]]
-    own_stops: Mapping[Problem, Sequence[OwnStop]]
+    own_stops: Mapping[tuple[Problem, str], Sequence[OwnStop]]
 
     @cached_property
     def samplers(self) -> list[str]:
@@ -157,19 +157,13 @@ def _bound_figures(groups: Mapping[str, Sequence[Problem]], split: str) -> list[
 def _own_stop_figures(
     made: Jackknife, groups: Mapping[str, Sequence[Problem]], split: str
 ) -> list[Figure]:
+    """Print what searches paid and missed at their own stop, and return the two figures."""
     if not made.own_stops:
         return []
-    by_group = [[s for p in problems for s in made.own_stops[p]] for problems in groups.values()]
-    return own_stop_lines(by_group, "jackknife_own_stop", f"_{split}")
-
-
-def own_stop_lines(by_group: Sequence[Sequence[OwnStop]], name: str, end: str) -> list[Figure]:
-    """Print what searches paid and missed at their own stop, and return the two figures.
-
-    Args:
-        by_group: the searches of each group.
-        name, end: beginning and end of the figures' names.
-    """
+    by_group = [
+        [one for problem in problems for one in made.own_stops[problem, OURS]]
+        for problems in groups.values()
+    ]
     over = geometric_mean(
         [
             geometric_mean([one.kJ / truth_of(one.problem).oracle_kJ for one in stops])
@@ -185,6 +179,6 @@ def own_stop_lines(by_group: Sequence[Sequence[OwnStop]], name: str, end: str) -
         f"{missing:.1f} % (90th percentile)"
     )
     return [
-        Figure(f"{name}_over_oracle{end}", over, "ratio"),
-        Figure(f"{name}_missing_p90{end}", missing, "%"),
+        Figure(f"jackknife_own_stop_over_oracle_{split}", over, "ratio"),
+        Figure(f"jackknife_own_stop_missing_p90_{split}", missing, "%"),
     ]

@@ -1,4 +1,4 @@
-"""Searches that end by the product's own rule: what they pay, and what they miss.
+"""Searches that end by a rule of their own: what they pay, and what they miss.
 
 The study's own loop runs on the problem with the default settings and without a limit, as a replay
 does: there is no job, so the rule of a recording ends it (`tuner.study.rules`). Neither a baseline
@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass
 
 import optuna
 
+from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.samplers import sampler_named
+from benchmarks.search.start import start_at, start_of
 from benchmarks.search.truth import truth_of
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem import problem as studies
@@ -38,6 +40,7 @@ class OwnStop:
     """One search that ended by its own rule.
 
     Attributes:
+        sampler: name.
         problem: what was searched.
         seed: of the sampler and of the noise.
         kJ, launches, measurements: of the search.
@@ -45,6 +48,7 @@ class OwnStop:
         reason: kind of the `StopReason`.
     """
 
+    sampler: str
     problem: Problem
     seed: int
     kJ: float
@@ -69,6 +73,9 @@ def own_search(
     settings = SearchSettings(verify=False, seed=seed)
     asked = studies.Problem(table.name, candidates, 1, baseline=None, cost=cost, identity={})
     sampler = sampler_named(sampler_name, candidates, cost, seed, (), table.predicted_by)
+    if isinstance(sampler, AskTellPlanner):
+        sampler.ends_itself = True
+    start_at(sampler, start_of(problem, seed))
     recorder = StudyRecorder.in_memory(sampler)
     loop = SearchLoop(
         spec=StudySpec(table.name, None, asked, settings=settings),
@@ -87,6 +94,7 @@ def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) ->
     records, stop = own_search(problem, seed, sampler_name)
     measured = [c for record in records for c in record.request.configurations()]
     return OwnStop(
+        sampler=sampler_name,
         problem=problem,
         seed=seed,
         kJ=math.fsum(record.energy_J for record in records) / 1000,
@@ -98,16 +106,28 @@ def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) ->
 
 
 def own_stops(
-    problems: Sequence[Problem], seeds: Sequence[int], jobs: int = 1
-) -> dict[Problem, list[OwnStop]]:
-    """Return the searches of each problem, one a seed; with several jobs in other processes."""
-    work = [(problem, seed) for problem in problems for seed in seeds]
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    jobs: int = 1,
+    samplers: Sequence[str] = (OURS,),
+) -> dict[tuple[Problem, str], list[OwnStop]]:
+    """Return the searches of each problem and sampler, one a seed.
+
+    Args:
+        jobs: number of processes.
+        samplers: ours, or peers that have a rule of their own.
+    """
+    keys = [(problem, name) for problem in problems for name in samplers]
+    work = [(problem, seed, name) for problem, name in keys for seed in seeds]
     if jobs > 1:
         with ProcessPoolExecutor(jobs) as pool:
             done = list(pool.map(search_to_own_stop, *zip(*work, strict=True), chunksize=4))
     else:
-        done = [search_to_own_stop(problem, seed) for problem, seed in work]
-    found: dict[Problem, list[OwnStop]] = {problem: [] for problem in problems}
-    for one in done:
-        found[one.problem].append(one)
-    return found
+        done = [search_to_own_stop(*one) for one in work]
+    each = len(seeds)
+    return {key: done[i * each : (i + 1) * each] for i, key in enumerate(keys)}
+
+
+def ending(samplers: Sequence[str]) -> list[str]:
+    """Return those of these samplers that end a search by a rule of their own, ours first."""
+    return [OURS, *(name for name in samplers if name in PEERS and PEERS[name].ends)]

@@ -13,7 +13,7 @@ import numpy as np
 import optuna
 from optuna.trial import Trial, TrialState, create_trial
 
-from benchmarks.search.ask_tell import peer
+from benchmarks.search.ask_tell import level_order, peer
 from tuner.pareto import nondominated
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.parameters import ParameterEncoding
@@ -25,16 +25,8 @@ from tuner.search_spaces.configuration import Configuration, Settings
 MAX_ASKS = 50
 
 
-def level_order(settings: Settings) -> list[tuple[int, float, str]]:
-    """Return a sort key that orders numbers by size, and other values by name after them."""
-    return [
-        (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
-        for _, value in sorted(settings.items())
-    ]
-
-
 class Sweep:
-    """Base: visits all live settings of the launches that `choose` returns.
+    """Base: visits all live settings of the launch that it is started in, and of those of `choose`.
 
     Args:
         candidates: the valid configurations.
@@ -50,6 +42,13 @@ class Sweep:
 
     def tell(self, configuration: Configuration, time_s: float, power_W: float) -> None:
         self.measured[configuration] = (time_s * power_W, time_s)
+        if self._launch is None:
+            self._launch = configuration.launch
+
+    def ended(self, still_open: Sequence[Configuration]) -> bool:
+        """Return False: a sweep without a rule of its own ends with the space."""
+        del still_open
+        return False
 
     def ask(self, still_open: Sequence[Configuration]) -> Configuration:
         here = [c for c in still_open if c.launch == self._launch]
@@ -63,7 +62,7 @@ class Sweep:
         raise NotImplementedError
 
 
-@peer("random-sweep")
+@peer("random-sweep", ends=True)
 class RandomSweep(Sweep):
     """Sweeps launches drawn at random."""
 
@@ -72,13 +71,14 @@ class RandomSweep(Sweep):
         return launches[int(self.draw.integers(len(launches)))]
 
 
-@peer("hill-climb")
+@peer("hill-climb", ends=True)
 class HillClimb(Sweep):
     """Pareto local search over launches (Paquete, Chiarandini & Stuetzle 2004).
 
-    It begins at the middle launch and sweeps the launch that is nearest to one on the front of its
-    measurements, counted in levels of the launch knobs; ties are drawn. If no neighbour is left it
-    moves on to the next nearest, so it never has to start again.
+    It sweeps the launch that is nearest to one on the front of its measurements, counted in levels
+    of the launch knobs; ties are drawn. If no neighbour is left it has ended; asked all the same it
+    moves on to the next nearest, so it never has to start again. Unless it is told where the search
+    starts, it draws the first launch.
     """
 
     def __init__(self, candidates: Candidates, cost: ProbeCost, seed: int) -> None:
@@ -96,17 +96,23 @@ class HillClimb(Sweep):
 
     def choose(self, still_open: Sequence[Configuration]) -> Settings:
         launches = list(dict.fromkeys(c.launch for c in still_open))
-        if self.measured:
-            energy, time = np.array(list(self.measured.values())).T
-            front = nondominated(energy, time)
-            best = {c.launch for c, on in zip(self.measured, front, strict=True) if on}
-            centres = np.array([self._ranks[launch] for launch in best])
-        else:
-            centres = np.mean(list(self._ranks.values()), axis=0)[None]
-        distance = np.array(
-            [np.abs(centres - self._ranks[one]).sum(axis=1).min() for one in launches]
-        )
+        distance = self._distances(launches)
         return launches[int(self.draw.choice(np.flatnonzero(distance <= distance.min() + 1e-9)))]
+
+    def ended(self, still_open: Sequence[Configuration]) -> bool:
+        """Return True if no launch is left next to one on the front, nor a setting of these."""
+        distance = self._distances(list(dict.fromkeys(c.launch for c in still_open)))
+        return bool(self.measured) and bool(distance.min() > 1)
+
+    def _distances(self, launches: Sequence[Settings]) -> np.ndarray:
+        """Return the levels between each launch and the nearest on the front; zeros without one."""
+        if not self.measured:
+            return np.zeros(len(launches))
+        energy, time = np.array(list(self.measured.values())).T
+        front = nondominated(energy, time)
+        best = {c.launch for c, on in zip(self.measured, front, strict=True) if on}
+        centres = np.array([self._ranks[launch] for launch in best])
+        return np.array([np.abs(centres - self._ranks[one]).sum(axis=1).min() for one in launches])
 
 
 class OptunaSweep(Sweep):

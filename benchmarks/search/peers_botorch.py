@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.search.ask_tell import peer
-from benchmarks.search.peers import Sweep, level_order
+from benchmarks.search.ask_tell import level_order, peer
+from benchmarks.search.peers import Sweep
 from tuner.models.surrogate.features import FeatureMap
 from tuner.pareto import reference_point
 from tuner.problem.probe_cost import ProbeCost

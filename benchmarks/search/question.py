@@ -180,7 +180,8 @@ def question_figures(searches: Mapping[str | None, Sequence[Answered]]) -> list[
                     f"  {name:8} {who:18} {over:6.2f} x its oracle; "
                     f"{over_front:5.2f} x the front's oracle"
                 )
-                figures.append(Figure(f"{name}_over_oracle{end}_{split}", over, "ratio"))
+                own = "question_over_own_oracle" if known else "front_search_over_own_oracle"
+                figures.append(Figure(f"{own}_{name}_{split}", over, "ratio"))
                 figures.append(
                     Figure(f"{name}_over_front_oracle{end}_{split}", over_front, "ratio")
                 )

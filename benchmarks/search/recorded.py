@@ -14,7 +14,6 @@ from benchmarks.search.statistics import (
     figure_name,
     geometric_mean,
     last_figures,
-    never_found,
     quartiles,
     significance,
     spread,
@@ -65,7 +64,6 @@ def recorded_figures(
             )
     print(f"\nover {len(problems)} groups (geometric means), {len(options.seeds)} seeds:")
     figures = _summary(options, problems, found, medians, over_oracle)
-    figures.append(never_found(found[problem, OURS] for problem in problems))
     return figures, last_figures(medians, counted, over_oracle)
 
 

@@ -15,8 +15,10 @@ import optuna
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.recorded_priors import earlier_prior
 from benchmarks.search.samplers import sampler_named
+from benchmarks.search.start import start_at, start_of
 from benchmarks.search.truth import WITHIN, truth_of
 from tuner.executors.local import SimulatedExecutor
+from tuner.models.analytic.model import Prior
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -62,6 +64,7 @@ class ProblemSearch:
         in_flight: number of probes in flight.
         until_matched: continue after the front is found until each of its points is matched.
         source: the group of the same table that is known before.
+        prior: the models that ours has; None for those of `sampler_name`.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class ProblemSearch:
         in_flight: int,
         until_matched: bool,
         source: str | None,
+        prior: Prior | None = None,
     ) -> None:
         self.table, self.truth = load_problem(problem), truth_of(problem)
         self.in_flight, self.until_matched = in_flight, until_matched
@@ -89,7 +93,9 @@ class ProblemSearch:
             earlier,
             self.table.predicted_by,
             problem,
+            prior,
         )
+        start_at(self.sampler, start_of(problem, seed))
         self.book = StudyRecorder.in_memory(self.sampler)
         self.measured: list[Configuration] = []
         self.curve: list[tuple[float, float]] = []

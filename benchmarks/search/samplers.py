@@ -84,13 +84,17 @@ def sampler_named(
     earlier: Sequence[Prior] = (),
     recorded: PredictedBy | None = None,
     problem: Problem | None = None,
+    prior: Prior | None = None,
 ) -> ProbePlanner:
     """Return a sampler of the benchmark.
 
     Args:
         recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
         problem: of the table, which `WITH_RECORDED` needs.
+        prior: the models that `OURS` has.
     """
+    if name == OURS and prior is not None:
+        return CandidateSampler(candidates, prior=prior, cost=cost, seed=seed)
     if name in WITH_RECORDED:
         assert problem is not None
         prior = RECORDED_PRIORS[WITH_RECORDED[name]](problem)

@@ -22,6 +22,7 @@ from benchmarks.search.problems import (
 )
 from benchmarks.search.runner import run
 from benchmarks.search.truth import MATCHED, WITHIN, lower_bound, truth_of
+from tuner.search.optuna_samplers import OURS
 from tuner.testing.studies import write_table
 from tuner.workload.table import load_table
 
@@ -188,7 +189,7 @@ def test_a_run_until_matched_pays_the_same_for_the_hypervolume(folder: Path) -> 
 def test_a_search_ends_by_its_own_rule_and_pays_for_what_it_probed(folder: Path) -> None:
     problem = Problem(folder, "mixed", 0)
     truth = truth_of(problem)
-    (stop,) = own_stops([problem], [0])[problem]
+    (stop,) = own_stops([problem], [0])[problem, OURS]
     assert stop == search_to_own_stop(problem, 0)
     assert stop.reason in {"not_worth_it", "exhausted"}
     assert 0 <= stop.missing < 1

@@ -1,0 +1,157 @@
+"""What a user pays: each kind of table searched to the search's own stop, beside peers with one.
+
+A group of a table is one sample: figures are geometric means over groups of those over its tables
+and seeds, with the standard error of the logarithm over the groups. No rule of the search takes
+part: truth and costs are the table's, and every search has the same start (`start`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.figures import ROOT, Figure
+from benchmarks.search.own_stop import OwnStop
+from benchmarks.search.problems import Problem
+from benchmarks.search.runner import Run
+from benchmarks.search.statistics import geometric_mean, never_found, quantile
+from benchmarks.search.truth import truth_of
+from tuner.search.optuna_samplers import OURS
+
+#: A peer whose own stop misses more than this in the worst tenth of its runs is no rival.
+MOST_MISSING = 0.02
+RANDOM_SWEEP = "random-sweep"
+#: Packages whose lines are those of the search.
+PACKAGES = ("tuner/search", "tuner/models/surrogate")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Searches of one kind of table.
+
+    Attributes:
+        name: "jackknifed", "recorded", "clock_limit", ...
+        runs: that end by the truth, by problem and sampler.
+        stops: that end by their own rule, likewise.
+    """
+
+    name: str
+    runs: Mapping[tuple[Problem, str], Sequence[Run]]
+    stops: Mapping[tuple[Problem, str], Sequence[OwnStop]]
+
+    def groups(self, name: str) -> dict[str, list[Problem]]:
+        """Return the problems that this sampler searched, by group."""
+        found: dict[str, list[Problem]] = {}
+        for problem, sampler in dict.fromkeys([*self.runs, *self.stops]):
+            if sampler == name:
+                group = f"{problem.folder.name}: {problem.group}"
+                found.setdefault(group, []).append(problem)
+        return found
+
+    def _each(
+        self, of: Mapping[tuple[Problem, str], Sequence[Run | OwnStop]], name: str
+    ) -> dict[str, float]:
+        """Return joules over the oracle's of each group."""
+        return {
+            group: geometric_mean(
+                [one.kJ / truth_of(p).oracle_kJ for p in problems for one in of[p, name]]
+            )
+            for group, problems in self.groups(name).items()
+            if (problems[0], name) in of
+        }
+
+    def to_truth(self, name: str) -> dict[str, float]:
+        """Return what each group costs until the front is found, over the oracle's joules."""
+        return self._each(self.runs, name)
+
+    def to_stop(self, name: str) -> dict[str, float]:
+        """Return what each group costs until the sampler's own stop, over the oracle's joules."""
+        return self._each(self.stops, name)
+
+    def missing(self, name: str) -> float:
+        """Return the share of the front that the worst tenth of a sampler's own stops misses."""
+        stops = [one for (_, who), several in self.stops.items() if who == name for one in several]
+        return quantile([one.missing for one in stops], 0.9)
+
+    @property
+    def ending(self) -> list[str]:
+        """The samplers with a stop of their own."""
+        return list(dict.fromkeys(name for _, name in self.stops))
+
+
+def mean_and_error(ratios: Mapping[str, float]) -> tuple[float, str]:
+    """Return the geometric mean over groups, and it with the standard error of its logarithm."""
+    logs, mean = [math.log(value) for value in ratios.values()], geometric_mean([*ratios.values()])
+    if len(logs) < 2:
+        return mean, f"{mean:.2f}"
+    return mean, f"{mean:.2f} (log +-{statistics.stdev(logs) / math.sqrt(len(logs)):.2f})"
+
+
+def kind_figures(kind: Kind) -> list[Figure]:
+    """Print a kind's lines, and return its figures."""
+    print(f"\n{kind.name}: {len(kind.groups(OURS))} groups; joules over the oracle's")
+    print(f"  {'sampler':18} {'to the truth':>18} {'at its own stop':>18} {'missing (p90)':>14}")
+    for name in dict.fromkeys(name for _, name in [*kind.runs, *kind.stops]):
+        truth = mean_and_error(kind.to_truth(name))[1] if kind.runs else "-"
+        stop = mean_and_error(kind.to_stop(name))[1] if name in kind.ending else "-"
+        missing = f"{100 * kind.missing(name):.1f} %" if name in kind.ending else "-"
+        print(f"  {name:18} {truth:>18} {stop:>18} {missing:>14}")
+    stop, _ = mean_and_error(kind.to_stop(OURS))
+    figures = [
+        Figure(f"own_stop_over_oracle_{kind.name}", stop, "ratio"),
+        Figure(f"missing_p90_{kind.name}", 100 * kind.missing(OURS), "%"),
+    ]
+    rivals = {
+        name: mean_and_error(kind.to_stop(name))[0]
+        for name in kind.ending
+        if name != OURS and kind.missing(name) <= MOST_MISSING
+    }
+    if rivals:
+        best = min(rivals, key=rivals.__getitem__)
+        print(f"  the best peer at its own stop is {best}: {rivals[best]:.2f}")
+        ratio = stop / rivals[best]
+        figures.append(Figure(f"own_stop_over_best_peer_{kind.name}", ratio, "ratio"))
+    if not kind.runs:
+        return figures
+    over, _ = mean_and_error(kind.to_truth(OURS))
+    begin = "jackknife" if kind.name == "jackknifed" else kind.name
+    figures.append(Figure(f"{begin}_over_oracle", over, "ratio"))
+    groups = kind.groups(OURS).values()
+    runs = [[run for problem in each for run in kind.runs[problem, OURS]] for each in groups]
+    figures.append(never_found(runs, end=f"_{kind.name}"))
+    return figures + _worst_group(kind)
+
+
+def _worst_group(kind: Kind) -> list[Figure]:
+    ours, theirs = kind.to_truth(OURS), kind.to_truth(RANDOM_SWEEP)
+    if not theirs:
+        return []
+    worst = max(ours, key=lambda group: ours[group] / theirs[group])
+    ratio = ours[worst] / theirs[worst]
+    print(f"  worst group over {RANDOM_SWEEP}: {ratio:.2f} ({worst})")
+    return [Figure(f"worst_group_over_random_sweep_{kind.name}", ratio, "ratio")]
+
+
+def over_all(figures: Sequence[Figure]) -> list[Figure]:
+    """Return the figures over all kinds: groups never found, and the worst of the others."""
+    found = []
+    every: tuple[tuple[str, Callable[[list[float]], float], str], ...] = (
+        ("groups_never_found", sum, "count"),
+        ("worst_group_over_random_sweep", max, "ratio"),
+        ("own_stop_over_best_peer", max, "ratio"),
+        ("own_stop_over_oracle", max, "ratio"),
+        ("missing_p90", max, "%"),
+    )
+    for name, of, unit in every:
+        if values := [one.value for one in figures if one.name.startswith(f"{name}_")]:
+            found.append(Figure(name, of(values), unit))
+    return found
+
+
+def search_lines() -> Figure:
+    """Return the lines of the search and its surrogates."""
+    files = [file for package in PACKAGES for file in (ROOT / package).glob("*.py")]
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    return Figure("search_lines", lines, "count")

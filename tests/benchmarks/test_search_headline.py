@@ -1,0 +1,185 @@
+"""The headline of the benchmark: starts of searches, stops of peers, figures of each kind."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.search import vtrain
+from benchmarks.search.__main__ import main, options_of
+from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
+from benchmarks.search.made_up import adversarial_tables, clock_limit_tables
+from benchmarks.search.own_stop import ending, own_search, own_stops, search_to_own_stop
+from benchmarks.search.problems import Problem
+from benchmarks.search.runner import ProblemSearch
+from benchmarks.search.start import start_of
+from benchmarks.search.truth import truth_of
+from tuner.search.optuna_samplers import OURS
+from tuner.testing.studies import TOML, write_table
+
+GROUP = "made-up"
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Problem:
+    return Problem(write_table(tmp_path / "table"), GROUP)
+
+
+@pytest.mark.parametrize("name", [OURS, "hill-climb", "random-sweep", "tpe", "tpe-sweep"])
+def test_every_sampler_starts_at_the_same_random_launch(problem: Problem, name: str) -> None:
+    starts = []
+    for seed in range(4):
+        search = ProblemSearch(problem, name, seed, 1, False, None)
+        search.run(3)
+        assert search.measured[0] == start_of(problem, seed)
+        assert search.measured[0].get("speed") == 5  # the highest, as before any tuning
+        starts.append(search.measured[0])
+        if name.endswith(("sweep", "climb")):  # it goes on in the launch that was paid for
+            assert {c.launch for c in search.measured[:3]} == {starts[-1].launch}
+    assert len(set(starts)) > 1
+
+
+def test_a_table_with_a_baseline_starts_there(tmp_path: Path) -> None:
+    toml = TOML.replace("[cost]", "[baseline]\nshape = 2\nspeed = 3\n\n[cost]")
+    problem = Problem(write_table(tmp_path / "table", toml=toml), GROUP)
+    for seed in range(3):
+        start = start_of(problem, seed)
+        assert (start.get("shape"), start.get("speed")) == (2, 3)
+        records, _ = own_search(problem, seed)
+        assert records[0].request.configurations()[0] == start
+
+
+def test_a_hill_climb_ends_without_an_untried_neighbour_and_a_sweep_with_the_table(
+    problem: Problem,
+) -> None:
+    truth = truth_of(problem)
+    for seed in range(4):
+        records, stop = own_search(problem, seed, "hill-climb")
+        assert stop.kind == "exhausted"
+        shapes = {record.request.launch["shape"] for record in records}
+        # Shape 4 holds the front: its neighbours were tried, and what is not needed was not.
+        assert {3, 4, 6} <= shapes
+        assert shapes == set(range(min(shapes), max(shapes) + 1)) - {5, 7}
+        sweep = search_to_own_stop(problem, seed, "random-sweep")
+        assert (sweep.launches, sweep.measurements) == (6, len(truth.logs))
+    assert ending(["tpe", "hill-climb", "random-sweep"]) == [OURS, "hill-climb", "random-sweep"]
+
+
+def test_the_peer_at_its_own_stop_is_a_rival_if_it_finds_the_front(
+    problem: Problem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Problem(write_table(tmp_path / "other", shapes=(1, 2, 3, 4)), GROUP)
+    stops = own_stops([problem, other], [0, 1], samplers=(OURS, "hill-climb", "random-sweep"))
+    oracle_kJ = {one: truth_of(one).oracle_kJ for one in (problem, other)}
+    costs = {OURS: (2.0, 8.0), "hill-climb": (1.0, 1.0), "random-sweep": (10.0, 10.0)}
+    for (table, name), several in stops.items():
+        missed = 0.05 if name == "hill-climb" else 0.01
+        kJ = costs[name][table == other] * oracle_kJ[table]
+        stops[table, name] = [replace(one, kJ=kJ, missing=missed) for one in several]
+    figures = {one.name: one.value for one in kind_figures(Kind("made", {}, stops))}
+    assert figures["own_stop_over_oracle_made"] == pytest.approx(4.0)
+    assert figures["missing_p90_made"] == pytest.approx(1.0)
+    assert figures["own_stop_over_best_peer_made"] == pytest.approx(0.4)
+    # The error is over the two groups: half the distance of their logarithms.
+    assert f"4.00 (log +-{math.log(2):.2f})" in capsys.readouterr().out
+    stops = {key: [replace(one, missing=0.0) for one in of] for key, of in stops.items()}
+    (rivals,) = (
+        one.value
+        for one in kind_figures(Kind("made", {}, stops))
+        if one.name.startswith("own_stop_over_best_peer")
+    )
+    assert rivals == pytest.approx(4.0)
+
+
+def test_the_worst_kind_stands_for_all() -> None:
+    from benchmarks.figures import Figure
+
+    figures = [
+        Figure("groups_never_found_a", 1, "count"),
+        Figure("groups_never_found_b", 2, "count"),
+        Figure("missing_p90_a", 1.0, "%"),
+        Figure("missing_p90_b", 3.0, "%"),
+    ]
+    assert {one.name: one.value for one in over_all(figures)} == {
+        "groups_never_found": 3,
+        "missing_p90": 3.0,
+    }
+    assert search_lines().value > 1000
+
+
+def test_made_up_tables_hold_what_they_are_made_for(tmp_path: Path) -> None:
+    for folder in clock_limit_tables(tmp_path):
+        points = truth_of(Problem(folder, folder.name)).points
+        same = {(p.configuration.launch, round(p.time_s, 6), round(p.power_W, 6)) for p in points}
+        assert len(same) < 0.8 * len(
+            points
+        )  # a clock or a limit that does not bind changes nothing
+    for folder in adversarial_tables(tmp_path):
+        truth = truth_of(Problem(folder, folder.name))
+        front = {c for c, logs in truth.logs.items() if logs in {tuple(x) for x in truth.front}}
+        if folder.name == "bursts":
+            assert {c.micro_batch for c in front} == {64}
+            assert len(front) == 6
+            for point in truth.points:  # limits far above the mean power bind
+                if point.configuration in front:
+                    limit = point.configuration.get("power_limit_W")
+                    assert isinstance(limit, int)
+                    assert 1.2 < limit / point.power_W < 2
+        if folder.name == "below-the-knee":
+            assert 100 not in {c.get("power_limit_W") for c in front}
+
+
+def test_vtrains_problems_are_searched_from_today_until_two_per_cent(tmp_path: Path) -> None:
+    problems = vtrain.searched_problems()
+    assert len(problems) == 92
+    number = int(np.argmin([len(launches) for launches in problems]))
+    launches = problems[number]
+    folder = vtrain.write_table(tmp_path / f"vtrain-{number:03d}", launches)
+    start = start_of(Problem(folder, folder.name), 0)
+    assert start.get("data_parallel") == max(one.degrees[1] for one in launches)
+    least_s = min(one.measured_s for one in launches)
+    good = sum(one.measured_s <= 1.02 * least_s for one in launches)
+    for name in ("random-sweep", OURS):
+        needed = vtrain.launches_needed(tmp_path, name, number, 0)
+        assert 1 <= needed <= len(launches) - good + 1
+    assert vtrain.launches_needed(tmp_path, OURS, number, 0) == needed
+
+
+def test_the_command_prints_the_figures_of_made_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.search import __main__ as command
+
+    def one_table(kind: str, folder: Path) -> list[Problem]:
+        return [Problem(write_table(folder / kind, shapes=(2, 4, 8)), GROUP)]
+
+    monkeypatch.setattr(command, "problems_of", one_table)
+    figures = tmp_path / "figures.json"
+    samplers = ["--samplers", OURS, "hill-climb", "random-sweep", "tpe"]
+    main(["--made", "several-knobs", *samplers, "--json", str(figures)])
+    told = {each["name"] for each in json.loads(figures.read_text())}
+    assert told == {
+        "own_stop_over_oracle_several_knobs",
+        "missing_p90_several_knobs",
+        "own_stop_over_best_peer_several_knobs",
+        "several_knobs_over_oracle",
+        "groups_never_found_several_knobs",
+        "worst_group_over_random_sweep_several_knobs",
+        "ask_s",
+        "groups_never_found",
+        "worst_group_over_random_sweep",
+        "own_stop_over_best_peer",
+        "own_stop_over_oracle",
+        "missing_p90",
+        "search_lines",
+    }
+    assert options_of([]).made == ["clock-limit", "adversarial", "several-knobs", "vtrain"]
+    for wrong in (["--made", "rooms"], ["--made", ""]):
+        with pytest.raises(SystemExit) as ended:
+            options_of(wrong)
+        assert ended.value.code == 2
