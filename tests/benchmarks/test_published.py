@@ -133,7 +133,7 @@ def test_models_that_were_not_fitted_are_predicted() -> None:
     assert found["published_unseen_memory_median"] < 8  # the aims
     assert found["published_unseen_time_median"] < 12
     page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
-    assert f"step time {found['published_unseen_time_median']:.1f} % median" in page
+    assert f"| time {found['published_unseen_time_median']:.1f} % |" in page
 
 
 def test_the_parts_of_the_error_are_those_of_a_fresh_run() -> None:

@@ -263,6 +263,7 @@ def test_a_planted_live_knob_is_refused_in_a_sentence(
             measurement["live"] = {name: 1}
     trace.write_text("".join(json.dumps(record) + "\n" for record in records))
     out = tmp_path / "out"
+    capsys.readouterr()
     assert main(["apply", str(run), "--point", "1", "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

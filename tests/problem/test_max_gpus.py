@@ -36,7 +36,7 @@ def test_what_needs_more_is_left_out_and_said() -> None:
     (said,) = [note for note in few.notes if "max_gpus=1" in note]
     left = len(every.candidates) - len(few.candidates)
     assert said.startswith(f"{left} of {len(every.candidates)} configurations are left out")
-    assert "the baseline needs 2" in said
+    assert "today's needs 2" in said
     assert few.baseline == every.baseline
     assert few.baseline is not None
     assert few.baseline not in few.candidates

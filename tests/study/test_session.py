@@ -249,7 +249,7 @@ def test_a_recording_is_searched_until_little_is_likely_to_be_left(table, option
         assert result.spent.measurements >= LEAST_MEASUREMENTS
     assert spent[1.0] < spent[0.02] <= spent[0.0]
     assert "of the front's hypervolume is left to find with a probability of" in result.stopped
-    assert "one more probe would take" in result.stopped
+    assert "trying another configuration takes" in result.stopped
 
 
 # Several in flight.

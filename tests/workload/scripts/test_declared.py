@@ -143,7 +143,7 @@ def test_a_knob_whose_condition_does_not_hold_stays_at_its_baseline(tmp_path: Pa
         ("train.py", "f.yaml:a.b=1,2", "which the command does not name"),
         ("train.py -", "stdin.yaml:a=1,2", "is not a file"),
         ("train.py", "deepspeed:a.b=1,2", "does not train under DeepSpeed"),
-        ("train.py {attn=c}", Knob("attn", ("a",), baseline="b"), "given as b, but .* c"),
+        ("train.py {attn=c}", Knob("attn", ("a",), baseline="b"), "said to be b today, but .* c"),
         ("train.py", Knob("x", ("a",), how="placeholder"), "has no placeholder {x}"),
     ],
 )
