@@ -102,7 +102,7 @@ def mark_seen(name: str) -> None:
 
 _PRIVATE = (
     *("asked", "phase", "optimizer", "engine", "inside_engine", "accelerates"),
-    *("watched", "counted", "first_step"),
+    *("watched", "counted", "first_step", "around"),
 )
 
 
@@ -112,5 +112,7 @@ def facts() -> dict[str, Any]:
     asked = seen.get("asked")
     if (counts := seen.get("counted")) is not None:
         named |= {"groups": counts.groups, "first_batch": counts.first_batch}
-        named |= {"named": named_values.batches()}
+        named |= {"named": named_values.batches(), "arguments": named_values.arguments()}
+        loaders = {str(number): names for number, (names, _) in counts.loaders.items()}
+        named |= {"loaders": loaders}
     return {**named, "reads": sorted(asked.read) if asked is not None else []}
