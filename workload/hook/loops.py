@@ -21,6 +21,8 @@ from .named_values import is_parsed
 Loop = ast.For | ast.AsyncFor | ast.While
 #: From so many batches on, a loader's length is a trick that stands for "without an end".
 _ENDLESS = 1_000_000
+#: A bound that no training reaches stands for "until it is stopped".
+_NO_END = 100_000_000
 #: Iterations of a loop of which each is asked for its step; a longer one is divided.
 _SIMULATED = 20_000
 #: What hands its first argument on, element by element.
@@ -147,7 +149,7 @@ class Loops:
         else:
             bounds.append((math.prod(filter(None, counts)), " x ".join(how)))
         steps, by = min(bounds)
-        if steps in (math.inf, 0) or steps != int(steps):
+        if not 0 < steps < _NO_END or steps != int(steps):
             return {}
         return {"steps": int(steps), "by": f"the loop ({by})"}
 

@@ -31,6 +31,9 @@ from tuner.workload.scripts.script_job import Framework, ScriptJob
 from tuner.workload.scripts.today import seen_today
 from tuner.workload.scripts.todays_values import require_todays_values
 
+#: Lengths that differ by less are equal: steps of an epoch are rounded.
+_SAME_STEPS = 0.02
+
 
 def inspect_script(
     script: Script,
@@ -255,13 +258,11 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
         live=dict(facts.get("live", {})),
+        own=dict(facts.get("own", {})),
     )
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
     stated = facts.get("length") or facts.get("loops") or {}
-    if script.steps is not None and stated and stated["steps"] != script.steps:
-        assumed.append(
-            f"--steps is {script.steps:,}, and {stated['by']} would train {stated['steps']:,} steps"
-        )
+    _require_steps(script, stated)
     job = replace(
         blank,
         global_batch=seen.global_batch,
@@ -274,6 +275,22 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     )
     job = replace(job, assumed=(*assumed, *_without_prediction(job)))
     return job.declares(script.knobs)
+
+
+def _require_steps(script: Script, stated: Mapping[str, Any]) -> None:
+    """Check the user's number of steps against what the script's loop or framework states.
+
+    Raises:
+        InputError: they differ by more than the rounding of epochs.
+    """
+    told, found = script.steps, stated.get("steps")
+    if told is None or found is None or abs(told - found) <= max(1, _SAME_STEPS * found):
+        return
+    raise InputError(
+        f"--steps is {told:,}, but the script {script.name!r} trains {found:,} optimizer steps, as "
+        f"{stated['by']} says; write --steps {found}, leave it out, or give the command the length "
+        "that you train"
+    )
 
 
 def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> dict[str, str]:

@@ -58,6 +58,7 @@ class Framework:
         checkpoints: and it is on today.
         compiled: the model, or a part of it, is compiled.
         reads: what the script reads from `joulefront_hook.configuration()`.
+        own: of these, the script's own values, as far as it names them there.
         live: live knobs that the script registers, each with its present value, None if it cannot
             be read.
         turns: what its framework takes by itself, so that the hook can tell it another:
@@ -90,6 +91,7 @@ class Framework:
     reads: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()
     live: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
     given: tuple[str, ...] = ()
     carries: Mapping[str, str] = field(default_factory=dict)
     keeps: str = ""

@@ -101,7 +101,7 @@ class ScriptJob(TrainingJob):
         del facts["first_step_s"]
         if not self.frame.compiled:  # as in studies from before it was looked at
             del facts["compiled"]
-        later = ("counted", "sources", "given", "carries", "keeps")
+        later = ("counted", "sources", "own", "given", "carries", "keeps")
         for name in (*later, "micro_batch_stays", "ranks_stay"):  # as in studies from before
             if not facts[name]:
                 del facts[name]
@@ -296,6 +296,8 @@ class ScriptJob(TrainingJob):
                 f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
                 "command nor reads it from joulefront_hook.configuration()"
             )
+        if knob.how == "hook" and declared.baseline is None:
+            return self._read_by_hook(replace(declared, how="hook"))
         under = self.frame.on_deepspeed or "deepspeed_config" in self.placeholders
         if knob.target[0] == "deepspeed" and not under:
             raise InputError(
@@ -303,6 +305,21 @@ class ScriptJob(TrainingJob):
                 "not train under DeepSpeed"
             )
         return knob
+
+    def _read_by_hook(self, knob: Knob) -> Knob:
+        """Return a knob at the value that the script has where nothing is set.
+
+        Raises:
+            InputError: the script does not name it.
+        """
+        if knob.name not in self.frame.own:
+            raise InputError(
+                f"what knob {knob.name!r} is today is not known; read it in the script by "
+                f"joulefront_hook.configuration().get({knob.name!r}, VALUE) with the value that "
+                "you use today, or write baseline = VALUE below "
+                f"[knobs.{knob.name}] of a --knobs file"
+            )
+        return at_baseline(knob, self.frame.own[knob.name])
 
     @cached_property
     def offers(self) -> Mapping[str, KnobSupport]:
