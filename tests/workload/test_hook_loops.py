@@ -94,6 +94,8 @@ def steps_of(folder: Path, body: str, fetches: int = 1, steps: int = 4) -> int |
         ("n = 0\nwhile True:\n    step()\n    n += 1\n    if n >= args.max_steps: break", 1, 100),
         ("n = 0\nwhile True:\n    step()\n    if n >= args.max_steps: break\n    n += 1", 1, 101),
         ("n = 0\nwhile True:\n    step()\n    n += 1\n    if args.max_steps < n: break", 1, 101),
+        ("n = 0\nwhile True:\n    step(); n += 1\n    if n >= args.max_steps: break", 1, 100),
+        ("n = 0\nwhile n < args.max_steps: n += 1; step()", 1, 100),
         (
             "class T:\n    n = 0\n    def one(self):\n        step()\n        self.n += 1\n"
             "    def fit(self):\n        while self.n < args.max_steps:\n            self.one()\n"

@@ -38,12 +38,13 @@ class _Around:
     Attributes:
         ifs: the conditions between it and the next loop inside, each with the branch that is taken
             and its frame.
-        line: of the frame, where the step lies.
+        line, column: of the frame, where the step lies.
     """
 
     node: Loop
     frame: FrameType
     line: int
+    column: int
     ifs: list[tuple[ast.If, bool, FrameType]] = field(default_factory=list)
 
     @property
@@ -255,11 +256,12 @@ class Loops:
             return max(0, math.ceil(last / grows))
         first = self._seen[-1][key] - (len(self._seen) - 1) * grows
         head = isinstance(loop.node, ast.While) and test.lineno <= loop.node.test.lineno
-        if not head and test.lineno > loop.line:
-            first += grows * any(loop.line < line <= test.lineno for line in lines)
+        step, at = (loop.line, loop.column), (test.lineno, test.col_offset)
+        if not head and at > step:
+            first += grows * any(step < place <= at for place in lines)
             return max(0, math.ceil((last - first) / grows)) + 1
-        top = loop.node.lineno if head else test.lineno
-        first -= grows * any(top <= line < loop.line for line in lines)
+        top = (loop.node.lineno, 0) if head else at
+        first -= grows * any(top <= place < step for place in lines)
         return max(0, math.ceil((last - first) / grows))
 
 
@@ -283,7 +285,8 @@ def _loops(frame: FrameType | None) -> Iterator[_Around]:
             elif beyond:
                 raise Unknown
             elif branch:  # not in the `else` of a loop
-                yield _Around(node, place, place.f_lineno, ifs)
+                column = list(place.f_code.co_positions())[place.f_lasti // 2][2] or 0
+                yield _Around(node, place, place.f_lineno, column, ifs)
                 ifs = []
 
 
@@ -399,11 +402,11 @@ def _is_reset(counter: str, around: list[_Around]) -> bool:
     return False
 
 
-def _grown_at(counter: ast.AST, loop: _Around) -> list[int]:
-    """Return the lines on which a counter grows in a loop."""
+def _grown_at(counter: ast.AST, loop: _Around) -> list[tuple[int, int]]:
+    """Return the lines and columns at which a counter grows in a loop."""
     name = ast.unparse(counter)
     return [
-        node.lineno
+        (node.lineno, node.col_offset)
         for node in own_nodes(loop.node)
         if (isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name)
         or (isinstance(node, ast.Assign) and any(ast.unparse(t) == name for t in node.targets))

@@ -367,7 +367,7 @@ class Conductor:
             return causes[0]
         self.ended_by_itself = self._over = True
         return Failure(
-            "crash",
+            "ended",
             f"the program ended by itself after {self.done} optimizer steps, before the "
             "measurement was complete; give it more steps than the probe needs"
             f"{self._needed_steps()}",

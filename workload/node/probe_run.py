@@ -28,7 +28,7 @@ from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumu
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.statistics import Window
-from tuner.workload.measure.warm_up import WARM_BLOCK_S, WARM_BLOCKS_MAX
+from tuner.workload.measure.warm_up import longest_s
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
@@ -183,7 +183,7 @@ class Probe:
                 limits=ProbeLimits.of_request(request, self.node.step_limit_s),
                 explain_exit=lambda rank, code: self.explain_exit(rank, code, oom_before),
                 cancelled=self.node.cancelled.is_set,
-                needed_s=longest_s(request),
+                needed_s=longest_s(request.window, len(request.live)),
             )
             self._phases = conductor.phases
             conductor.first_step()
@@ -452,16 +452,6 @@ class Probe:
     def log_tail(self) -> str:
         """Return the last lines of the ranks' logs."""
         return self.launch.log_tail()
-
-
-def longest_s(request: ProbeRequest) -> float:
-    """Return how long the ranks of a request train after their first step at most, seconds.
-
-    That is without a slow warm-up: no script is asked for steps that hardly any probe needs.
-    """
-    policy, settings = request.window, len(request.live)
-    visits = settings + (policy.check_drift and settings > 1)
-    return WARM_BLOCKS_MAX * WARM_BLOCK_S + visits * (policy.settle_s + policy.max_s)
 
 
 def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> int | None:

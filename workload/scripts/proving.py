@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.hook.named_values import ACCUMULATION, BATCH
 from tuner.workload.scripts.evidence import Counted, batches_seen
 from tuner.workload.scripts.script_job import ScriptJob
@@ -143,7 +143,7 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
     other = _halved(micro, times)
     if other is None:
         return job, f"{micro} x {times} cannot be split otherwise"
-    changed = Configuration.of({**job.baseline.launch, "micro_batch": other[0]})
+    changed = _at(job, micro_batch=other[0])
     accumulates = "gradient_accumulation" in found or bool(job.frame.turns)
     seen = look(both if accumulates else _framed(both, keeps="accumulation"), changed)
     if isinstance(seen, str):
@@ -157,7 +157,7 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
     elif (counted.micro_batch, counted.accumulation) == (other[0], times):
         why = _differs(today, seen, counted, same_samples=False)
         alone = {"micro_batch": found["micro_batch"]}
-        how = f"{_options(alone)}: at {other[0]} as many samples in one of {times} passes"
+        how = f"{_options(alone)}: at {other[0]} each pass took {other[0]} samples"
         kept = _framed(_placed(job, alone.values()), keeps="micro_batch")
     elif counted.micro_batch * other[1] == other[0] and not found["micro_batch"].carries:
         divided = replace(found["micro_batch"], carries="gradient_accumulation")
@@ -191,10 +191,8 @@ def _on_other_ranks(today: _Today, job: ScriptJob, look: Look, devices: int) -> 
     if expected is None:
         return _framed(job, ranks_stay=f"{micro} x {times} cannot be split over {_ranks(other)}")
     # Where nothing is set, the configuration only says on how many ranks to start.
-    knobs = {"micro_batch": expected[0]} if not unchanged else {}
-    changed = Configuration.of({**job.baseline.launch, "data_parallel": other, **knobs})
-    if unchanged:
-        changed = Configuration.of({**changed.launch, "micro_batch": micro * ranks // other})
+    split = micro * ranks // other if unchanged else expected[0]
+    changed = _at(job, data_parallel=other, micro_batch=split)
     seen = look(job, changed)
     if isinstance(seen, str):
         return _framed(job, ranks_stay=f"on {_ranks(other)} it does not train ({seen})")
@@ -294,6 +292,11 @@ def _losses(facts: Mapping[str, Any]) -> list[float]:
     """Return the sum of the losses of each step but the first; none if one cannot be read."""
     told = [(g.get("loss"), g.get("scale", 1.0)) for g in facts.get("groups", ())[1:]]
     return [] if any(loss is None for loss, _ in told) else [loss / scale for loss, scale in told]
+
+
+def _at(job: ScriptJob, **knobs: int) -> Configuration:
+    """Return today's configuration with other values of some knobs."""
+    return Configuration(Settings({**job.baseline.launch, **knobs}), job.baseline.live)
 
 
 def _framed(job: ScriptJob, **changes: Any) -> ScriptJob:

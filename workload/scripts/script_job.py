@@ -28,6 +28,7 @@ from tuner.workload.declared_knobs import (
     environment,
     framework_settings,
     native_values,
+    read_by_script,
     resolved,
     text_values,
     with_files,
@@ -297,7 +298,7 @@ class ScriptJob(TrainingJob):
                 "command nor reads it from joulefront_hook.configuration()"
             )
         if knob.how == "hook" and declared.baseline is None:
-            return self._read_by_hook(replace(declared, how="hook"))
+            return read_by_script(replace(declared, how="hook"), self.frame.own)
         under = self.frame.on_deepspeed or "deepspeed_config" in self.placeholders
         if knob.target[0] == "deepspeed" and not under:
             raise InputError(
@@ -305,21 +306,6 @@ class ScriptJob(TrainingJob):
                 "not train under DeepSpeed"
             )
         return knob
-
-    def _read_by_hook(self, knob: Knob) -> Knob:
-        """Return a knob at the value that the script has where nothing is set.
-
-        Raises:
-            InputError: the script does not name it.
-        """
-        if knob.name not in self.frame.own:
-            raise InputError(
-                f"what knob {knob.name!r} is today is not known; read it in the script by "
-                f"joulefront_hook.configuration().get({knob.name!r}, VALUE) with the value that "
-                "you use today, or write baseline = VALUE below "
-                f"[knobs.{knob.name}] of a --knobs file"
-            )
-        return at_baseline(knob, self.frame.own[knob.name])
 
     @cached_property
     def offers(self) -> Mapping[str, KnobSupport]:

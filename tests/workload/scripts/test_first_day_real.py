@@ -137,6 +137,7 @@ def test_a_script_that_ends_too_early_is_told_how_many_steps_it_needs(
     request = ProbeRequest("first", job.baseline.launch, window=policy, time_limit_s=60.0)
     failure = runner.run(request).failure
     assert failure is not None
+    assert failure.kind == "ended"  # which ends the search
     assert "ended by itself after" in failure.message
     needed = int(failure.message.rpartition("about ")[2].replace(",", ""))
     assert needed > 30

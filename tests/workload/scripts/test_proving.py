@@ -11,6 +11,7 @@ import pytest
 
 from tuner.problem.from_job import problem_of_job
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import parse_knob
 from tuner.testing.scripts import CPU, script_job
 from tuner.workload.hook.counting import GROUPS
 from tuner.workload.scripts.knob_support import Framework
@@ -91,6 +92,13 @@ def test_two_arguments_become_placeholders(tmp_path: Path) -> None:
     # What the words said today they say again.
     start = job.start(job.baseline, tmp_path / "today")
     assert start.words == ("train.py", "-b", "8", "--accum", "4")
+
+
+def test_declared_knobs_stay_at_todays_values_in_a_proof(tmp_path: Path) -> None:
+    today = job_of(tmp_path, "-b 8").declares([parse_knob("env:OMP_NUM_THREADS=1,2")])
+    job = proven(today, facts(8, 4), Program().look, devices=2)
+    assert turned(job) == {"micro_batch", "data_parallel"}
+    assert [knob.name for knob in job.knobs] == ["OMP_NUM_THREADS"]
 
 
 def test_ranks_that_divide_an_argument_are_counted_with_it(tmp_path: Path) -> None:
