@@ -135,7 +135,7 @@ def try_script(frame: str, script: Script, runner: LocalRunner, cluster: Cluster
         runner.turn_to(blank)
         folder = runner.node.run_dir
         tried.job = job = inspect_script(
-            script, blank, runner.run, folder=folder, say=seconds.append
+            script, blank, runner.run_of, cluster=cluster, folder=folder, say=seconds.append
         )
         runner.turn_to(job)
     except InputError as error:

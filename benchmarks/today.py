@@ -1,8 +1,11 @@
 """What a look at a script takes today to be, against what it trains: `python -m benchmarks.today`.
 
 Small scripts state their batches in ways that are easily read wrongly (`benchmarks.today_scripts`).
-Each is really started under the hook, as an inspection does. A value is right, wrong, or unknown;
-wrong is also a number where none is right. `look_s` is what the counted steps cost after the first.
+Each is really started under the hook, as an inspection does, and once more where that proves what
+its arguments do. A value is right, wrong, or unknown; wrong is also a number where none is right,
+and a knob that would change the training. `knobs_found_without_a_word` is the median over the
+scripts that accumulate and whose arguments carry such a knob, `knobs_missed` what was not found of
+all. `look_s` is what the counted steps cost after the first, `proof_s` what further launches cost.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.today_scripts import GIVEN, OWN, Truth
+from benchmarks.today_scripts import GIVEN, OWN, Case, Truth
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.machine import detect_cluster
@@ -23,63 +26,121 @@ from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job, inspect_script
+from tuner.workload.scripts.script_job import ScriptJob
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look finds.
+
+    Attributes:
+        found: (micro-batch, accumulation, global batch), None for unknown.
+        steps: of the training, None for unknown.
+        turned: the knobs that split the batch, found without a word from the user.
+        look_s: time of the launch after its first step, seconds.
+        proof_s: time of the launches that prove what its arguments do, seconds.
+    """
+
+    found: Truth
+    steps: int | None = None
+    turned: tuple[str, ...] = ()
+    look_s: float = float("nan")
+    proof_s: float = 0.0
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One look.
+    """A script, what it trains, and what a look finds.
 
     Attributes:
-        found: (micro-batch, accumulation, global batch), None for unknown.
-        look_s: time of the launch after its first step, seconds.
+        turns: the knobs that its arguments carry; None where nobody said.
     """
 
     name: str
     truth: Truth
-    found: Truth
-    look_s: float
-    why: str
+    look: Look
+    steps: int | None = None
+    turns: tuple[str, ...] | None = None
 
     @property
     def verdict(self) -> str:
-        """ "right", "wrong" or "unknown"; the worst of the three values counts."""
-        pairs = list(zip(self.found, self.truth, strict=True))
+        """ "right", "wrong" or "unknown"; the worst of the values counts.
+
+        A knob that changes the training is wrong, too.
+        """
+        pairs = list(zip(self.look.found, self.truth, strict=True))
         if any(found is not None and found != truth for found, truth in pairs):
+            return "wrong"
+        if self.turns is not None and not {*self.look.turned} <= {*self.turns}:
             return "wrong"
         return "right" if all(found is not None for found, _ in pairs) else "unknown"
 
+    @property
+    def accumulates(self) -> bool:
+        """True if the script splits its batch."""
+        return (self.truth[1] or 0) > 1
 
-def scripts(work: Path, folders: list[Path]) -> Iterator[tuple[str, Script, Truth]]:
+    @property
+    def length(self) -> str:
+        """The verdict on the number of steps."""
+        if self.look.steps is None:
+            return "unknown"
+        return "right" if self.look.steps == self.steps else "wrong"
+
+
+def scripts(work: Path, folders: list[Path]) -> Iterator[tuple[Case, Script]]:
     """Write the own scripts to a folder; yield each and the known ones of other folders."""
     for number, case in enumerate(OWN):
         path = work / f"own{number}.py"
         path.write_text(case.source)
         launcher = f"torchrun --nproc-per-node {case.ranks} " if case.ranks > 1 else ""
-        yield case.name, Script(f"{launcher}{path.name}", cwd=work), case.truth
+        yield case, Script(f"{launcher}{path.name} {case.words}".strip(), cwd=work)
     for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
         if path.stem in GIVEN:
-            yield path.stem, Script(path.name, cwd=path.parent), GIVEN[path.stem]
+            truth, steps = GIVEN[path.stem]
+            case = Case(path.stem, "", truth, steps=steps, turns=())
+            yield case, Script(path.name, cwd=path.parent)
 
 
-def look(runner: LocalRunner, script: Script, cluster: Cluster) -> tuple[Truth, float, str]:
-    """Return the batches that one look finds, what it cost over a step, and the first note."""
+def look(runner: LocalRunner, script: Script, cluster: Cluster) -> Look:
+    """Look at one script."""
     records: list[ProbeRecord] = []
 
-    def run(request: ProbeRequest) -> ProbeRecord:
-        records.append(runner.run(request))
+    def run(job: ScriptJob, request: ProbeRequest) -> ProbeRecord:
+        records.append(runner.run_of(job, request))
         return records[-1]
 
-    blank = blank_job(script, cluster)
-    runner.turn_to(blank)
     try:
-        job = inspect_script(script, blank, run, folder=runner.node.run_dir)
+        blank = blank_job(script, cluster)
+        job = inspect_script(script, blank, run, cluster=cluster, folder=runner.node.run_dir)
     except InputError as error:
-        return (None, None, None), float("nan"), str(error)
+        return Look((None, None, None), why=str(error))
     frame = job.frame
-    found = (frame.micro_batch or None, frame.accumulation or None, job.global_batch or None)
+    return Look(
+        (frame.micro_batch or None, frame.accumulation or None, job.global_batch or None),
+        job.steps or None,
+        _turned(job),
+        records[0].wall_s - frame.first_step_s,
+        sum(record.wall_s for record in records[1:]),
+        _why(job),
+    )
+
+
+def _turned(job: ScriptJob) -> tuple[str, ...]:
+    """Return the knobs that split the batch and can be turned."""
+    found = [name for name in ("micro_batch", "data_parallel") if job.offers[name].turned]
+    return (*found, *["gradient_accumulation"] * (job.accumulates and bool(found)))
+
+
+def _why(job: ScriptJob) -> str:
+    """Return what the look says of the batch, in a line."""
     notes = [note for note in job.assumed if "predicted" not in note]
-    why = frame.sources.get("micro_batch", "") if all(found) else next(iter(notes), "")
-    return found, records[-1].wall_s - job.frame.first_step_s, why
+    source = job.frame.sources.get("micro_batch", "")
+    offers = [
+        job.offers[n].why for n in ("micro_batch", "data_parallel") if not job.offers[n].turned
+    ]
+    return "; ".join([source, *notes[:1], *dict.fromkeys(offers)])
 
 
 def measured(folders: list[Path], cluster: Cluster) -> list[Seen]:
@@ -90,11 +151,44 @@ def measured(folders: list[Path], cluster: Cluster) -> list[Seen]:
         first = blank_job(every[0][1], cluster)
         with closing(LocalRunner(first, cluster, run_dir=Path(work, "run"))) as runner:
             runner.prepare()
-            for name, script, truth in every:
-                seen.append(Seen(name, truth, *look(runner, script, cluster)))
-                each = seen[-1]
-                print(f"{each.verdict:8} {name:48} {each.found} {each.why}", flush=True)
+            for case, script in every:
+                found = look(runner, script, cluster)
+                each = Seen(case.name, case.truth, found, case.steps, case.turns)
+                seen.append(each)
+                turned = ",".join(found.turned) or "none"
+                print(
+                    f"{each.verdict:8} {each.name:48} {found.found} steps {found.steps} "
+                    f"({each.length}) turned {turned}: {found.why}",
+                    flush=True,
+                )
     return seen
+
+
+def figures_of(seen: list[Seen]) -> list[Figure]:
+    """Return the figures of looks."""
+    counts = {v: sum(s.verdict == v for s in seen) for v in ("right", "wrong", "unknown")}
+    lengths = {v: sum(s.length == v for s in seen) for v in ("right", "wrong")}
+    costs = [s.look.look_s for s in seen if s.look.look_s == s.look.look_s]
+    proofs = [s.look.proof_s for s in seen if s.look.proof_s]
+    split = [s for s in seen if s.turns and s.accumulates]
+    return [
+        Figure("today_wrong", counts["wrong"], "count"),
+        Figure("today_right", 100 * counts["right"] / len(seen), "%"),
+        Figure("today_unknown", 100 * counts["unknown"] / len(seen), "%"),
+        Figure("length_wrong", lengths["wrong"], "count"),
+        Figure("length_right", 100 * lengths["right"] / len(seen), "%"),
+        Figure(
+            "knobs_found_without_a_word",
+            statistics.median(len(s.look.turned) for s in split),
+            "count",
+        ),
+        Figure(
+            "knobs_missed", sum(len({*(s.turns or ())} - {*s.look.turned}) for s in seen), "count"
+        ),
+        Figure("look_s", statistics.median(costs), "s"),
+        Figure("look_most_s", max(costs), "s"),
+        Figure("proof_s", statistics.median(proofs), "s"),
+    ]
 
 
 def main() -> int:
@@ -103,17 +197,8 @@ def main() -> int:
     parser.add_argument("folders", nargs="*", type=Path, help="folders with more known scripts")
     options = parser.parse_args()
     seen = measured(options.folders, replace(detect_cluster(), devices_per_node=2))
-    counts = {v: sum(s.verdict == v for s in seen) for v in ("right", "wrong", "unknown")}
-    costs = [each.look_s for each in seen if each.look_s == each.look_s]
-    figures = [
-        Figure("today_wrong", counts["wrong"], "count"),
-        Figure("today_right", 100 * counts["right"] / len(seen), "%"),
-        Figure("today_unknown", 100 * counts["unknown"] / len(seen), "%"),
-        Figure("look_s", statistics.median(costs), "s"),
-        Figure("look_most_s", max(costs), "s"),
-    ]
-    publish(figures, options.json)
-    return 1 if counts["wrong"] else 0
+    publish(figures_of(seen), options.json)
+    return 1 if any("wrong" in (s.verdict, s.length) for s in seen) else 0
 
 
 if __name__ == "__main__":

@@ -18,11 +18,27 @@ p = argparse.ArgumentParser()
 p.add_argument("--batch-size", type=int, default=8)
 p.add_argument("--eval-batch-size", type=int, default=8)
 p.add_argument("--accum", type=int, default=4)
+p.add_argument("--epochs", type=int, default=3)
+p.add_argument("--bucket", type=int, default=8)
 args = p.parse_args()
-data = TensorDataset(torch.randn(800, 4))
+data = TensorDataset(torch.rand(800, 4) + 1)
 net = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
 """
+
+
+#: Ranks as the launcher starts them; one does without a process group.
+_RANKS = """
+        import os
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        sampler = None
+        if world > 1:
+            torch.distributed.init_process_group("gloo")
+            net = torch.nn.parallel.DistributedDataParallel(net)
+            sampler = DistributedSampler(data)
+"""
+_ALL = ("micro_batch", "data_parallel", "gradient_accumulation")
+_SPLIT = ("micro_batch", "gradient_accumulation")
 
 
 @dataclass(frozen=True)
@@ -32,12 +48,19 @@ class Case:
     Attributes:
         body: the source after the common head.
         ranks: processes that torchrun starts; 1 for no launcher.
+        steps: optimizer steps of the training; None where no number is right.
+        turns: the knobs that split its batch and that its arguments carry, without another
+            training.
+        words: of the command, after the script.
     """
 
     name: str
     body: str
     truth: Truth
     ranks: int = 1
+    steps: int | None = None
+    turns: tuple[str, ...] = ()
+    words: str = ""
 
     @property
     def source(self) -> str:
@@ -55,16 +78,21 @@ OWN = (
                 optimizer.step()
         """,
         (8, 4, 32),
+        steps=25,
+        turns=_SPLIT,
     ),
     Case(
         "batch divided by the accumulation",
-        """
-        for i, (x,) in enumerate(DataLoader(data, args.batch_size // args.accum)):
-            net(x).mean().backward()
+        _RANKS
+        + """
+        for i, (x,) in enumerate(DataLoader(data, args.batch_size // args.accum, sampler=sampler)):
+            (net(x).mean() / args.accum).backward()
             if (i + 1) % args.accum == 0:
                 optimizer.step()
         """,
         (2, 4, 8),
+        steps=100,
+        turns=_ALL,
     ),
     Case(
         "workers, and an evaluation between the steps",
@@ -80,6 +108,7 @@ OWN = (
             net.train()
         """,
         (8, 1, 8),
+        steps=100,
     ),
     Case(
         "the last batch is smaller",
@@ -99,6 +128,7 @@ OWN = (
             optimizer.step()
         """,
         (8, 1, 8),
+        steps=100,
     ),
     Case(
         "samples made in the loop",
@@ -108,7 +138,7 @@ OWN = (
                 net(torch.randn(args.batch_size, 4)).mean().backward()
             optimizer.step()
         """,
-        (8, 4, 32),
+        (8, 4, 32),  # its losses are not divided: another split is another training
     ),
     Case(
         "inputs that nothing names",
@@ -139,6 +169,8 @@ OWN = (
         """,
         (8, 1, 16),
         2,
+        steps=50,
+        turns=("micro_batch", "data_parallel"),
     ),
     Case(
         "two ranks that read the same samples",
@@ -151,28 +183,293 @@ OWN = (
         """,
         (8, 1, None),
         2,
+        steps=100,
+    ),
+    Case(
+        "ranks as started, with an accumulation",
+        _RANKS
+        + """
+        loader = DataLoader(data, args.batch_size, sampler=sampler)
+        for epoch in range(args.epochs):
+            for i, (x,) in enumerate(loader):
+                (net(x).square().mean() / args.accum).backward()
+                if (i + 1) % args.accum == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        """,
+        (8, 4, 32),
+        steps=75,
+        turns=_ALL,
+    ),
+    Case(
+        "the same on two ranks, told on the command",
+        _RANKS
+        + """
+        loader = DataLoader(data, args.batch_size, sampler=sampler)
+        step = 0
+        while step < args.epochs:
+            for i, (x,) in enumerate(loader):
+                (net(x).square().mean() / args.accum).backward()
+                if (i + 1) % args.accum == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    step += 1
+                    if step >= args.epochs:
+                        break
+        """,
+        (4, 2, 16),
+        2,
+        steps=300,
+        turns=_ALL,
+        words="--batch-size=4 --accum 2 --epochs 300",
+    ),
+    Case(
+        "batch divided by the ranks",
+        _RANKS
+        + """
+        for epoch in range(args.epochs):
+            for x, in DataLoader(data, args.batch_size // world, sampler=sampler):
+                net(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        (4, 1, 8),
+        2,
+        steps=300,
+        turns=("micro_batch", "data_parallel"),
+    ),
+    Case(
+        "accumulation divided by the ranks, global batch in the source",
+        _RANKS
+        + """
+        accum = 4 // world
+        for i, (x,) in enumerate(DataLoader(data, 10, sampler=sampler)):
+            (net(x).square().mean() / accum).backward()
+            if (i + 1) % accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        (10, 2, 40),
+        2,
+        steps=20,
+        turns=("data_parallel", "gradient_accumulation"),
+    ),
+    Case(
+        "the batch also scales the learning rate",
+        """
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1 * args.batch_size / 256)
+        for i, (x,) in enumerate(DataLoader(data, args.batch_size)):
+            (net(x).square().mean() / args.accum).backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+        """,
+        (8, 4, 32),
+        steps=25,
+    ),
+    Case(
+        "one argument for the batch and the buckets of the data",
+        """
+        data = TensorDataset(torch.rand(100 * args.batch_size, 4) + 1)
+        for epoch in range(args.epochs):
+            for i, (x,) in enumerate(DataLoader(data, args.batch_size)):
+                (net(x).square().mean() / args.accum).backward()
+                if (i + 1) % args.accum == 0:
+                    optimizer.step()
+        """,
+        (8, 4, 32),
+        steps=75,
+    ),
+    Case(
+        "the batch of training and evaluation",
+        _RANKS
+        + """
+        held_out = DataLoader(data, args.batch_size)
+        train = DataLoader(data, args.batch_size, drop_last=True, sampler=sampler)
+        for i, (x,) in enumerate(train):
+            (net(x).square().mean() / args.accum).backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+                with torch.no_grad():
+                    for y, in held_out:
+                        net(y)
+        """,
+        (8, 4, 32),
+        steps=25,
+        turns=_ALL,
+    ),
+    Case(
+        "losses that are not divided by the accumulation",
+        """
+        for i, (x,) in enumerate(DataLoader(data, args.batch_size)):
+            net(x).square().mean().backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        (8, 4, 32),
+        steps=25,
+    ),
+    Case(
+        "losses summed over the batch",
+        """
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-5)
+        for i, (x,) in enumerate(DataLoader(data, args.batch_size)):
+            net(x).square().sum().backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        (8, 4, 32),
+        steps=25,
+        turns=_SPLIT,
+    ),
+    Case(
+        "steps counted in micro-batches",
+        """
+        loader, micro = iter(DataLoader(data, args.batch_size)), 0
+        while micro < 80:
+            (net(next(loader)[0]).square().mean() / args.accum).backward()
+            micro += 1
+            if micro % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        (8, 4, 32),
+        steps=20,
+    ),
+    Case(
+        "a leftover of the accumulation is stepped",
+        "\n        data = TensorDataset(torch.rand(1616, 4) + 1)"
+        + _RANKS
+        + """
+        loader = DataLoader(data, args.batch_size, sampler=sampler)
+        for i, (x,) in enumerate(loader):
+            (net(x).square().mean() / args.accum).backward()
+            if (i + 1) % args.accum == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        (8, 4, 32),
+        steps=51,
+        turns=_ALL,
+    ),
+    Case(
+        "a sampler with a batch size of its own",
+        """
+        from torch.utils.data import BatchSampler, SequentialSampler
+        batches = BatchSampler(SequentialSampler(data), 16, drop_last=False)
+        for i, (x,) in enumerate(DataLoader(data, batch_sampler=batches)):
+            (net(x).square().mean() / args.accum).backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+        """,
+        (16, 4, 64),
+        steps=12,
+    ),
+    Case(
+        "a script that asserts its batch",
+        """
+        assert args.batch_size == 8, "tuned for 8"
+        for i, (x,) in enumerate(DataLoader(data, args.batch_size)):
+            (net(x).square().mean() / args.accum).backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+        """,
+        (8, 4, 32),
+        steps=25,
+    ),
+    Case(
+        "samples from a stream",
+        """
+        class Stream(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                return iter(torch.rand(800, 4) + 1)
+        for i, x in enumerate(DataLoader(Stream(), args.batch_size)):
+            (net(x).square().mean() / args.accum).backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+        """,
+        (8, 4, 32),
+        turns=_SPLIT,
+    ),
+    Case(
+        "BatchNorm",
+        """
+        net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), net)
+        for i, (x,) in enumerate(DataLoader(data, args.batch_size)):
+            (net(x).square().mean() / args.accum).backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+        """,
+        (8, 4, 32),
+        steps=25,
+    ),
+    Case(
+        "negatives of the batch",
+        """
+        for i, (x,) in enumerate(DataLoader(data, args.batch_size)):
+            likeness = net(x) @ net(x).T
+            loss = torch.nn.functional.cross_entropy(likeness, torch.arange(len(x)))
+            (loss / args.accum).backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        (8, 4, 32),
+        steps=25,
+    ),
+    Case(
+        "stops early, by its loss",
+        _RANKS
+        + """
+        best = 1e9
+        for epoch in range(args.epochs):
+            for i, (x,) in enumerate(DataLoader(data, args.batch_size, sampler=sampler)):
+                loss = net(x).square().mean()
+                (loss / args.accum).backward()
+                if (i + 1) % args.accum == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if loss > best:
+                break
+        """,
+        (8, 4, 32),
+        turns=_ALL,
+    ),
+    Case(
+        "seeded by the batch size",
+        """
+        torch.manual_seed(args.batch_size)
+        data = TensorDataset(torch.randn(800, 4) * args.batch_size)
+        for i, (x,) in enumerate(DataLoader(data, args.batch_size)):
+            (net(x).square().mean() / args.accum).backward()
+            if (i + 1) % args.accum == 0:
+                optimizer.step()
+        """,
+        (8, 4, 32),
+        steps=25,
     ),
 )
 
 #: Files of a folder that may be given, by the name of each without ".py".
-GIVEN: dict[str, Truth] = {
-    "a_nanogpt": (12, 40, 480),
-    "b_offbyone": (8, 4, 32),
-    "c_scaler": (16, 1, 16),
-    "d_timefirst": (20, 1, 20),
-    "e_split": (8, 4, 32),
-    "f_detect": (4, 1, 4),
-    "g_reentrant": (8, 2, 16),
-    "h_sam": (32, 1, 32),
-    "i_hops": (128, 1, 128),
-    "j_dynamic": UNKNOWN,
-    "k_gan": (64, 1, 64),
-    "l_packed": UNKNOWN,
-    "m_kwargs": (32, 1, 32),
-    "1_opt": (32, 1, 32),
-    "2_inplace": (32, 1, 32),
-    "3_functional": (32, 1, 32),
-    "4_forward": (32, 1, 32),
-    "5_object": (32, 1, 32),
-    "6_evalmode": (32, 1, 32),
+GIVEN: dict[str, tuple[Truth, int | None]] = {
+    "a_nanogpt": ((12, 40, 480), 600_001),
+    "b_offbyone": ((8, 4, 32), 21),
+    "c_scaler": ((16, 1, 16), 25),
+    "d_timefirst": ((20, 1, 20), 8_000),
+    "e_split": ((8, 4, 32), 125),
+    "f_detect": ((4, 1, 4), 16),
+    "g_reentrant": ((8, 2, 16), 25),
+    "h_sam": ((32, 1, 32), 13),
+    "i_hops": ((128, 1, 128), 2_880),
+    "j_dynamic": (UNKNOWN, 54),
+    "k_gan": ((64, 1, 64), 7),
+    "l_packed": (UNKNOWN, 2_000),
+    "m_kwargs": ((32, 1, 32), 13),
+    "1_opt": ((32, 1, 32), 13),
+    "2_inplace": ((32, 1, 32), 13),
+    "3_functional": ((32, 1, 32), 13),
+    "4_forward": ((32, 1, 32), 13),
+    "5_object": ((32, 1, 32), 13),
+    "6_evalmode": ((32, 1, 32), 13),
 }

@@ -236,6 +236,24 @@ def at_baseline(knob: Knob, today: Any) -> Knob:
     return knob if found is None else replace(knob, baseline=found)
 
 
+def read_by_script(knob: Knob, own: Mapping[str, Any]) -> Knob:
+    """Return a knob that a script reads, at the value that it has where nothing is set.
+
+    Args:
+        own: the values that the script names where it reads.
+
+    Raises:
+        InputError: it names none.
+    """
+    if knob.name not in own:
+        raise InputError(
+            f"what knob {knob.name!r} is today is not known; read it in the script by "
+            f"joulefront_hook.configuration().get({knob.name!r}, VALUE) with the value that you "
+            f"use today, or write baseline = VALUE below [knobs.{knob.name}] of a --knobs file"
+        )
+    return at_baseline(knob, own[knob.name])
+
+
 def _setting(config: Mapping[str, Any], key: str) -> Any:
     """Return a setting of DeepSpeed's configuration; None where there is none, or "auto"."""
     value: Any = config

@@ -31,6 +31,7 @@ Scope = Literal["gpu", "module", "node"]
 FailureKind = Literal[
     "refused",
     "alone",
+    "ended",
     "out_of_memory",
     "crash",
     "hang",
@@ -46,13 +47,14 @@ class FailureClass:
     """Meaning of a kind of failure.
 
     Attributes:
-        blames: what may not be tried again: every launch on more than one rank, every setting of
-            the launch, or this setting; None if the failure says nothing of the configuration.
+        blames: what may not be tried again: every launch, as long as none was measured; every
+            launch on more than one rank, every setting of the launch, or this setting; None if the
+            failure says nothing of the configuration.
         t4: the kind in Kernel Tuner's T4 results schema ("invalidity", version 1.0.0).
     """
 
     phrase: str
-    blames: Literal["ranks", "launch", "setting"] | None
+    blames: Literal["program", "ranks", "launch", "setting"] | None
     t4: Literal["constraints", "runtime", "timeout"] = "runtime"
 
 
@@ -61,6 +63,8 @@ FAILURES: Mapping[str, FailureClass] = {
     "refused": FailureClass("refused", "launch", "constraints"),
     # the script makes no process group, whatever the number of ranks
     "alone": FailureClass("no process group", "ranks", "constraints"),
+    # the script trains fewer steps than a measurement takes
+    "ended": FailureClass("ended too early", "program"),
     "out_of_memory": FailureClass("out of memory", "launch"),
     "crash": FailureClass("crash", "launch"),
     # no step within the limit

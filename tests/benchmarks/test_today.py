@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.today import Seen
+from benchmarks.today import Look, Seen, figures_of, measured
 from benchmarks.today_scripts import OWN, UNKNOWN, Truth
+from tuner.workload.node.machine import detect_cluster
 
 
 @pytest.mark.parametrize(
@@ -22,7 +25,26 @@ from benchmarks.today_scripts import OWN, UNKNOWN, Truth
     ],
 )
 def test_the_worst_value_counts(truth: Truth, found: Truth, verdict: str) -> None:
-    assert Seen("x", truth, found, 0.1, "").verdict == verdict
+    assert Seen("x", truth, Look(found)).verdict == verdict
+
+
+def test_a_knob_that_changes_the_training_is_wrong() -> None:
+    look = Look((8, 4, 32), turned=("micro_batch",))
+    assert Seen("x", (8, 4, 32), look, turns=()).verdict == "wrong"
+    assert Seen("x", (8, 4, 32), look, turns=("micro_batch",)).verdict == "right"
+    assert (
+        Seen("x", (8, 4, 32), replace(look, turned=()), turns=("micro_batch",)).verdict == "right"
+    )
+
+
+@pytest.mark.parametrize(
+    ("truth", "found", "verdict"),
+    [(25, 25, "right"), (25, 24, "wrong"), (None, 25, "wrong"), (25, None, "unknown")],
+)
+def test_a_length_is_right_wrong_or_unknown(
+    truth: int | None, found: int | None, verdict: str
+) -> None:
+    assert Seen("x", UNKNOWN, Look(UNKNOWN, steps=found), steps=truth).length == verdict
 
 
 def test_every_script_of_its_own_is_python_with_a_truth() -> None:
@@ -31,3 +53,15 @@ def test_every_script_of_its_own_is_python_with_a_truth() -> None:
         ast.parse(case.source)
         micro, times, whole = case.truth
         assert None in case.truth or whole == micro * times * case.ranks  # type: ignore[operator]
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.skipif(detect_cluster().devices_per_node < 2, reason="needs two cores")
+def test_no_script_is_taken_for_what_it_is_not(tmp_path: Path) -> None:
+    seen = measured([], replace(detect_cluster(), devices_per_node=2))
+    assert [s.name for s in seen if "wrong" in (s.verdict, s.length)] == []
+    figures = {figure.name: figure.value for figure in figures_of(seen)}
+    assert figures["today_right"] >= 80
+    assert figures["knobs_found_without_a_word"] >= 3
+    assert figures["knobs_missed"] == 0

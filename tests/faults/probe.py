@@ -336,7 +336,7 @@ BODIES: tuple[tuple[str, str | None, str, str], ...] = (
         "if rank == 0: note('died'); raise KeyError('lost column')",
     ),
     ("rank exits", "crash", "exit code 7", "if rank == 0: note('died'); os._exit(7)"),
-    ("script ends too early", "crash", "ended by itself", "note('died'); sys.exit(0)"),
+    ("script ends too early", "ended", "ended by itself", "note('died'); sys.exit(0)"),
     ("rank hangs", "hang", "no optimizer step within 4 s", "if rank == 0: time.sleep(3600)"),
     (
         "rank hangs and ignores SIGTERM",

@@ -88,7 +88,9 @@ def _probe(args: argparse.Namespace) -> int:
         if script is not None:
             assert isinstance(job, ScriptJob)
             runner.prepare()
-            job = inspect_script(script, job, runner.run, folder=folder, say=say)
+            job = inspect_script(
+                script, job, runner.run_of, cluster=cluster, folder=folder, say=say
+            )
             runner.turn_to(job)
             configuration = _changed(job, args.what)
             for sentence in job.sentences():

@@ -20,8 +20,8 @@ from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
 
-RunProbe = Callable[[ProbeRequest], ProbeRecord]
-#: Makes what runs probes of a job, for as long as they are wanted.
+RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
+#: Makes what runs probes of a script's jobs, for as long as they are wanted.
 Launches = Callable[[ScriptJob], AbstractContextManager[RunProbe]]
 
 
@@ -38,7 +38,7 @@ def launched_here(
 
     with closing(LocalRunner(job, cluster, run_dir=run.path, say=say)) as runner:
         runner.prepare()
-        yield runner.run
+        yield runner.run_of
 
 
 def job_of_script(
@@ -69,7 +69,7 @@ def job_of_script(
     here = str(Path(script.cwd).resolve())
     if (
         isinstance(before, ScriptJob)
-        and (before.words, before.cwd) == (script.words, here)
+        and (before.frame.given or before.words, before.cwd) == (script.words, here)
         and before.devices == nodes * ranks_today(script, cluster, nodes)
         and before.launcher == launcher_on(script, cluster)
         and before.driver == script.framework_of_command
@@ -79,7 +79,7 @@ def job_of_script(
         return replace(before.declares(script.knobs), steps=steps, secrets=script.secrets)
     blank = blank_job(script, cluster, nodes)
     with launches(blank) as run_probe:
-        return inspect_script(script, blank, run_probe, folder=run.path, say=say)
+        return inspect_script(script, blank, run_probe, cluster=cluster, folder=run.path, say=say)
 
 
 def _ways(job: ScriptJob) -> set[tuple[str, str]]:

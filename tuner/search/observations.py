@@ -128,11 +128,12 @@ class Observations:
         blames = failure_class(str(kind)).blames
         if blames is not None:  # otherwise it may be proposed again
             self.closed.add(candidate)
-        if blames == "launch":
+        if blames == "launch" or (blames == "program" and self.measured):
             self.failed_launches.add(launch)
-        if blames == "ranks":
+        elif blames in ("ranks", "program"):
+            least = 2 if blames == "ranks" else 1
             every = zip(self._encoding.configurations, self._launch_of, strict=True)
-            self.failed_launches |= {int(number) for c, number in every if c.world_size > 1}
+            self.failed_launches |= {int(number) for c, number in every if c.world_size >= least}
         if kind == "out_of_memory":
             self.peak_bytes[launch] = math.inf
         if kind == "not_taken":

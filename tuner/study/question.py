@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -215,9 +215,15 @@ def _launched_on_ray(
     """Run probes on the nodes of a Ray cluster."""
     from tuner.executors.ray_executor import RayExecutor
 
-    executor = RayExecutor(job, cluster, run_dir=run.path, address=address, copy=copy, say=say)
+    open_executor = partial(RayExecutor, run_dir=run.path, address=address, copy=copy, say=say)
+    executor = open_executor(job, cluster)
 
-    def run_probe(request: ProbeRequest) -> ProbeRecord:
+    def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:
+        nonlocal executor, job
+        if of is not job:  # its agents have their job from the start
+            executor.close()
+            executor, job = open_executor(of, cluster), of
+            executor.prepare()
         executor.submit(request)
         record = executor.wait()
         assert record is not None  # one is in flight

@@ -70,6 +70,6 @@ def inspected(
     """
     blank = blank_job(script, cluster)
     with closing(LocalRunner(blank, cluster, run_dir=runs)) as runner:
-        job = inspect_script(script, blank, runner.run, folder=runs)
+        job = inspect_script(script, blank, runner.run_of, cluster=cluster, folder=runs)
         runner.turn_to(job)
         yield runner, job

@@ -6,10 +6,15 @@ an attempt that a gradient scaler skips is one too. Once `GROUPS` groups are ove
 was before.
 """
 
+import math
+import sys
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+from . import following
 
 #: Optimizer steps that are watched. The first one of a program may be special: loops that step at
 #: micro-batch 0, warm-ups, wrappers that fetch one batch ahead.
@@ -21,35 +26,56 @@ _DIGEST = 64
 class StepCounts:
     """Counter of the first optimizer steps.
 
+    Args:
+        look: called before a step is counted, where more is noted than every probe needs: losses,
+            and what carries a loader's size.
+
     Attributes:
         groups: of each step: `drawn` (one [loader, samples or None, last of its epoch] a batch),
             `passes` (outermost backward calls) and `shapes` (first input of each outermost forward
             call with gradients).
+            Where it looks, `loss` too, the sum of what the passes went back from (None if one of
+            them was no number), and `scale`, by which a scaler has multiplied it.
+        current: counts of the step that is under way.
+        sources: identities of the iterators that it has drawn from.
         first_batch: a digest of the first batch that was drawn, its indices included; None before.
+        loaders: of each loader that was drawn from, the arguments that carry its batch size, and
+            the number of its batches, None if it does not say.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, look: Callable[[Any], None] | None = None) -> None:
+        self.loaders: dict[int, tuple[list[str], int | None]] = {}
+        self.sources: set[int] = set()
+        self._look = look
+        self._norms: weakref.WeakSet[Any] = weakref.WeakSet()
         self.groups: list[dict[str, Any]] = []
         self.first_batch: int | None = None
-        self._current = _group()
+        self.current = _group()
         self._optimizer: int | None = None
-        self._loaders: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         self._depth = self._scaling = 0
         self._grad = torch.is_grad_enabled
         self._plain: list[tuple[Any, str, Any]] = []
         self._watch_loaders(torch)
         self._watch_backward(torch)
         self._watch_scaler(torch)
+        if look is not None:
+            self._watch_construction(torch)
 
     @property
     def over(self) -> bool:
         """True once all groups were seen."""
         return len(self.groups) >= GROUPS
 
+    @property
+    def normalises(self) -> bool:
+        """True if a BatchNorm takes its statistics from the batch."""
+        return any(each.training for each in self._norms)
+
     def forward(self, shape: list[int]) -> None:
         """Note the shape of an outermost forward call with gradients."""
         if shape and not self._depth:  # within a backward pass it is a recomputation
-            self._current["shapes"].append(shape)
+            self.current["shapes"].append(shape)
 
     def attempt(self, optimizer: int, *, skipped_too: bool = False) -> None:
         """End a group: an optimizer has stepped, or would have.
@@ -64,8 +90,14 @@ class StepCounts:
             self._optimizer = optimizer
         if self._optimizer != optimizer:
             return
-        self.groups.append(self._current)
-        self._current = _group()
+        if self._look is not None:
+            self._look(self)
+        if (loss := self.current.get("loss")) is not None:
+            loss = float(loss)
+            self.current["loss"] = loss if math.isfinite(loss) else None
+        self.groups.append(self.current)
+        self.current = _group()
+        self.sources.clear()
         if self.over:
             self.end()
 
@@ -120,14 +152,52 @@ class StepCounts:
         self._patch(iterator, "_reset", reset)
         self._patch(iterator, "__next__", next_batch)
 
+    def _watch_construction(self, torch: Any) -> None:
+        """Follow the batch size of each loader that is made, and know every BatchNorm."""
+        from torch.utils.data import dataloader
+
+        def made(plain: Any) -> Any:
+            def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+                plain(loader, *args, **kwargs)
+                names = following.followed_loader(sys._getframe(1))
+                loader.__dict__["_joulefront_names"] = names
+
+            return init
+
+        def iterated(plain: Any) -> Any:
+            def init(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+                plain(iterator, loader, *args, **kwargs)
+                try:
+                    length = len(loader)
+                except Exception:  # it has none
+                    length = None
+                names = loader.__dict__.get("_joulefront_names", [])
+                iterator.__dict__["_joulefront_made"] = names, length
+
+            return init
+
+        def normalised(plain: Any) -> Any:
+            def init(module: Any, *args: Any, **kwargs: Any) -> None:
+                plain(module, *args, **kwargs)
+                self._norms.add(module)
+
+            return init
+
+        self._patch(torch.nn.modules.batchnorm._BatchNorm, "__init__", normalised)
+        self._patch(dataloader.DataLoader, "__init__", made)
+        self._patch(dataloader._BaseDataLoaderIter, "__init__", iterated)
+
     def _fetched(self, iterator: Any, index: Any, batch: Any) -> None:
         if self.over or not self._grad():  # evaluation
             return
         dataset = getattr(iterator, "_dataset", iterator)
-        loader = self._loaders.setdefault(id(dataset), len(self._loaders))
+        loader = self._numbers.setdefault(id(dataset), len(self._numbers))
+        if made := iterator.__dict__.get("_joulefront_made"):
+            self.loaders[loader] = made
         entry = [loader, len(index) if hasattr(index, "__len__") else None, False]
         iterator.__dict__["_joulefront_last"] = entry
-        self._current["drawn"].append(entry)
+        self.current["drawn"].append(entry)
+        self.sources.add(id(iterator))
         if self.first_batch is None:
             self.first_batch = _digest(index, batch)
 
@@ -136,7 +206,9 @@ class StepCounts:
             def backward(*args: Any, **kwargs: Any) -> Any:
                 # Checkpointing nests, on a thread of the device's: one counter for all threads.
                 if self._depth == 0:
-                    self._current["passes"] += 1
+                    self.current["passes"] += 1
+                    if self._look is not None:
+                        self._add_loss(args[0] if args else kwargs.get("tensors"))
                 self._depth += 1
                 try:
                     return plain(*args, **kwargs)
@@ -146,6 +218,13 @@ class StepCounts:
             return backward
 
         self._patch(torch.autograd, "backward", counted)
+
+    def _add_loss(self, roots: Any) -> None:
+        """Add what a pass goes back from; the device is waited for once a step (`attempt`)."""
+        root = roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
+        number = getattr(root, "numel", lambda: 0)() == 1
+        loss, added = self.current.get("loss", 0.0), root.detach().float().sum() if number else None
+        self.current["loss"] = None if loss is None or added is None else loss + added
 
     def _watch_scaler(self, torch: Any) -> None:
         scaler = getattr(torch.amp, "GradScaler", None)
@@ -157,6 +236,8 @@ class StepCounts:
                 if not scaler.is_enabled():
                     return plain(scaler, optimizer, *args, **kwargs)
                 self._scaling += 1
+                if self._look is not None:
+                    self.current["scale"] = float(scaler.get_scale())
                 try:
                     return plain(scaler, optimizer, *args, **kwargs)
                 finally:

@@ -38,10 +38,14 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
         frames.refuse_spawn()
     if state.link is not None or options.get("activation_checkpointing"):
         wanted = options.get("inspect") or options.get("counts")
-        counts = counting.StepCounts(torch) if wanted else None
+        look = watching.look if options.get("inspect") else None
+        counts = counting.StepCounts(torch, look) if wanted else None
         state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
     if options.get("inspect") or options.get("counts"):
         named_values.watch_arguments()
+        frames.WhenImported(("click.core",), lambda name, made: named_values.watch_click(made))
+    if options.get("inspect"):
+        _seed()
     steps.prepare()
     os.environ.update(options.get("env", {}))
     sys.path[:0] = options.get("path", [])
@@ -55,6 +59,19 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
         engine.patch_deepspeed(deepspeed)
     if options.get("quiet"):
         frames.silence(torch)
+
+
+def _seed() -> None:
+    """Seed what the program may leave unseeded, so that two looks train on the same samples."""
+    import random
+
+    import torch
+
+    rank = int(os.environ.get("RANK", "0"))
+    random.seed(rank)
+    torch.manual_seed(rank)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(rank)
 
 
 def run_rank(spec: dict[str, Any]) -> NoReturn:

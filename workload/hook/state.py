@@ -49,6 +49,7 @@ class _Asked(dict[str, Any]):
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
         self.read: set[str] = set()
+        self.own: dict[str, Any] = {}  # the program's values where nothing is set
 
     def __getitem__(self, name: str) -> Any:
         self.read.add(name)
@@ -60,6 +61,8 @@ class _Asked(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         self.read.add(name)
+        if type(default) in (bool, int, float, str):
+            self.own.setdefault(name, default)
         return super().get(name, default)
 
 
@@ -102,7 +105,7 @@ def mark_seen(name: str) -> None:
 
 _PRIVATE = (
     *("asked", "phase", "optimizer", "engine", "inside_engine", "accelerates"),
-    *("watched", "counted", "first_step"),
+    *("watched", "counted", "first_step", "around"),
 )
 
 
@@ -112,5 +115,9 @@ def facts() -> dict[str, Any]:
     asked = seen.get("asked")
     if (counts := seen.get("counted")) is not None:
         named |= {"groups": counts.groups, "first_batch": counts.first_batch}
-        named |= {"named": named_values.batches()}
+        named |= {"named": named_values.batches(), "arguments": named_values.arguments()}
+        loaders = {str(number): names for number, (names, _) in counts.loaders.items()}
+        named |= {"loaders": loaders}
+    if asked is not None:
+        named["own"] = asked.own
     return {**named, "reads": sorted(asked.read) if asked is not None else []}

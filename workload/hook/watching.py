@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import state
-from .counting import StepCounts
+from . import following, state
+from .counting import GROUPS, StepCounts
+from .loops import Loops
 
 
 def step() -> None:
@@ -50,13 +51,29 @@ def _observe(optimizer: int) -> None:
             watched.end()
 
 
+def look(counts: StepCounts) -> None:
+    """Note what the frames that are up at a step tell: its loops, and what decides when it is due.
+
+    Where the loop is a framework's, its own objects tell.
+    """
+    frame = inspect.currentframe()
+    drawn = [loader for loader, *_ in counts.current["drawn"]]
+    single = len(counts.sources) == 1  # of several, each step may take a batch of each
+    length = counts.loaders.get(drawn[0], ([], None))[1] if single else None
+    loops = state.seen.setdefault("around", Loops())
+    found = loops.step(frame, len(drawn) if single else 0, length)
+    state.seen["loops"] = found or state.seen.get("loops", {})
+    state.seen["batch_norm"] = counts.normalises
+    state.seen["deciding"] = following.followed_accumulation(frame)
+
+
 def _check_ranks() -> None:
     """Check that all ranks train one model."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     together = 1
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        together = distributed.get_world_size()
+        together, state.seen["grouped"] = distributed.get_world_size(), True
     if together != world and "horovod" not in sys.modules:
         raise state.TrainsAlone(
             f"of {world} ranks each trains {'alone' if together == 1 else f'with {together}'}: the "
@@ -73,11 +90,26 @@ def patch_torch(torch: Any) -> None:
         if state.seen.get("inside_engine") or state.seen.get("engines"):
             return
         if state.seen.setdefault("optimizer", id(optimizer)) == id(optimizer):
+            rates = state.seen.setdefault("rates", [])
+            if state.options.get("inspect") and len(rates) < GROUPS:
+                rates.append(_settings_of(optimizer))
             if "owner" not in state.seen:
                 state.seen["owner"] = owner()
             count("optimizer")
 
     register_optimizer_step_post_hook(stepped)
+
+
+def _settings_of(optimizer: Any) -> list[float]:
+    """Return every number of an optimizer's groups: learning rates, momenta, decays."""
+    found: list[float] = []
+    for group in optimizer.param_groups:
+        for name in sorted(group):
+            values = group[name] if isinstance(group[name], list | tuple) else [group[name]]
+            if name != "params":
+                found += [float(v) for v in values if type(v) in (int, float)]
+                found += [float(v) for v in values if getattr(v, "numel", lambda: 0)() == 1]
+    return found
 
 
 #: Modules that hold a training loop or stand between it and the optimizer, the outermost first.

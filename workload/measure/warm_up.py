@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tuner.workload.window_policy import WindowPolicy
+
 #: Warm-up is judged by blocks of whole steps this long (a step where steps are longer), ...
 WARM_BLOCK_S = 0.2
 #: ... of which neighbours must agree so far. Recorded runs lie within 2 % of their mean after two
@@ -37,3 +39,15 @@ def settled(blocks: Sequence[float]) -> bool:
         return True
     steps = [b - a for a, b in pairwise(blocks[-4:])]
     return len(steps) == 3 and all(a * b < 0 for a, b in pairwise(steps))
+
+
+def longest_s(policy: WindowPolicy, settings: int) -> float:
+    """Return how long ranks train after their first step at most, seconds.
+
+    That is without a slow warm-up: no script is asked for steps that hardly any probe needs.
+
+    Args:
+        settings: live settings of the launch.
+    """
+    visits = settings + (policy.check_drift and settings > 1)
+    return WARM_BLOCKS_MAX * WARM_BLOCK_S + visits * (policy.settle_s + policy.max_s)

@@ -49,6 +49,7 @@ class Conductor:
     Args:
         deadline_s: CLOCK_MONOTONIC at which the probe is out of time.
         limits: a first step, or any other, that takes longer than this is a hang.
+        needed_s: how long the ranks must train after their first step; 0 if nobody knows.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Conductor:
         limits: ProbeLimits | None = None,
         explain_exit: Callable[[int, int], Failure],
         cancelled: Callable[[], bool] = lambda: False,
+        needed_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group, self._deadline_s = group, deadline_s
@@ -70,7 +72,8 @@ class Conductor:
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
         self._facts: dict[int, Mapping[str, Any]] = {}  # of each rank, where a launch asks for them
-        self._last_at_s = 0.0
+        self._last_at_s = self._first_at_s = 0.0
+        self._needed_s = needed_s
         self._over = False
         #: True if every rank has ended without an error before it was stopped.
         self.ended_by_itself = False
@@ -89,6 +92,7 @@ class Conductor:
     def first_step(self) -> float:
         """Wait for the first step of all ranks; return its end on CLOCK_MONOTONIC."""
         self._wait_boundary(1)
+        self._first_at_s = self._last_at_s
         return self._last_at_s
 
     def run(self, steps: int) -> tuple[float, ...]:
@@ -322,6 +326,15 @@ class Conductor:
                 raise ProbeFailed(self._explain(event))
             return event
 
+    def _needed_steps(self) -> str:
+        """Return the number of steps that the launch needs in a phrase; "" if a step is unknown."""
+        if self.done < 2 or not self._needed_s:
+            return ""
+        step_time_s = (self._last_at_s - self._first_at_s) / (self.done - 1)
+        if step_time_s <= 0:
+            return ""
+        return f", about {math.ceil(self._needed_s / step_time_s) + 1:,}"
+
     def _explain(self, first: Event) -> Failure:
         """Return the cause among the reports of failing ranks: peers of a dead rank fail too."""
         events = [first]
@@ -354,9 +367,10 @@ class Conductor:
             return causes[0]
         self.ended_by_itself = self._over = True
         return Failure(
-            "crash",
+            "ended",
             f"the program ended by itself after {self.done} optimizer steps, before the "
-            "measurement was complete; give it more steps than the probe needs",
+            "measurement was complete; give it more steps than the probe needs"
+            f"{self._needed_steps()}",
         )
 
 

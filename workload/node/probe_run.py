@@ -28,6 +28,7 @@ from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumu
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.statistics import Window
+from tuner.workload.measure.warm_up import longest_s
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
@@ -182,6 +183,7 @@ class Probe:
                 limits=ProbeLimits.of_request(request, self.node.step_limit_s),
                 explain_exit=lambda rank, code: self.explain_exit(rank, code, oom_before),
                 cancelled=self.node.cancelled.is_set,
+                needed_s=longest_s(request.window, len(request.live)),
             )
             self._phases = conductor.phases
             conductor.first_step()

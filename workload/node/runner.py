@@ -179,6 +179,11 @@ class LocalRunner:
         governor = with_commands(self.node.governor, job, cwd)
         self.node = replace(self.node, job=job, governor=governor)
 
+    def run_of(self, job: TrainingJob, request: ProbeRequest) -> ProbeRecord:
+        """Run one probe of another job, to which later ones belong, too."""
+        self.turn_to(job)
+        return self.run(request)
+
     def cancel(self) -> None:
         """End the running probe, from another thread; its record says "cancelled"."""
         self.node.cancelled.set()

@@ -10,12 +10,14 @@ seen becomes the `Framework` of a `ScriptJob`.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import Precision
 from tuner.search_spaces.model_facts import ModelFacts
@@ -24,16 +26,21 @@ from tuner.workload.limits import FIRST_STEP_LIMIT_S
 from tuner.workload.probe import INSPECTIONS, Failure, ProbeRecord, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import Launcher
+from tuner.workload.scripts.proving import proven
 from tuner.workload.scripts.script_job import Framework, ScriptJob
 from tuner.workload.scripts.today import seen_today
 from tuner.workload.scripts.todays_values import require_todays_values
+
+#: Lengths that differ by less are equal: steps of an epoch are rounded.
+_SAME_STEPS = 0.02
 
 
 def inspect_script(
     script: Script,
     blank: ScriptJob,
-    run: Callable[[ProbeRequest], ProbeRecord],
+    run: Callable[[ScriptJob, ProbeRequest], ProbeRecord],
     *,
+    cluster: Cluster,
     folder: Path,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> ScriptJob:
@@ -41,25 +48,19 @@ def inspect_script(
 
     Args:
         blank: the job that its command alone describes (`blank_job`).
+        run: launches a job as a request says.
         folder: the run's; the logs go to its `probes/inspection`.
 
     Raises:
         InputError: the command is wrong, the script fails before its first step (the sentence
             holds the cause and where the log is), or what it trains contradicts what was told.
     """
-    request = ProbeRequest(
-        "inspection",
-        blank.baseline.launch,
-        time_limit_s=FIRST_STEP_LIMIT_S,
-        window=WindowPolicy(micro_batches=False),
-        first_step_limit_s=FIRST_STEP_LIMIT_S,
-        purpose=INSPECTIONS[0],
-    )
+    request = _request("inspection", blank.baseline, INSPECTIONS[0])
     say(f"starting {script.name!r} once, to see how it trains")
-    record = run(request)
+    record = run(blank, request)
     failure = record.failure
-    if failure is not None and failure.kind in ("crash", "refused", "out_of_memory"):
-        record = run(replace(request, purpose=INSPECTIONS[1]))
+    if failure is not None and failure.kind in ("crash", "ended", "refused", "out_of_memory"):
+        record = run(blank, replace(request, purpose=INSPECTIONS[1]))
         if record.ok:
             say(f"in other micro-batches it does not start: {failure.message}")
     if record.failure is not None:
@@ -70,8 +71,39 @@ def inspect_script(
         )
     how = f" ({record.meter.mark})" if record.meter.mark else ""
     say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
-    job = _job_of(script, blank, record.environment["facts"])
-    return replace(job, frame=replace(job.frame, first_step_s=record.environment["first_step_s"]))
+    facts = record.environment["facts"]
+    job = _job_of(script, blank, facts)
+    job = replace(job, frame=replace(job.frame, first_step_s=record.environment["first_step_s"]))
+    looks = 1
+
+    def look(other: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
+        nonlocal looks
+        looks += 1
+        words = other.start(configuration, folder / f"probes/inspection{looks}").words
+        ranks = configuration.world_size
+        say(
+            f"starting {shlex.join(words)!r} on {ranks} rank{'s' * (ranks != 1)}, to see what its "
+            "arguments do"
+        )
+        again = run(other, _request(f"inspection{looks}", configuration, INSPECTIONS[1]))
+        if again.failure is None:
+            facts: Mapping[str, Any] = again.environment["facts"]
+            return facts
+        alone = again.failure.kind == "alone"
+        return "it makes no process group of all ranks" if alone else again.failure.message
+
+    return proven(job, facts, look, devices=cluster.devices_per_node)
+
+
+def _request(name: str, configuration: Configuration, purpose: str) -> ProbeRequest:
+    return ProbeRequest(
+        name,
+        configuration.launch,
+        time_limit_s=FIRST_STEP_LIMIT_S,
+        window=WindowPolicy(micro_batches=False),
+        first_step_limit_s=FIRST_STEP_LIMIT_S,
+        purpose=purpose,
+    )
 
 
 def _last_words(failure: Failure) -> str:
@@ -226,13 +258,11 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
         live=dict(facts.get("live", {})),
+        own=dict(facts.get("own", {})),
     )
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
-    stated = facts.get("length") or {}
-    if script.steps is not None and stated and stated["steps"] != script.steps:
-        assumed.append(
-            f"--steps is {script.steps:,}, and {stated['by']} would train {stated['steps']:,} steps"
-        )
+    stated = facts.get("length") or facts.get("loops") or {}
+    _require_steps(script, stated)
     job = replace(
         blank,
         global_batch=seen.global_batch,
@@ -247,6 +277,22 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     return job.declares(script.knobs)
 
 
+def _require_steps(script: Script, stated: Mapping[str, Any]) -> None:
+    """Check the user's number of steps against what the script's loop or framework states.
+
+    Raises:
+        InputError: they differ by more than the rounding of epochs.
+    """
+    told, found = script.steps, stated.get("steps")
+    if told is None or found is None or abs(told - found) <= max(1, _SAME_STEPS * found):
+        return
+    raise InputError(
+        f"--steps is {told:,}, but the script {script.name!r} trains {found:,} optimizer steps, as "
+        f"{stated['by']} says; write --steps {found}, leave it out, or give the command the length "
+        "that you train"
+    )
+
+
 def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return where the length comes from; nothing if it is unknown."""
     if script.steps is not None:
@@ -255,6 +301,8 @@ def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any])
         return {"steps": f"{blank.driver.driver.name}'s keys"}
     if facts.get("length"):
         return {"steps": f"{facts['length']['by']}'s own count"}
+    if facts.get("loops"):
+        return {"steps": facts["loops"]["by"]}
     return {}
 
 

@@ -8,6 +8,7 @@ offered, and the user gets the reason for each knob that is not offered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -57,10 +58,18 @@ class Framework:
         checkpoints: and it is on today.
         compiled: the model, or a part of it, is compiled.
         reads: what the script reads from `joulefront_hook.configuration()`.
+        own: of these, the script's own values, as far as it names them there.
         live: live knobs that the script registers, each with its present value, None if it cannot
             be read.
         turns: what its framework takes by itself, so that the hook can tell it another:
             "micro_batch", "gradient_accumulation".
+        given: the words of the command, if arguments were found that carry its batch: those of the
+            job hold placeholders for them.
+        carries: what an argument carries beside the part of the batch that it is named for, by that
+            name: "ranks", "gradient_accumulation", or both ("" for neither).
+        keeps: the part of the batch that keeps the global batch without an argument for the
+            accumulation: "accumulation" (the script adapts it), "micro_batch" (x ranks it stays).
+        micro_batch_stays, ranks_stay: why, a phrase; "" if they need not.
         first_step_s: seconds that the inspection took to its first step, which limits of probes are
             derived from; it differs from look to look and is not part of the job.
     """
@@ -82,6 +91,12 @@ class Framework:
     reads: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()
     live: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+    carries: Mapping[str, str] = field(default_factory=dict)
+    keeps: str = ""
+    micro_batch_stays: str = ""
+    ranks_stay: str = ""
     first_step_s: float = field(default=0.0, compare=False)
 
     @property
@@ -94,6 +109,19 @@ class Framework:
         """The settings of ZeRO; a bare `true`, as in older files, means stage 1."""
         zero = self.config.get("zero_optimization") or {}
         return zero if isinstance(zero, Mapping) else {"stage": 1}
+
+    def batch_words(self, configuration: Configuration, global_batch: int) -> dict[str, str]:
+        """Return what stands for the batch's placeholders: an argument may carry more than a part.
+
+        Raises:
+            InvalidValue: micro-batch x data parallelism does not divide the global batch.
+        """
+        times = configuration.accumulation(global_batch)
+        parts = {"micro_batch": configuration.micro_batch, "gradient_accumulation": times}
+        factors = {"ranks": configuration.data_parallel, "gradient_accumulation": times}
+        for name, carried in self.carries.items():
+            parts[name] *= math.prod(factors[each] for each in carried.split())
+        return {name: str(part) for name, part in parts.items()}
 
     def device(self, section: str) -> str:
         """Return today's place of "offload_optimizer" or "offload_param": none, cpu or nvme."""
@@ -146,6 +174,10 @@ def _driven(driven: Driven, name: str) -> KnobSupport:
 
 
 def _data_parallel(job: ScriptJob) -> KnobSupport:
+    if job.frame.ranks_stay:
+        return KnobSupport(False, job.frame.ranks_stay)
+    if job.frame.keeps == "micro_batch":
+        return KnobSupport(True, "the micro-batch keeps the global batch")
     if job.accumulates:
         return KnobSupport(True, "the accumulation keeps the global batch")
     by = job.frame.owner or "the script"
@@ -159,6 +191,10 @@ def _data_parallel(job: ScriptJob) -> KnobSupport:
 
 
 def _micro_batch(job: ScriptJob) -> KnobSupport:
+    if job.frame.micro_batch_stays and "micro_batch" not in job.placeholders:
+        return KnobSupport(False, job.frame.micro_batch_stays)
+    if job.frame.keeps == "micro_batch" and not job.frame.ranks_stay:
+        return KnobSupport(True, "with the ranks, so that the global batch stays")
     if job.frame.follows:
         return KnobSupport(True, "the batches follow DeepSpeed's micro-batch")
     if job.driven is not None and "micro_batch" in job.driven.today and job.accumulates:
@@ -292,6 +328,10 @@ def refused(job: ScriptJob, configuration: Configuration) -> list[str]:
             phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
         elif value != today and offer.values and value not in offer.values:
             phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
+    if job.frame.keeps == "micro_batch" and not phrases:
+        today = job.baseline.micro_batch * job.baseline.data_parallel
+        if configuration.micro_batch * configuration.data_parallel != today:
+            phrases.append(f"micro-batch x ranks stay {today}: the script does not accumulate")
     if job.driven is not None and not phrases and configuration.launch != job.baseline.launch:
         phrases += job.driven.refused(configuration)
     return phrases

@@ -28,6 +28,7 @@ from tuner.workload.declared_knobs import (
     environment,
     framework_settings,
     native_values,
+    read_by_script,
     resolved,
     text_values,
     with_files,
@@ -101,7 +102,8 @@ class ScriptJob(TrainingJob):
         del facts["first_step_s"]
         if not self.frame.compiled:  # as in studies from before it was looked at
             del facts["compiled"]
-        for name in ("counted", "sources"):  # as in studies from before steps were counted
+        later = ("counted", "sources", "own", "given", "carries", "keeps")
+        for name in (*later, "micro_batch_stays", "ranks_stay"):  # as in studies from before
             if not facts[name]:
                 del facts[name]
         frame = json.dumps(facts, sort_keys=True)
@@ -123,9 +125,8 @@ class ScriptJob(TrainingJob):
         """
         try:
             told = json.loads(data["frame"])
-            frame = Framework(
-                **{**told, "reads": tuple(told["reads"]), "turns": tuple(told.get("turns", ()))}
-            )
+            sequences = ("reads", "turns", "given")
+            frame = Framework(**told | {name: tuple(told.get(name, ())) for name in sequences})
             listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
             names = ({item.name for item in fields(cls)} - {"secrets"}) & set(data)
             given = {name: data[name] for name in names} | {**listed, "frame": frame}
@@ -197,7 +198,8 @@ class ScriptJob(TrainingJob):
         by_deepspeed = (frame.on_deepspeed or given) and not frame.owner
         if not self.global_batch:
             return False
-        return by_deepspeed or self._can_set("gradient_accumulation")
+        kept = frame.keeps == "accumulation"
+        return by_deepspeed or kept or self._can_set("gradient_accumulation")
 
     @property
     def sets_micro_batch(self) -> bool:
@@ -295,6 +297,8 @@ class ScriptJob(TrainingJob):
                 f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
                 "command nor reads it from joulefront_hook.configuration()"
             )
+        if knob.how == "hook" and declared.baseline is None:
+            return read_by_script(replace(declared, how="hook"), self.frame.own)
         under = self.frame.on_deepspeed or "deepspeed_config" in self.placeholders
         if knob.target[0] == "deepspeed" and not under:
             raise InputError(
@@ -348,7 +352,7 @@ class ScriptJob(TrainingJob):
             changes = {**_QUIET, "autotuning": None, **changes}
         config = merge(base, changes) if base or changes else {}
         values = {name: str(configuration.get(name)) for name in LAUNCH}
-        values["gradient_accumulation"] = str(configuration.accumulation(self.global_batch))
+        values |= self.frame.batch_words(configuration, self.global_batch)
         path = folder.resolve() / "ds_config.json"
         if config:
             folder.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import Framework, ScriptJob
 
-TORCH = Framework("torch", micro_batch=4, accumulation=1, reads=("fused",))
+TORCH = Framework("torch", micro_batch=4, accumulation=1, reads=("fused",), own={"fused": False})
 DEEPSPEED = Framework("deepspeed", config={"zero_optimization": {"overlap_comm": True}})
 
 
@@ -120,6 +120,18 @@ def test_the_hook_gives_values_in_their_type(tmp_path: Path) -> None:
     made = job(tmp_path, "train.py", "fused=false,true")
     assert made.start(made.baseline, tmp_path).options["configuration"]["fused"] is False
     assert made.needs_hook
+
+
+def test_a_knob_that_the_script_reads_is_today_what_the_script_names(tmp_path: Path) -> None:
+    frame = replace(TORCH, reads=("p",), own={"p": 4})
+    assert job(tmp_path, "train.py", "p=1,2,4", frame=frame).baseline.get("p") == 4
+    assert ScriptJob.from_json(job(tmp_path, "train.py", "p=1,4", frame=frame).to_json()).frame.own
+    # Never simply the first value.
+    silent = replace(TORCH, reads=("p",), own={})
+    with pytest.raises(InputError, match=r"'p' is today is not known; .*get\('p', VALUE\)"):
+        job(tmp_path, "train.py", "p=1,2", frame=silent)
+    told = job(tmp_path, "train.py", Knob("p", (1, 2), baseline=2), frame=silent)
+    assert told.baseline.get("p") == 2
 
 
 def test_a_knob_whose_condition_does_not_hold_stays_at_its_baseline(tmp_path: Path) -> None:
@@ -268,7 +280,13 @@ def test_a_plan_says_that_it_knows_no_declared_knobs(tmp_path: Path) -> None:
 
 def test_a_probe_names_declared_knobs(tmp_path: Path) -> None:
     size = Knob("p", (1, 2), changes_training=True)
-    made = job(tmp_path, "train.py {attn=a}", "attn=a,b", size, frame=replace(TORCH, reads=("p",)))
+    made = job(
+        tmp_path,
+        "train.py {attn=a}",
+        "attn=a,b",
+        size,
+        frame=replace(TORCH, reads=("p",), own={"p": 1}),
+    )
     assert _changed(made, ["attn=b", "mb4"]).short == "dp2 mb4 zero0 attn=b p=1"
     assert _changed(made, ["p=2"]).short == "dp2 mb4 zero0 attn=a p=2 training=changed"
     with pytest.raises(InputError, match="attn is 'c'"):

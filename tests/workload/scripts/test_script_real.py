@@ -53,10 +53,10 @@ class Bench:
         script = Script(command, cwd=cwd, **told)  # type: ignore[arg-type]
         blank = blank_job(script, CLUSTER)
         self.runner.turn_to(blank)
-        return inspect_script(script, blank, self._run, folder=self.runs)
+        return inspect_script(script, blank, self._run, cluster=CLUSTER, folder=self.runs)
 
-    def _run(self, request: ProbeRequest) -> ProbeRecord:
-        self.records.append(self.runner.run(request))
+    def _run(self, job: ScriptJob, request: ProbeRequest) -> ProbeRecord:
+        self.records.append(self.runner.run_of(job, request))
         return self.records[-1]
 
     def probe(self, job: ScriptJob, name: str, **knobs: object) -> tuple[ProbeRecord, str]:

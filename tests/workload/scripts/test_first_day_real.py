@@ -1,0 +1,150 @@
+"""Mistakes of a first day: each gets its sentence, before anything is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.search_spaces.errors import InputError
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.inspection import blank_job, inspect_script
+from tuner.workload.scripts.script_job import ScriptJob
+
+CLUSTER = replace(detect_cluster(), devices_per_node=1)
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
+
+HEAD = """
+import argparse, torch
+from torch.utils.data import DataLoader, TensorDataset
+p = argparse.ArgumentParser()
+p.add_argument("--batch-size", type=int, default=8)
+p.add_argument("--max-steps", type=int, default=40)
+args = p.parse_args()
+data = TensorDataset(torch.rand(4000, 4))
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
+def train(batches):
+    for step, x in enumerate(batches):
+        net(x[0] if isinstance(x, list) else x).square().mean().backward()
+        optimizer.step()
+        if step + 1 >= args.max_steps:
+            break
+"""
+PLAIN = "train(DataLoader(data, args.batch_size))"
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunner]:
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "train.py").touch()
+    blank = blank_job(Script("train.py", cwd=folder), CLUSTER)
+    with closing(LocalRunner(blank, CLUSTER, run_dir=folder / "run")) as made:
+        yield made
+
+
+def look(runner: LocalRunner, folder: Path, body: str, words: str = "", **told: int) -> ScriptJob:
+    (folder / "train.py").write_text(HEAD + dedent(body))
+    script = Script(f"train.py {words}".strip(), cwd=folder, **told)  # type: ignore[arg-type]
+    blank = blank_job(script, CLUSTER)
+    return inspect_script(script, blank, runner.run_of, cluster=CLUSTER, folder=runner.node.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "told", "sentence"),
+    [
+        (
+            PLAIN,
+            "",
+            {"steps": 1000},
+            "--steps is 1,000, but the script 'train' trains 40 optimizer",
+        ),
+        (
+            PLAIN,
+            "",
+            {"global_batch": 64},
+            "--global-batch is 64, but the script 'train' trains 1 x 8",
+        ),
+        (PLAIN, "--bs {micro_batch=8}", {}, "unrecognized arguments: --bs 8"),
+        (PLAIN, "--batch-size {micro_batch=16}", {}, None),  # as the command says
+        (
+            "import torch.multiprocessing as mp\nmp.spawn(train, nprocs=2)",
+            *("", {}, "starts its own ranks"),
+        ),
+        ("raise SystemExit('no data')", "", {}, "did not reach its first optimizer step"),
+    ],
+)
+def test_a_contradiction_is_refused(
+    runner: LocalRunner,
+    tmp_path: Path,
+    body: str,
+    words: str,
+    told: dict[str, int],
+    sentence: str | None,
+) -> None:
+    if sentence is None:
+        assert look(runner, tmp_path, body, words, **told).frame.micro_batch == 16
+        return
+    with pytest.raises(InputError) as refused:
+        look(runner, tmp_path, body, words, **told)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            "train(torch.rand(6, 4) for _ in range(99))",
+            "no loader of torch was seen; inputs are 6 x 4",
+        ),
+        (
+            "sizes = [[*range(n)] for n in (7, 3, 9, 5, 6)] * 9\n"
+            "train(DataLoader(data, batch_sampler=sizes))",
+            "batches hold 3 to 9 samples",
+        ),
+    ],
+)
+def test_what_cannot_be_counted_is_unknown_and_nothing_rests_on_it(
+    runner: LocalRunner, tmp_path: Path, body: str, sentence: str
+) -> None:
+    job = look(runner, tmp_path, body)
+    assert (job.global_batch, job.frame.micro_batch) == (0, 0)
+    assert any(sentence in note for note in job.assumed)
+    assert not any(offer.turned for offer in job.offers.values())
+
+
+def test_the_length_is_that_of_the_loop_or_close_to_it(runner: LocalRunner, tmp_path: Path) -> None:
+    assert look(runner, tmp_path, PLAIN).steps == 40
+    assert look(runner, tmp_path, PLAIN, steps=41).steps == 41  # epochs are rounded
+    endless = "done = 0\nwhile done < 10**9:\n    train(DataLoader(data, 8))\n    done += 500"
+    assert look(runner, tmp_path, endless, steps=1000).steps == 1000  # nobody reaches that bound
+
+
+def test_a_script_that_ends_too_early_is_told_how_many_steps_it_needs(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
+    job = look(runner, tmp_path, PLAIN, "--max-steps 30")
+    runner.turn_to(job)
+    policy = WindowPolicy(min_s=2.0, max_s=4.0)
+    request = ProbeRequest("first", job.baseline.launch, window=policy, time_limit_s=60.0)
+    failure = runner.run(request).failure
+    assert failure is not None
+    assert failure.kind == "ended"  # which ends the search
+    assert "ended by itself after" in failure.message
+    needed = int(failure.message.rpartition("about ")[2].replace(",", ""))
+    assert needed > 30
+
+
+def test_no_steps_are_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").touch()
+    command = ["optimize", "--steps", "0", "--runs-dir", str(tmp_path), "--"]
+    assert main([*command, str(tmp_path / "train.py")]) == 2
+    assert "steps" in capsys.readouterr().err

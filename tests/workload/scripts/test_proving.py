@@ -1,0 +1,229 @@
+"""Arguments that carry a batch: what a second launch proves, and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.problem.from_job import problem_of_job
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import parse_knob
+from tuner.testing.scripts import CPU, script_job
+from tuner.workload.hook.counting import GROUPS
+from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.proving import Argument, _with_placeholder, proven
+from tuner.workload.scripts.script_job import ScriptJob
+
+ARGUMENTS = {
+    "batch_size": {"options": ["-b", "--batch-size"], "value": 8},
+    "accum": {"options": ["--accum"], "value": 4},
+}
+
+
+def facts(micro: int, times: int, ranks: int = 1, **more: Any) -> dict[str, Any]:
+    """What a launch of a loop shows that divides its losses."""
+    group = {"drawn": [[0, micro, False]] * times, "passes": times, "shapes": [], "loss": 2.0}
+    return {
+        "groups": [group] * GROUPS,
+        "first_batches": [*range(ranks)],
+        "arguments": ARGUMENTS,
+        "loaders": {"0": ["batch_size"]},
+        "deciding": [{"value": times, "names": ["accum"]}],
+        "rates": [[0.1]] * GROUPS,
+        "loops": {"steps": 100, "by": "the loop"},
+        **more,
+    }
+
+
+class Program:
+    """A script that takes its arguments literally, but for what a test changes of it."""
+
+    def __init__(self, *, accumulates: bool = True, divides: str = "", **seen: Any) -> None:
+        self.accumulates, self.divides, self.seen = accumulates, divides, seen
+        self.started: list[str] = []
+
+    def look(self, job: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
+        words = job.start(configuration, Path(job.cwd) / "probe").words
+        self.started.append(" ".join(words))
+        told = dict(zip(words[1::2], words[2::2], strict=True))
+        ranks = configuration.data_parallel
+        micro = int(told.get("--batch-size", told.get("-b", 8)))
+        times = int(told.get("--accum", 4)) if self.accumulates else 1
+        if self.divides == "batch":
+            micro //= ranks
+        if self.divides == "accumulation":
+            times //= ranks
+        changes = {name: made(micro, times) for name, made in self.seen.items()}
+        return facts(micro, times, ranks, **changes)
+
+
+def job_of(folder: Path, words: str = "", ranks: int = 1, times: int = 4, **more: Any) -> ScriptJob:
+    frame = Framework(kind="torch", micro_batch=8, accumulation=times, counted=True)
+    named = {"devices": ranks, "global_batch": 8 * times * ranks, **more}
+    return script_job(f"train.py {words}".strip(), folder, frame, **named)
+
+
+def turned(job: ScriptJob) -> set[str]:
+    return {name for name, offer in job.offers.items() if offer.turned}
+
+
+def test_two_arguments_become_placeholders(tmp_path: Path) -> None:
+    program = Program()
+    job = proven(job_of(tmp_path, "-b 8"), facts(8, 4), program.look, devices=2)
+    assert program.started == [
+        "train.py -b 4 --accum 8",
+        "train.py -b 8 --accum 2",  # on two ranks
+    ]
+    assert job.words == (
+        "train.py",
+        "-b",
+        "{micro_batch=8}",
+        "--accum",
+        "{gradient_accumulation=4}",
+    )
+    assert turned(job) == {"micro_batch", "data_parallel"}
+    assert job.frame.given == ("train.py", "-b", "8")
+    assert "at 4 x 8 the same 32 samples" in job.frame.sources["micro_batch"]
+    assert ScriptJob.from_json(job.to_json()).frame == job.frame
+    # What the words said today they say again.
+    start = job.start(job.baseline, tmp_path / "today")
+    assert start.words == ("train.py", "-b", "8", "--accum", "4")
+
+
+def test_declared_knobs_stay_at_todays_values_in_a_proof(tmp_path: Path) -> None:
+    today = job_of(tmp_path, "-b 8").declares([parse_knob("env:OMP_NUM_THREADS=1,2")])
+    job = proven(today, facts(8, 4), Program().look, devices=2)
+    assert turned(job) == {"micro_batch", "data_parallel"}
+    assert [knob.name for knob in job.knobs] == ["OMP_NUM_THREADS"]
+
+
+def test_ranks_that_divide_an_argument_are_counted_with_it(tmp_path: Path) -> None:
+    program = Program(divides="accumulation")
+    job = proven(job_of(tmp_path), facts(8, 4), program.look, devices=2)
+    assert job.frame.carries == {"gradient_accumulation": "ranks"}
+    on_two = Configuration.of({**job.baseline.launch, "data_parallel": 2})
+    assert job.start(on_two, tmp_path / "two").words[-1] == "4"  # the script divides it
+    assert "data_parallel" in turned(job)
+
+
+def test_without_an_accumulation_ranks_and_micro_batch_move_together(tmp_path: Path) -> None:
+    program = Program(accumulates=False)
+    today = job_of(tmp_path, "--batch-size 8", ranks=2, times=1)
+    shown = facts(8, 1, 2, arguments={"batch_size": ARGUMENTS["batch_size"]})
+    job = proven(today, shown, program.look, devices=2)
+    assert program.started == ["train.py --batch-size 4", "train.py --batch-size 16"]
+    assert turned(job) == {"micro_batch", "data_parallel"}
+    problem = problem_of_job(job, CPU, clocks=False)
+    sizes = {(c.data_parallel, c.micro_batch) for c in problem.candidates}
+    assert sizes == {(2, 8), (1, 16)}
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (
+            {"rates": lambda micro, times: [[0.1 * micro / 8]] * GROUPS},
+            "a setting of the optimizer",
+        ),
+        ({"loops": lambda micro, times: {"steps": 100 * micro // 8}}, "50 steps and not 100"),
+        (  # the losses are not divided by the accumulation
+            {"groups": lambda m, a: [{**facts(m, a)["groups"][0], "loss": 2.0 * a}] * GROUPS},
+            "does not divide them",
+        ),
+        (  # ln N: the batch's own negatives
+            {"groups": lambda m, a: [{**facts(m, a)["groups"][0], "loss": 1.39}] * GROUPS},
+            "negatives",
+        ),
+        (
+            {"groups": lambda m, a: [{**facts(m, a)["groups"][0], "loss": None}] * GROUPS},
+            "the loss cannot be read",
+        ),
+        ({"groups": lambda m, a: facts(8, 4)["groups"]}, "8 samples x 4 passes were seen"),
+        ({"groups": lambda m, a: []}, "? samples x ? passes"),
+    ],
+)
+def test_what_does_not_stay_the_same_is_left_alone(
+    tmp_path: Path, seen: dict[str, Any], why: str
+) -> None:
+    first = facts(8, 4)
+    if "does not divide" in why:
+        first = facts(8, 4, groups=[{**first["groups"][0], "loss": 8.0}] * GROUPS)
+    today = job_of(tmp_path)
+    job = proven(today, first, Program(**seen).look, devices=1)
+    assert job.words == today.words
+    assert turned(job) == set()
+    assert why in job.assumed[-1]
+    assert job.assumed[-1].startswith("--batch-size 8 and --accum 4 are left as today: ")
+
+
+def test_a_launch_that_fails_leaves_today(tmp_path: Path) -> None:
+    job = proven(job_of(tmp_path), facts(8, 4), lambda *_: "AssertionError: 8", devices=2)
+    assert "split otherwise, the script does not start (AssertionError: 8)" in job.assumed[-1]
+    # With one argument more ranks are no way out either: they are what they were.
+    assert turned(job) == set()
+
+
+def test_ranks_that_read_the_same_samples_stay_as_they_are(tmp_path: Path) -> None:
+    program = Program(first_batches=lambda micro, times: [5, 5])
+    job = proven(job_of(tmp_path), facts(8, 4), program.look, devices=2)
+    assert turned(job) == {"micro_batch"}
+    assert job.offers["data_parallel"].why == "on 2 ranks all read the same samples"
+
+
+def test_batch_norm_leaves_the_micro_batch_alone(tmp_path: Path) -> None:
+    program = Program()
+    job = proven(job_of(tmp_path), facts(8, 4, batch_norm=True), program.look, devices=2)
+    assert turned(job) == {"data_parallel"}  # by the accumulation
+    assert "BatchNorm takes its statistics" in job.offers["micro_batch"].why
+    assert program.started == ["train.py --accum 2"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"global_batch": 0},
+        {"frame": Framework(kind="deepspeed", micro_batch=8, accumulation=4, counted=True)},
+        {"frame": Framework(kind="torch", micro_batch=8, accumulation=4)},  # not counted
+    ],
+)
+def test_what_is_not_known_is_not_split(tmp_path: Path, changes: dict[str, Any]) -> None:
+    today = replace(job_of(tmp_path), **changes)
+    assert proven(today, facts(8, 4), Program().look, devices=2) is today
+
+
+def test_a_placeholder_of_the_user_is_not_looked_behind(tmp_path: Path) -> None:
+    today = job_of(tmp_path, "-b {micro_batch=8}")
+    assert proven(today, facts(8, 4), Program().look, devices=2) is today
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "made"),
+    [
+        ("train.py", ["-b", "--batch-size"], "train.py --batch-size {x}"),
+        ("train.py -b 8", ["-b", "--batch-size"], "train.py -b {x}"),
+        ("train.py -b8 c", ["-b"], "train.py -b{x} c"),
+        ("train.py --batch-size=8", ["--batch-size"], "train.py --batch-size={x}"),
+        ("train.py --batch-size 4 --batch-size 8", ["--batch-size"], 2),
+        ("train.py --eval-batch-size 8", ["--batch-size"], "{x}"),
+        ("-m pkg.train", ["--bs"], "-m pkg.train --bs {x}"),
+        ("train.py", ["--batch_size="], "train.py --batch_size={x}"),
+        ("train.py 8 3", [], "train.py {x} 3"),
+        ("train.py 8 8", [], None),  # which of the two?
+        ("train.py", [], None),
+    ],
+)
+def test_the_place_of_an_argument(command: str, options: list[str], made: str | int | None) -> None:
+    argument = Argument("micro_batch", tuple(options), 8)
+    found = _with_placeholder(tuple(command.split()), argument, "{x}")
+    shown = " ".join(found) if found else None
+    if isinstance(made, int):  # argparse takes the last
+        assert shown is not None
+        assert shown.endswith("{x}")
+    elif made == "{x}":
+        assert shown == f"{command} --batch-size {{x}}"
+    else:
+        assert shown == made

@@ -1,0 +1,447 @@
+"""Number of optimizer steps of a training, from the loops around a step.
+
+At a step the frames of the program are up. Their source says in which loops the step lies, and
+bounds are evaluated in the frames: `range(...)`, a loader's length, and a counter that grew in
+each step and is compared where a loop ends. An end that cannot be evaluated (early stopping, a
+target of the loss) makes the number unknown.
+"""
+
+import ast
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
+from .following import Function, Unknown, body_of, callers, evaluate, is_users, own_nodes
+from .named_values import is_parsed
+
+Loop = ast.For | ast.AsyncFor | ast.While
+#: From so many batches on, a loader's length is a trick that stands for "without an end".
+_ENDLESS = 1_000_000
+#: A bound that no training reaches stands for "until it is stopped".
+_NO_END = 100_000_000
+#: Iterations of a loop of which each is asked for its step; a longer one is divided.
+_SIMULATED = 20_000
+#: What hands its first argument on, element by element.
+_WRAPPERS = ("enumerate", "tqdm", "trange", "list", "iter", "track")
+#: Tests for a training that has failed, which no plan counts with.
+_FAILED = ("isnan", "isinf", "isfinite")
+
+
+@dataclass
+class _Around:
+    """A loop around the step.
+
+    Attributes:
+        ifs: the conditions between it and the next loop inside, each with the branch that is taken
+            and its frame.
+        line, column: of the frame, where the step lies.
+    """
+
+    node: Loop
+    frame: FrameType
+    line: int
+    column: int
+    ifs: list[tuple[ast.If, bool, FrameType]] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """The loop's own names."""
+        if isinstance(self.node, ast.While):
+            return []
+        return [each.id for each in ast.walk(self.node.target) if isinstance(each, ast.Name)]
+
+    @property
+    def indexed(self) -> str:
+        """The name of its index, of `range` or `enumerate`; empty for none."""
+        if isinstance(self.node, ast.While) or not isinstance(call := self.node.iter, ast.Call):
+            return ""
+        inner = call
+        while _name(inner) in ("tqdm", "track", "list") and inner.args:
+            if not isinstance(inner.args[0], ast.Call):
+                return ""
+            inner = inner.args[0]
+        if _name(inner) in ("range", "trange"):
+            return getattr(self.node.target, "id", "")
+        if _name(inner) == "enumerate" and isinstance(self.node.target, ast.Tuple):
+            return getattr(self.node.target.elts[0], "id", "")
+        return ""
+
+
+class Loops:
+    """Reader of the loops around each of the first steps."""
+
+    def __init__(self) -> None:
+        self._seen: list[dict[str, int]] = []  # of each step: integers that tests compare
+
+    def step(self, frame: FrameType | None, fetches: int, length: int | None) -> dict[str, Any]:
+        """Return `steps` and `by`, as far as this step and those before it tell; {} if unknown.
+
+        Args:
+            frame: any below the program's, at its step.
+            fetches: batches of this step.
+            length: batches of the loader that is drawn from; None if it does not say.
+        """
+        try:
+            around = list(_loops(frame))
+            self._note(around)
+            return self._length(around, fetches, length)
+        except Exception:  # no evidence
+            return {}
+
+    def _note(self, around: list[_Around]) -> None:
+        seen: dict[str, int] = {}
+        for loop in around:
+            compared = [
+                side
+                for test, _ in _ends(loop)
+                for each in ast.walk(test)
+                if isinstance(each, ast.Compare)
+                for side in (each.left, *each.comparators)
+            ]
+            if loop.indexed:
+                compared.append(ast.Name(loop.indexed, ast.Load()))
+            for side in compared:
+                try:
+                    value = evaluate(side, loop.frame)
+                except Unknown:
+                    continue
+                if type(value) is int:
+                    seen[_key(side, loop)] = value
+        self._seen.append(seen)
+
+    def _growth(self, key: str) -> int:
+        """Return by how much an integer grew in each step; 0 if it did not, or not evenly.
+
+        The first step may be special, and an index begins again with an epoch.
+        """
+        values = [seen[key] for seen in self._seen if key in seen]
+        grown = [b - a for a, b in pairwise(values[1:])]
+        often = Counter(each for each in grown if each > 0).most_common(1)
+        return often[0][0] if often and all(each <= often[0][0] for each in grown) else 0
+
+    def _length(self, around: list[_Around], fetches: int, length: int | None) -> dict[str, Any]:
+        if not around or len(self._seen) < 3:
+            return {}
+        counts: list[float | None] = []
+        how: list[str] = []
+        bounds: list[tuple[float, str]] = []
+        for depth, loop in enumerate(around):
+            count, text = self._count(loop, length, None if depth else fetches, len(around) == 1)
+            for test, breaks in _ends(loop):
+                for bound, counter in self._bounds(test, loop, breaks=breaks):
+                    if counter in loop.names:
+                        if depth or count is None:
+                            raise Unknown
+                        count, text = min((count, text), (bound, ast.unparse(test)))
+                    elif _is_reset(counter, around[depth:]):
+                        raise Unknown
+                    else:
+                        bounds.append((bound, ast.unparse(test)))
+            counts.append(count)
+            how[:0] = [text] * bool(text)
+        if math.inf in counts:
+            bounds.append((math.inf, ""))
+        elif None in counts:
+            return {}
+        else:
+            bounds.append((math.prod(filter(None, counts)), " x ".join(how)))
+        steps, by = min(bounds)
+        if not 0 < steps < _NO_END or steps != int(steps):
+            return {}
+        return {"steps": int(steps), "by": f"the loop ({by})"}
+
+    def _count(
+        self, loop: _Around, length: int | None, fetches: int | None, alone: bool
+    ) -> tuple[float | None, str]:
+        """Return how often a loop runs, or how many steps the innermost takes; None if unknown."""
+        if isinstance(loop.node, ast.While):
+            return math.inf, ""
+        text = ast.unparse(loop.node.iter)
+        try:
+            count = _count(loop.node.iter, loop.frame, length)
+            if fetches is not None and count != math.inf:
+                count = self._steps_within(loop, count, fetches, alone=alone)
+        except (Unknown, TypeError):
+            return None, text
+        return count, text
+
+    def _steps_within(self, loop: _Around, count: float, fetches: int, *, alone: bool) -> float:
+        """Return the steps of one pass through the innermost loop."""
+        each, ifs = fetches, [*loop.ifs, *_skips(loop)]
+        if loop.indexed:
+            each = self._growth(_key(ast.Name(loop.indexed, ast.Load()), loop))
+        if each < 1:
+            raise Unknown
+        if each == 1 or (count % each == 0 and not ifs):
+            return count // each
+        if loop.indexed and ifs and count <= _SIMULATED:
+            first = _first_index(loop)
+            taken = 0
+            for index in range(first, first + int(count)):
+                now = {loop.indexed: index}
+                taken += all(
+                    bool(evaluate(test.test, frame, now if frame is loop.frame else None)) is branch
+                    for test, branch, frame in ifs
+                )
+            if count // each <= taken <= math.ceil(count / each) + 1:
+                return taken
+            raise Unknown
+        if count % each and not alone:
+            raise Unknown
+        return count // each
+
+    def _bounds(
+        self, test: ast.expr, loop: _Around, *, breaks: bool
+    ) -> Iterator[tuple[float, str]]:
+        """Yield the steps until a test ends a loop, each with the name of its counter.
+
+        Raises:
+            Unknown: it may end the loop at a time that nothing tells.
+        """
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) is breaks:
+            for part in test.values:  # each ends the loop
+                yield from self._bounds(part, loop, breaks=breaks)
+            return
+        if isinstance(test, ast.BoolOp):
+            plain = [part for part in test.values if not self._counter(part, loop)]
+            if any(_never(part, loop.frame, breaks=breaks) for part in plain):
+                return
+            for part in plain:
+                if not _constant(part, loop.frame):
+                    raise Unknown
+            for part in test.values:
+                if part not in plain:
+                    yield from self._bounds(part, loop, breaks=breaks)
+            return
+        if counter := self._counter(test, loop):
+            if (steps := self._until(test, loop, breaks=breaks)) is not None:
+                yield steps, counter
+        elif not _never(test, loop.frame, breaks=breaks):
+            raise Unknown
+
+    def _counter(self, test: ast.expr, loop: _Around) -> str:
+        """Return the counter that a comparison holds on one side; empty for none."""
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+            return ""
+        for side in (test.left, test.comparators[0]):
+            if self._growth(_key(side, loop)):
+                return ast.unparse(side)
+        return ""
+
+    def _until(self, test: ast.expr, loop: _Around, *, breaks: bool) -> float | None:
+        """Return the steps until a counter reaches its bound; None if it never does."""
+        assert isinstance(test, ast.Compare)
+        sides, kind = (test.left, test.comparators[0]), type(test.ops[0])
+        if not self._growth(_key(sides[0], loop)):
+            sides = sides[1], sides[0]
+            turned: dict[type, Any] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE}
+            kind = {**turned, ast.GtE: ast.LtE}.get(kind, kind)
+        key, bound = _key(sides[0], loop), evaluate(sides[1], loop.frame)
+        if type(bound) not in (int, float) or bound < 0:
+            return None  # -1 often stands for "no end"
+        if kind not in (ast.Gt, ast.GtE, ast.Lt, ast.LtE, ast.Eq, ast.NotEq):
+            raise Unknown
+        if (kind in (ast.Gt, ast.GtE, ast.Eq)) is not breaks:
+            raise Unknown
+        # The first value that ends the loop, and the counter's value where it is tested first.
+        last = math.floor(bound) + 1 if kind in (ast.Gt, ast.LtE) else math.ceil(bound)
+        grows, lines = self._growth(key), _grown_at(sides[0], loop)
+        if (
+            not lines and ast.unparse(sides[0]) not in loop.names
+        ):  # it grows in another function, and counts the steps that are done
+            return max(0, math.ceil(last / grows))
+        first = self._seen[-1][key] - (len(self._seen) - 1) * grows
+        head = isinstance(loop.node, ast.While) and test.lineno <= loop.node.test.lineno
+        step, at = (loop.line, loop.column), (test.lineno, test.col_offset)
+        if not head and at > step:
+            first += grows * any(step < place <= at for place in lines)
+            return max(0, math.ceil((last - first) / grows)) + 1
+        top = (loop.node.lineno, 0) if head else at
+        first -= grows * any(top <= place < step for place in lines)
+        return max(0, math.ceil((last - first) / grows))
+
+
+def _loops(frame: FrameType | None) -> Iterator[_Around]:
+    """Yield the loops around the step, the innermost first.
+
+    Raises:
+        Unknown: a loop lies around code of others that lies around the step.
+    """
+    below = True  # nothing of the program's was met
+    beyond = False
+    ifs: list[tuple[ast.If, bool, FrameType]] = []
+    for place in callers(frame):
+        if not is_users(place):
+            beyond |= not below
+            continue
+        below = False
+        for node, branch in reversed(_path(body_of(place), place.f_lineno)):
+            if isinstance(node, ast.If):
+                ifs.append((node, branch, place))
+            elif beyond:
+                raise Unknown
+            elif branch:  # not in the `else` of a loop
+                column = list(place.f_code.co_positions())[place.f_lasti // 2][2] or 0
+                yield _Around(node, place, place.f_lineno, column, ifs)
+                ifs = []
+
+
+def _path(body: ast.AST, line: int) -> list[tuple[Any, bool]]:
+    """Return the conditions and loops around a line, the outermost first.
+
+    Each with True if the line is in its body, False for its other branch.
+    """
+    for node in ast.iter_child_nodes(body):
+        if isinstance(node, Function | ast.ClassDef) or not hasattr(node, "lineno"):
+            continue
+        if not node.lineno <= line <= (getattr(node, "end_lineno", 0) or 0):
+            continue
+        inner = _path(node, line)
+        if isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While):
+            other = node.orelse and node.orelse[0].lineno <= line
+            head = line < node.body[0].lineno
+            return inner if head else [(node, not other), *inner]
+        return inner
+    return []
+
+
+def _ends(loop: _Around) -> Iterator[tuple[ast.expr, bool]]:
+    """Yield the tests that end a loop, with True if they end it where they hold."""
+    if isinstance(loop.node, ast.While):
+        constant = isinstance(loop.node.test, ast.Constant)
+        if not constant:
+            yield loop.node.test, False
+    yield from ((node.test, True) for node in _leaving(loop.node.body, breaks=True))
+
+
+def _leaving(body: list[Any], *, breaks: bool) -> Iterator[ast.If]:
+    """Yield the conditions that leave a loop, by `return`, or by its own `break`."""
+    for node in body:
+        if isinstance(node, Function | ast.ClassDef):
+            continue
+        inner = breaks and not isinstance(node, ast.For | ast.AsyncFor | ast.While)
+        if isinstance(node, ast.If) and any(
+            isinstance(each, ast.Return) or (inner and isinstance(each, ast.Break))
+            for each in node.body
+        ):
+            yield node
+            continue
+        for name in ("body", "orelse", "handlers", "finalbody"):
+            yield from _leaving(getattr(node, name, []), breaks=inner)
+
+
+def _skips(loop: _Around) -> Iterator[tuple[ast.If, bool, FrameType]]:
+    """Yield the conditions before the step under which a loop goes on without it."""
+    for node in loop.node.body:
+        if (
+            isinstance(node, ast.If)
+            and (node.end_lineno or 0) < loop.line
+            and isinstance(node.body[-1], ast.Continue)
+        ):
+            yield node, False, loop.frame
+
+
+def _count(node: ast.expr, frame: FrameType, length: int | None) -> float:
+    name = _name(node)
+    if isinstance(node, ast.Call) and node.args:
+        if name in ("range", "trange"):
+            return len(range(*(int(evaluate(each, frame)) for each in node.args)))
+        if name == "zip":
+            return min(_count(each, frame, length) for each in node.args)
+        if name in _WRAPPERS:
+            return _count(node.args[0], frame, length)
+        if name == "DataLoader" and length is not None:
+            return length if length < _ENDLESS else math.inf
+        raise Unknown
+    if name in ("count", "cycle"):
+        return math.inf
+    held = evaluate(node, frame)
+    count = len(held)  # a generator has none
+    return count if count < _ENDLESS else math.inf
+
+
+def _name(node: ast.AST) -> str:
+    if not isinstance(node, ast.Call):
+        return ""
+    return str(getattr(node.func, "id", getattr(node.func, "attr", "")))
+
+
+def _key(node: ast.AST, loop: _Around) -> str:
+    code = loop.frame.f_code
+    return f"{code.co_filename}:{code.co_firstlineno}:{ast.unparse(node)}"
+
+
+def _first_index(loop: _Around) -> int:
+    call = loop.node.iter if not isinstance(loop.node, ast.While) else None
+    while isinstance(call, ast.Call) and _name(call) in ("tqdm", "track", "list"):
+        call = call.args[0]
+    assert isinstance(call, ast.Call)
+    if _name(call) == "enumerate":
+        starts = [*call.args[1:], *(k.value for k in call.keywords if k.arg == "start")]
+        return int(evaluate(starts[0], loop.frame)) if starts else 0
+    if len(call.args) > 2:
+        raise Unknown  # a step of its own
+    return int(evaluate(call.args[0], loop.frame)) if len(call.args) == 2 else 0
+
+
+def _is_reset(counter: str, around: list[_Around]) -> bool:
+    """Return True if a loop around sets a counter anew."""
+    for loop in around:
+        for node in own_nodes(loop.node):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if any(ast.unparse(each) == counter for each in targets):
+                value = ast.unparse(node.value)  # type: ignore[attr-defined]
+                if counter not in value:
+                    return True
+        if counter in loop.names:
+            return True
+    return False
+
+
+def _grown_at(counter: ast.AST, loop: _Around) -> list[tuple[int, int]]:
+    """Return the lines and columns at which a counter grows in a loop."""
+    name = ast.unparse(counter)
+    return [
+        (node.lineno, node.col_offset)
+        for node in own_nodes(loop.node)
+        if (isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name)
+        or (isinstance(node, ast.Assign) and any(ast.unparse(t) == name for t in node.targets))
+    ]
+
+
+def _constant(test: ast.expr, frame: FrameType) -> bool:
+    """Return True if nothing in a test changes while the program trains: arguments, numbers."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Attribute):
+            try:
+                if not is_parsed(evaluate(node.value, frame)):
+                    return False
+            except Unknown:
+                return False
+        elif isinstance(node, ast.Name):
+            attribute = any(
+                isinstance(each, ast.Attribute) and each.value is node for each in ast.walk(test)
+            )
+            if not attribute and not node.id.isupper() and not _is_argument_local(node, frame):
+                return False
+        elif isinstance(node, ast.Call):
+            return False
+    return True
+
+
+def _is_argument_local(node: ast.Name, frame: FrameType) -> bool:
+    """Return True for a name that no loop of the frame's source sets."""
+    loops = (n for n in own_nodes(body_of(frame)) if isinstance(n, ast.For | ast.While))
+    inside = (n for loop in loops for n in ast.walk(loop) if isinstance(n, ast.Name))
+    return not any(n.id == node.id and not isinstance(n.ctx, ast.Load) for n in inside)
+
+
+def _never(test: ast.expr, frame: FrameType, *, breaks: bool) -> bool:
+    """Return True if a test never ends its loop."""
+    if any(_name(each) in _FAILED for each in ast.walk(test)):
+        return True
+    return _constant(test, frame) and bool(evaluate(test, frame)) is not breaks

@@ -1,0 +1,353 @@
+"""Arguments that carry a script's batch, proven by launches that split it otherwise.
+
+The hook follows the batch size of the training loader, and what decides when a step is due, back
+to the script's arguments (`tuner.workload.hook.following`). A name or a path is no proof: the
+script is started once more at half the micro-batch and twice the accumulation, and on another
+number of ranks. What then moves as predicted, with the same samples, losses, optimizer settings
+and steps, becomes a placeholder of the command. What does not is left alone, and said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.workload.hook.named_values import ACCUMULATION, BATCH
+from tuner.workload.scripts.evidence import Counted, batches_seen
+from tuner.workload.scripts.script_job import ScriptJob
+
+#: Starts the script of a job under a configuration, and returns the facts of its first steps or, as
+#: a phrase, why there are none.
+Look = Callable[[ScriptJob, Configuration], Mapping[str, Any] | str]
+
+#: Optimizer settings and numbers of steps that differ by less are equal: lengths are rounded.
+_SAME = 0.02
+#: Mean losses of the same samples that differ by less are equal, and by more are not, however much
+#: they scatter from step to step. A loss over the negatives of a batch changes by ln 2 / ln N.
+_SAME_LOSS, _OTHER_LOSS = 0.05, 0.15
+#: The same on other ranks, whose samples are others: a sum for a mean doubles it.
+_SAME_LOSS_OF_OTHERS = 0.3
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Argument of a script that may carry a part of its batch.
+
+    Attributes:
+        name: of the placeholder that it would become: micro_batch or gradient_accumulation.
+        options: the words that set it; a single one may end in "=".
+        value: today's.
+        carries: what its value holds beside that part (`Framework.carries`).
+    """
+
+    name: str
+    options: tuple[str, ...]
+    value: int
+    carries: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The option and today's value."""
+        option = max(self.options, key=len)
+        return f"{option}{self.value}" if option.endswith("=") else f"{option} {self.value}"
+
+
+@dataclass(frozen=True)
+class _Today:
+    """What the unchanged launch showed: the job, its facts and its batches."""
+
+    job: ScriptJob
+    facts: Mapping[str, Any]
+
+    @property
+    def split(self) -> tuple[int, int]:
+        return self.job.frame.micro_batch, self.job.frame.accumulation
+
+
+def proven(job: ScriptJob, facts: Mapping[str, Any], look: Look, *, devices: int) -> ScriptJob:
+    """Return the job with the arguments as placeholders that are proven to carry its batch.
+
+    Args:
+        facts: of the unchanged launch.
+        devices: ranks that may be started.
+    """
+    today = _Today(job, facts)
+    if not _applies(today):
+        return job
+    if facts.get("batch_norm"):
+        why = (
+            "BatchNorm takes its statistics from each micro-batch, so another one is another "
+            "training ({micro_batch=N} in the command sets it all the same)"
+        )
+        job = replace(job, frame=replace(job.frame, micro_batch_stays=why))
+        today = replace(today, job=job)
+    found = _arguments(today)
+    if "micro_batch" in found and not job.frame.micro_batch_stays:
+        job, why = _by_split(today, found, look)
+        if why:
+            options = " and ".join(each.shown for each in found.values())
+            note = f"{options} {'are' if len(found) > 1 else 'is'} left as today: {why}"
+            return replace(job, assumed=(*job.assumed, note))
+    elif "gradient_accumulation" in found:
+        job = _placed(job, [found["gradient_accumulation"]])
+    return _on_other_ranks(today, job, look, devices)
+
+
+def _applies(today: _Today) -> bool:
+    job, facts = today.job, today.facts
+    known = job.frame.counted and bool(job.global_batch) and job.frame.kind == "torch"
+    single = all(group.get("passes") == today.split[1] for group in facts.get("groups", ())[1:])
+    free = job.driver is None and not {"micro_batch", "gradient_accumulation"} & {
+        *job.asked_of_script
+    }
+    return known and single and free and job.frame.owner in ("", "accelerate")
+
+
+def _arguments(today: _Today) -> dict[str, Argument]:
+    """Return the arguments that may carry micro-batch and accumulation, by placeholder."""
+    (micro, times), facts = today.split, today.facts
+    every = facts.get("arguments", {})
+    ranks = today.job.baseline.data_parallel
+    loaders = [name for names in facts.get("loaders", {}).values() for name in names]
+    deciding = facts.get("deciding") or ()
+    decides = [name for each in deciding if each["value"] == times for name in each["names"]]
+    found: dict[str, Argument] = {}
+    of_both = {"": 1, "ranks": ranks}
+    for name, followed, pattern, part, factors in (
+        ("micro_batch", loaders, BATCH, micro, {**of_both, "gradient_accumulation": times}),
+        ("gradient_accumulation", decides, ACCUMULATION, times, of_both),
+    ):
+        named = [each for each in every if pattern.fullmatch(each)]
+        paths = [each for each in followed if each in every]
+        if part == 1:  # many a number is 1
+            paths = [each for each in paths if each in named]
+        for argument in dict.fromkeys([*paths, *named]):
+            value, options = every[argument]["value"], tuple(every[argument]["options"])
+            for carries, factor in factors.items():
+                if value == part * factor:
+                    found.setdefault(name, Argument(name, options, value, carries))
+    if today.job.frame.turns:  # the framework takes it by itself
+        found.pop("gradient_accumulation", None)
+    return found
+
+
+def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple[ScriptJob, str]:
+    """Return the job that a launch at another split proves, or today's with the reason."""
+    job, (micro, times) = today.job, today.split
+    both = _placed(job, found.values())
+    if both is job:
+        return job, "the command does not show where they stand"
+    other = _halved(micro, times)
+    if other is None:
+        return job, f"{micro} x {times} cannot be split otherwise"
+    changed = _at(job, micro_batch=other[0])
+    accumulates = "gradient_accumulation" in found or bool(job.frame.turns)
+    seen = look(both if accumulates else _framed(both, keeps="accumulation"), changed)
+    if isinstance(seen, str):
+        return job, f"split otherwise, the script does not start ({seen})"
+    counted = batches_seen(seen)
+    shown = f"at {other[0]} x {other[1]}"
+    if (counted.micro_batch, counted.accumulation) == other:
+        why = _differs(today, seen, counted, same_samples=True)
+        how = f"{_options(found)}: {shown} the same {micro * times} samples a step and rank"
+        kept = both if accumulates else _framed(both, keeps="accumulation")
+    elif (counted.micro_batch, counted.accumulation) == (other[0], times):
+        why = _differs(today, seen, counted, same_samples=False)
+        alone = {"micro_batch": found["micro_batch"]}
+        how = f"{_options(alone)}: at {other[0]} each pass took {other[0]} samples"
+        kept = _framed(_placed(job, alone.values()), keeps="micro_batch")
+    elif counted.micro_batch * other[1] == other[0] and not found["micro_batch"].carries:
+        divided = replace(found["micro_batch"], carries="gradient_accumulation")
+        return _by_split(today, {**found, "micro_batch": divided}, look)
+    else:
+        return job, (
+            f"{shown}, {counted.micro_batch or '?'} samples x {counted.accumulation or '?'} passes "
+            f"were seen ({counted.how})"
+        )
+    if why:
+        return job, f"{shown}, {why}"
+    return _framed(kept, sources={**job.frame.sources, "micro_batch": how, "accumulation": how}), ""
+
+
+def _halved(micro: int, times: int) -> tuple[int, int] | None:
+    """Return another split of the same samples; None if there is none."""
+    if micro % 2 == 0:
+        return micro // 2, times * 2
+    return (micro * 2, times // 2) if times % 2 == 0 else None
+
+
+def _on_other_ranks(today: _Today, job: ScriptJob, look: Look, devices: int) -> ScriptJob:
+    """Return the job with what a launch on another number of ranks shows of the global batch."""
+    ranks, (micro, times) = job.baseline.data_parallel, today.split
+    other = ranks // 2 if ranks % 2 == 0 else 2 if ranks == 1 and devices > 1 else 0
+    unchanged = job.words == today.job.words and not job.frame.turns
+    inside = job.baseline.world_size != ranks
+    if not other or inside or (unchanged and not today.facts.get("grouped")):
+        return job
+    expected = _expected(job, (micro, times), ranks, other)
+    if expected is None:
+        return _framed(job, ranks_stay=f"{micro} x {times} cannot be split over {_ranks(other)}")
+    # Where nothing is set, the configuration only says on how many ranks to start.
+    split = micro * ranks // other if unchanged else expected[0]
+    changed = _at(job, data_parallel=other, micro_batch=split)
+    seen = look(job, changed)
+    if isinstance(seen, str):
+        return _framed(job, ranks_stay=f"on {_ranks(other)} it does not train ({seen})")
+    counted = batches_seen(seen)
+    digests = seen.get("first_batches", ())
+    if other > 1 and None not in digests and len({*digests}) < other:
+        return _framed(job, ranks_stay=f"on {_ranks(other)} all read the same samples")
+    found = (counted.micro_batch, counted.accumulation)
+    why = _differs(today, seen, counted, same_samples=False)
+    if unchanged:
+        alone = {
+            (micro * ranks, times * other): "micro_batch",
+            (micro * other, times * ranks): "accumulation",
+        }
+        keeps = alone.get((found[0] * other, found[1] * other), "") if not why else ""
+        return _framed(job, keeps=keeps) if keeps else job
+    if found == expected and not why:
+        return job
+    if not why and (again := _with_ranks(job, expected, found, other)):
+        return again
+    told = why or f"{found[0] or '?'} samples x {found[1] or '?'} passes were seen ({counted.how})"
+    return _framed(job, ranks_stay=f"on {_ranks(other)}, {told}")
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' * (number != 1)}"
+
+
+def _expected(
+    job: ScriptJob, split: tuple[int, int], ranks: int, other: int
+) -> tuple[int, int] | None:
+    """Return the split of the same global batch on other ranks; None if there is none."""
+    micro, times = split
+    if job.frame.keeps == "micro_batch":
+        return (micro * ranks // other, times) if micro * ranks % other == 0 else None
+    if times * ranks % other == 0:
+        return micro, times * ranks // other
+    if "micro_batch" in job.placeholders and micro * ranks % other == 0:
+        return micro * ranks // other, times
+    return (micro, times) if job.words == job.frame.given else None
+
+
+def _with_ranks(
+    job: ScriptJob, expected: tuple[int, int], found: tuple[int, int], other: int
+) -> ScriptJob | None:
+    """Return the job if an argument counts all ranks: the script divides it by their number."""
+    for number, name in enumerate(("micro_batch", "gradient_accumulation")):
+        others_as_expected = found[1 - number] == expected[1 - number]
+        if others_as_expected and found[number] * other == expected[number]:
+            if name not in job.placeholders or job.frame.carries.get(name):
+                return None
+            return _framed(job, carries={**job.frame.carries, name: "ranks"})
+    return None
+
+
+def _differs(
+    today: _Today, seen: Mapping[str, Any], counted: Counted, *, same_samples: bool
+) -> str:
+    """Return what shows that a launch trains otherwise than today, a phrase; "" for nothing."""
+    before, after = _settings(today.facts), _settings(seen)
+    for old, new in zip(before, after, strict=False):
+        if abs(old - new) > _SAME * max(abs(old), abs(new)):
+            return f"a setting of the optimizer is {new:g} and not {old:g}"
+    was, now = (int((f.get("loops") or {}).get("steps", 0)) for f in (today.facts, seen))
+    samples = len(seen.get("first_batches", "1")) * counted.micro_batch * counted.accumulation
+    fewer = samples / today.job.global_batch  # a launch of fewer samples may take more steps
+    if was and now and min(abs(was - now), abs(was - now * fewer)) > _SAME * was:
+        return f"it takes {now:,} steps and not {was:,}"
+    old_losses, new_losses = _losses(today.facts), _losses(seen)
+    if not old_losses or not new_losses:
+        return "the loss cannot be read, so it is not known if it stays the same"
+    old, new = (sum(each) / len(each) for each in (old_losses, new_losses))
+    scatter = (max(old_losses) - min(old_losses)) / (abs(old) or 1.0)
+    allowed = min(_OTHER_LOSS, max(_SAME_LOSS, scatter)) if same_samples else _SAME_LOSS_OF_OTHERS
+    if counted.micro_batch != today.split[0] and not same_samples:
+        allowed = min(allowed, max(_OTHER_LOSS, scatter))
+    if abs(old - new) <= allowed * abs(old):
+        return ""
+    ratio = new / old if old else 0.0
+    passes = counted.accumulation / today.split[1]
+    if passes != 1 and abs(ratio / passes - 1) < _OTHER_LOSS:
+        return (
+            f"the losses of a step add up to {new:.4g} and not {old:.4g}: the script does not "
+            "divide them by the accumulation"
+        )
+    return (
+        f"the losses of a step add up to {new:.4g} and not {old:.4g}, so they depend on the split "
+        "(the batch's own negatives? a sum that is not divided by the accumulation?)"
+    )
+
+
+def _settings(facts: Mapping[str, Any]) -> list[float]:
+    return [number for step in facts.get("rates", ()) for number in step]
+
+
+def _losses(facts: Mapping[str, Any]) -> list[float]:
+    """Return the sum of the losses of each step but the first; none if one cannot be read."""
+    told = [(g.get("loss"), g.get("scale", 1.0)) for g in facts.get("groups", ())[1:]]
+    return [] if any(loss is None for loss, _ in told) else [loss / scale for loss, scale in told]
+
+
+def _at(job: ScriptJob, **knobs: int) -> Configuration:
+    """Return today's configuration with other values of some knobs."""
+    return Configuration(Settings({**job.baseline.launch, **knobs}), job.baseline.live)
+
+
+def _framed(job: ScriptJob, **changes: Any) -> ScriptJob:
+    return replace(job, frame=replace(job.frame, **changes))
+
+
+def _options(found: Mapping[str, Argument]) -> str:
+    return " and ".join(each.shown for each in found.values())
+
+
+def _placed(job: ScriptJob, arguments: Sequence[Argument] | Any) -> ScriptJob:
+    """Return the job with placeholders for arguments; the same job if one has no place."""
+    words, values = job.words, {"micro_batch": job.frame.micro_batch}
+    values["gradient_accumulation"] = job.frame.accumulation
+    carries = dict(job.frame.carries)
+    for argument in arguments:
+        made = _with_placeholder(words, argument, f"{{{argument.name}={values[argument.name]}}}")
+        if made is None:
+            return job
+        words = made
+        if argument.carries:
+            carries[argument.name] = argument.carries
+    frame = replace(job.frame, carries=carries, given=job.frame.given or job.words)
+    return replace(job, words=words, frame=frame)
+
+
+def _with_placeholder(
+    words: tuple[str, ...], argument: Argument, placeholder: str
+) -> tuple[str, ...] | None:
+    """Return a command that sets an argument by a placeholder; None if it cannot be placed.
+
+    Where the command does not name it, it is added: argparse takes the last value of an option.
+    """
+    made, first = list(words), 2 if words[0] == "-m" else 1
+    if not argument.options:  # positional: the one word that is its value
+        places = [n for n in range(first, len(made)) if made[n] == str(argument.value)]
+        if len(places) != 1:
+            return None
+        made[places[0]] = placeholder
+        return tuple(made)
+    done = False
+    for place in range(first, len(made)):
+        for option in argument.options:
+            bare = option.rstrip("=")
+            if made[place] == bare and place + 1 < len(made):
+                made[place + 1], done = placeholder, True
+            elif re.fullmatch(rf"{re.escape(bare)}=.*", made[place]):
+                made[place], done = f"{bare}={placeholder}", True
+            elif re.fullmatch(rf"{re.escape(bare)}\d+", made[place]) and len(bare) == 2:
+                made[place], done = f"{bare}{placeholder}", True
+    if not done:
+        option = max(argument.options, key=len)
+        made += [f"{option}{placeholder}"] if option.endswith("=") else [option, placeholder]
+    return tuple(made)
