@@ -82,7 +82,7 @@ def command(what: str, run: Path) -> int:
     if what == "optimize":
         return optimize(run.parent, probes=3)
     words = WRITING[what]
-    return main([words[0], str(run), *words[1:], "--runs-dir", str(run.parent)])
+    return main([*words, str(run), "--runs-dir", str(run.parent)])
 
 
 def test_there_is_a_file_of_each_kind(made: Path) -> None:

@@ -146,6 +146,8 @@ def _dashboard(args: argparse.Namespace) -> int:
     # By URL alone: every study that several users keep in one database.
     url = storage_of(args)
     alone = url is not None and args.run is None
+    if args.run is None and not alone:
+        print_latest(args)
     folder = None if alone else find_run(args.run, args.runs_dir)
     storage: Any
     if folder is None:
@@ -245,6 +247,7 @@ def add(commands: Commands) -> None:
     for name, flag, default in (("a", "--from", "today"), ("b", "--to", "best")):
         compare.add_argument(flag, dest=name, default=default, help=SUPPRESS)
     dashboard = commands.of_run("dashboard", _dashboard, "serve a run's study in optuna-dashboard")
+    dashboard.set_defaults(of_run=False)
     add_storage(dashboard, "URL of the database (without RUN, all its studies are served)")
     dashboard.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
     dashboard.add_argument("--port", type=int, default=8080, help="port (default: 8080)")
