@@ -280,11 +280,13 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
 def _require_steps(script: Script, stated: Mapping[str, Any]) -> None:
     """Check the user's number of steps against what the script's loop or framework states.
 
+    A loop may be left early, so that fewer steps than it states contradict nothing.
+
     Raises:
-        InputError: they differ by more than the rounding of epochs.
+        InputError: the user's are more, by more than the rounding of epochs.
     """
     told, found = script.steps, stated.get("steps")
-    if told is None or found is None or abs(told - found) <= max(1, _SAME_STEPS * found):
+    if told is None or found is None or told - found <= max(1, _SAME_STEPS * found):
         return
     raise InputError(
         f"--steps is {told:,}, but the script {script.name!r} trains {found:,} optimizer steps, as "
@@ -296,7 +298,10 @@ def _require_steps(script: Script, stated: Mapping[str, Any]) -> None:
 def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return where the length comes from; nothing if it is unknown."""
     if script.steps is not None:
-        return {"steps": "--steps"}
+        stated = facts.get("length") or facts.get("loops") or {}
+        fewer = stated.get("steps", 0) > script.steps
+        more = f"; at most {stated['steps']:,} by {stated['by']}" if fewer else ""
+        return {"steps": f"--steps{more}"}
     if blank.length_known and blank.driver is not None:
         return {"steps": f"{blank.driver.driver.name}'s keys"}
     if facts.get("length"):

@@ -124,6 +124,9 @@ def test_what_cannot_be_counted_is_unknown_and_nothing_rests_on_it(
 def test_the_length_is_that_of_the_loop_or_close_to_it(runner: LocalRunner, tmp_path: Path) -> None:
     assert look(runner, tmp_path, PLAIN).steps == 40
     assert look(runner, tmp_path, PLAIN, steps=41).steps == 41  # epochs are rounded
+    fewer = look(runner, tmp_path, PLAIN, steps=20)  # a loop may be left early
+    assert fewer.steps == 20
+    assert fewer.frame.sources["steps"].startswith("--steps; at most 40 by ")
     endless = "done = 0\nwhile done < 10**9:\n    train(DataLoader(data, 8))\n    done += 500"
     assert look(runner, tmp_path, endless, steps=1000).steps == 1000  # nobody reaches that bound
 
