@@ -371,8 +371,7 @@ def test_a_probe_needs_neither_ray_nor_optuna(tmp_path):
         for name in ("ray", "optuna", "sklearn", "plotly"):
             sys.modules[name] = None
         import tuner.workload.node.runner
-        from tuner.search_spaces.typed import JSON_SCHEMA
-from tuner.testing.studies import record
+        from tuner.testing.studies import record
         class Fake:
             def __init__(self, job, cluster, **more): self.meter = record().meter
             def run(self, asked): return record(request=asked)
