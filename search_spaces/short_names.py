@@ -43,6 +43,8 @@ _AFFIXES: Mapping[str, tuple[str, str]] = {
     "memory_clock_MHz": ("mem", "MHz"),
     "power_limit_W": ("", "W"),
 }
+#: Knobs by what stands before their value, as in mb=16.
+_BY_AFFIX = {before.rstrip("-"): name for name, (before, _) in _AFFIXES.items() if before}
 #: A live knob that is left to the device.
 _DEVICE = {"clock_MHz": "clock-auto", "memory_clock_MHz": "mem-auto", "power_limit_W": "power-auto"}
 _LEFT = re.compile(r"=device['’]s[ _]own", re.IGNORECASE)
@@ -125,6 +127,8 @@ def parse_words(text: str, *, standard: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in text.replace("|", " ").split():
         name, equals, value = word.partition("=")
+        if standard:  # else it may be the name of another knob
+            name = _BY_AFFIX.get(name.lower(), name)
         parsed: Value | None
         if equals and value == "auto":
             parsed = None

@@ -49,6 +49,7 @@ PLAN = ["optimize", "opt-350m", "--cluster", "a100-8", *SIMULATED]
 
 #: Of the review: number, command, parts of the sentence that answers it.
 REVIEWED = [
+    (0, ["optimize", "--", "bash", "train.sh"], ["shell scripts are not read: give the python or"]),
     (1, ["optimise"], ["unknown command 'optimise'; did you mean 'optimize'?", " more; see tuner"]),
     (2, ["optimize", "tinygpt"], ["unknown job 'tinygpt'; did you mean 'tiny-gpt'?"]),
     (
@@ -326,6 +327,18 @@ def test_a_measured_configuration_is_taken_in_any_order(capsys, runs):
     code, _, err = run(capsys, *words, " ".join(knobs[1:]))
     assert code == 2
     assert "leaves open shape, in which the measured points differ; add one of: shape=" in err
+
+
+def test_a_run_is_replayed_and_its_point_explained_by_what_was_printed(capsys, runs):
+    folder = ("--runs-dir", runs)
+    code, out, _ = run(capsys, "dev", "replay", "opt", "--name", "again", "--quiet", *folder)
+    assert (code, "Report: " in out) == (0, True)
+    by_option = run(capsys, "explain", "opt", "--point", "1", *folder)
+    assert run(capsys, "explain", "opt", "1", *folder) == by_option
+    assert by_option[0] == 0
+    code, _, error = run(capsys, "dev", "replay", "opt2", *folder)
+    assert code == 2
+    assert "opt2 is nothing to replay" in error
 
 
 def test_options_and_knobs_come_in_any_order(capsys):

@@ -94,3 +94,19 @@ def test_finding_19_a_ranking_of_parallelisms_is_said_to_be_the_programs():
         name="mine", model={}, sequence_length=0, global_batch=8, steps=9, precision="fp32"
     )
     assert program_note(replace(mixed, job=script)) == ""
+
+
+def test_an_estimate_that_only_follows_the_time_is_no_column():
+    result = small_result()
+    meter = replace(result.baseline.meter, name="estimated")
+
+    def of_power(by: float) -> list[str]:
+        points = tuple(
+            replace(p, meter=meter, power_W=16.0 * by**i) for i, p in enumerate(result.points)
+        )
+        today = next(p for p in points if p.configuration == result.baseline.configuration)
+        return answer_lines(replace(result, points=points, front_points=points, baseline=today))
+
+    assert any("estimated as 16.0 W x time" in line for line in of_power(1.0))
+    assert not any(line.startswith("> ") and "kJ" in line for line in of_power(1.0))
+    assert any("energy, estimated" in line for line in of_power(1.1))

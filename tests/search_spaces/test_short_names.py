@@ -79,6 +79,12 @@ def test_a_name_that_is_none_is_answered_in_a_sentence(text, error, sentence) ->
         Configuration.parse(text)
 
 
+def test_what_stands_before_a_value_names_its_knob() -> None:
+    told = parse_words("mb=16 zero=3 ckpt=full MEM=1593")
+    assert told == parse_words("mb16 zero3 ckpt-full mem1593MHz")
+    assert parse_words("mb=16", standard=False) == {"mb": "16"}  # a knob of the user's
+
+
 def test_the_words_of_a_command_are_told_apart() -> None:
     words = ["opt-350m", "dp8 mb4", "zero_stage=1", "cpu-2", "1050MHz", "mine.json"]
     assert split_words(words) == (

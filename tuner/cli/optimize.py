@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.arguments import add_shared
@@ -92,9 +93,10 @@ def _replay(args: argparse.Namespace) -> int:
     from tuner.api import replay
     from tuner.display.answer import answer_lines
 
+    run = Path(args.runs_dir) / args.path
     with progress(args) as on_progress:
         result = replay(
-            args.path,
+            run if run.is_dir() and not Path(args.path).exists() else args.path,
             group=args.group,
             steps=args.steps,
             in_flight=args.in_flight,
@@ -221,7 +223,7 @@ def add_replay(commands: Commands) -> None:
     """Add the command `tuner dev replay`."""
     replay = commands.command("replay", _replay, "run a study on a trace or a recorded table")
     add = replay.add_argument
-    add("path", metavar="PATH", help="folder of a table, run folder, or trace")
+    add("path", metavar="PATH", help="folder of a table, run or its folder, or trace")
     add("--group", metavar="NAME", help="search problem of a table that holds several")
     add("--steps", type=int, metavar="N", help="steps of the whole training")
     add(

@@ -179,7 +179,7 @@ def _dashboard(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     from tuner.api import load_result
 
-    explanation = load_result(args.run, runs_dir=args.runs_dir).explain(args.point)
+    explanation = load_result(args.run, runs_dir=args.runs_dir).explain(args.at or args.point)
     answer(args, explanation.to_json(), explanation.lines())
     return OK
 
@@ -258,9 +258,8 @@ def add(commands: Commands) -> None:
     explain = commands.of_run(
         "explain", _explain, "where a point's time and energy go, and what each knob changes"
     )
-    explain.add_argument(
-        "--point", default="best", metavar="POINT", help=f"{POINT} (default: best)"
-    )
+    explain.add_argument("at", nargs="?", metavar="POINT", help=f"{POINT} (default: best)")
+    explain.add_argument("--point", default="best", metavar="POINT", help="the same")
     export = commands.of_run(
         "export", _export, "a run's points as CSV, Parquet or T4, or the run as one file"
     )

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tuner.display.advice import evidence_sentence
 from tuner.display.plan_text import plan_lines
 from tuner.display.program_note import program_note
@@ -16,10 +18,15 @@ from tuner.display.text import (
     units_of,
 )
 from tuner.formatting import after_comma, settings_text
+from tuner.formatting import number as number_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
+from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.workload.probe import ProbeRecord
+
+#: Estimated powers within this factor are the estimate's error.
+_ALIKE = 1.03
 
 
 def menu(result: Result) -> list[tuple[str, AnotherChoice]]:
@@ -86,17 +93,30 @@ def _menu_lines(result: Result) -> list[str]:
                 f"{settings} #{number}" if number.isdigit() and name != "today" else settings,
             )
         )
+    watts = _constant_W(list(points.values()))
     widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]
     widths[3] = max(widths[3], len(rows[0][3]) - widths[4] - 1)
     rows[0] = ("", "time".rjust(widths[1]), "", rows[0][3].ljust(widths[3]), "", "settings")
-    return [_row(row, widths) for row in rows]
+    lines = [_row(row, widths, energy=watts is None) for row in rows]
+    if watts is not None:
+        lines.append(f"No meter here: energy is estimated as {number_text(watts)} W x time.")
+    return lines
 
 
-def _row(cells: tuple[str, ...], widths: list[int]) -> str:
+def _row(cells: tuple[str, ...], widths: list[int], *, energy: bool) -> str:
     """Return name, time and energy, each with its change, and settings in columns."""
-    name, time, slower, energy, more, settings = cells
-    times = f"{time:>{widths[1]}} {slower:>{widths[2]}}"
-    return f"{name:{widths[0]}}  {times}  {energy:>{widths[3]}} {more:>{widths[4]}}  {settings}"
+    name, time, slower, joules, more, settings = cells
+    times = f"{name:{widths[0]}}  {time:>{widths[1]}} {slower:>{widths[2]}}"
+    energies = f"  {joules:>{widths[3]}} {more:>{widths[4]}}" if energy else ""
+    return f"{times}{energies}  {settings}"
+
+
+def _constant_W(points: Sequence[Point]) -> float | None:
+    """Return the power of all points if it is estimated and hardly differs: energy tells nothing
+    then that time does not."""
+    powers = [point.power_W for point in points if point.meter.name == "estimated"]
+    alike = len(powers) == len(points) > 1 and max(powers) <= _ALIKE * min(powers)
+    return max(powers) if alike else None
 
 
 def _short_role(words: str) -> str:

@@ -83,11 +83,6 @@ def _worst(point: Point, constraints: Constraints) -> float:
     return max(excess(point, constraints).values(), default=0.0)
 
 
-def _time_asked(value_s: float, units: Units) -> str:
-    """Return a limit on time in the unit of the points, followed by seconds if that differs."""
-    return units.time_text(value_s) + ("" if units.time == "s" else f" ({round(value_s):,} s)")
-
-
 def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
     """Return the limits of the training job as in "within 25 kJ and on at most 2 GPUs".
 
@@ -95,7 +90,7 @@ def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
     """
     words: dict[str, Callable[[float], str]] = {
         "budget_kJ": lambda value: f"within {units.energy_text(value)}",
-        "deadline_s": lambda value: f"within {_time_asked(value, units)}",
+        "deadline_s": lambda value: f"within {units.time_text(value)}",
         "power_cap_W": lambda value: f"at no more than {number(value)} W on average",
         "peak_power_W": lambda value: f"at no more than {number(value)} W at any moment",
         "max_gpus": lambda value: f"on at most {value:.0f} GPU{'s' * (value != 1)}",

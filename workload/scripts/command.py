@@ -112,6 +112,8 @@ class Script:
         if words[0] == "-m":
             if len(words) == 1:
                 raise InputError("-m must be followed by a module's name")
+        elif Path(words[0]).name in ("bash", "sh", "zsh", "dash") or words[0].endswith(".sh"):
+            raise InputError("shell scripts are not read: give the python or torchrun line in it")
         elif not (self.cwd / words[0]).is_file():
             raise InputError(f"there is no script {words[0]!r} in {self.cwd}")
         declared = [knob.name for knob in self.knobs]
