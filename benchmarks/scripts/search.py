@@ -17,8 +17,6 @@ from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.probe import WindowPolicy
 
-#: A training long enough that every probe repays itself, so that the number of probes ends it.
-STEPS = 10_000_000
 #: Steps take milliseconds here, and meters on a CPU need no long windows.
 WINDOW = WindowPolicy(min_s=1.0, max_s=4.0, settle_s=0.3)
 
@@ -46,7 +44,7 @@ class Asked:
 
 def main() -> None:
     asked = Asked(**json.loads(sys.argv[1]))
-    script = tuner.Script(asked.command, steps=STEPS, global_batch=asked.global_batch or None)
+    script = tuner.Script(asked.command, global_batch=asked.global_batch or None)
     result = tuner.optimize(
         script,
         search=SearchSettings(max_probes=asked.probes, window=WINDOW),
@@ -55,6 +53,7 @@ def main() -> None:
         name=asked.name,
         runs_dir=Path(asked.runs),
         report=False,
+        progress=False,
         on_progress=ProgressPrinter(sys.stdout),
     )
     print(result.headline if result.recommendation else result.stopped)

@@ -79,7 +79,7 @@ threading.Thread(target=kill_the_other_node, daemon=True).start()
 cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
 script = tuner.Script(
     "torchrun --nnodes 2 --nproc_per_node 1 --node_rank 0 --master_addr {HEAD} "
-    "plain_deepspeed.py --deepspeed --deepspeed_config ds.json",
+    "plain_deepspeed.py --epochs 10000000 --deepspeed --deepspeed_config ds.json",
     cwd=Path(sys.argv[1]),
     steps=10**8,
     sync=True,

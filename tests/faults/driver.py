@@ -80,6 +80,7 @@ def optimize(
             storage=storage,
             search=tuner.SearchSettings(max_probes=probes),
             report=False,
+            progress=False,
             on_progress=lambda event: print(event.message) if event.kind == "note" else None,
         )
     except InputError as error:

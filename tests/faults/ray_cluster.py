@@ -124,6 +124,7 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
         name="study",
         search=tuner.SearchSettings(max_probes=PROBES),
         report=False,
+        progress=False,
         on_progress=lambda event: print(event.message) if event.kind == "note" else None,
     )
     print(f"done {result.spent.probes}", flush=True)
