@@ -6,6 +6,7 @@ an attempt that a gradient scaler skips is one too. Once `GROUPS` groups are ove
 was before.
 """
 
+import functools
 import math
 import sys
 import weakref
@@ -110,7 +111,7 @@ class StepCounts:
     def _patch(self, owner: Any, name: str, made: Callable[[Any], Any]) -> None:
         plain = getattr(owner, name)
         self._plain.append((owner, name, plain))
-        setattr(owner, name, made(plain))
+        setattr(owner, name, functools.wraps(plain)(made(plain)))  # some read the signature
 
     def _watch_loaders(self, torch: Any) -> None:
         from torch.utils.data import dataloader

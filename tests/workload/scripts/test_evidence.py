@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ def counts() -> Iterator[StepCounts]:
     watched.end()
     counts.end()
     state.seen.clear()
+
+
+def test_a_watched_loader_has_the_signature_of_torchs(counts: StepCounts) -> None:
+    """Lightning makes a loader again from the names of the arguments that made it."""
+    assert list(inspect.signature(data.DataLoader.__init__).parameters)[:3] == [
+        "self",
+        "dataset",
+        "batch_size",
+    ]
 
 
 def loader(size: int, samples: int = 400, **more: Any) -> Any:
