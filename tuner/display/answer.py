@@ -68,31 +68,25 @@ def answer_lines(result: Result) -> list[str]:
 def _menu_lines(result: Result) -> list[str]:
     """Return today and the menu as rows of a table; ">" marks what is recommended."""
     units, today, recommended = units_of(result), result.baseline, result.recommended
-    roles = {found.point.configuration: words for words, found in menu(result)}
-    numbers = {found.point.configuration: found.name for _, found in menu(result)}
+    offered = {found.point.configuration: (words, found) for words, found in menu(result)}
     points = {p.configuration: p for p in (today, recommended) if p is not None}
-    points |= {found.point.configuration: found.point for _, found in menu(result)}
+    points |= {configuration: found.point for configuration, (_, found) in offered.items()}
     rows = [("", "time", "", f"energy{after_comma(energy_mark(result))}", "", "settings")]
     for configuration, point in points.items():
         compared = result.judged.differences(point)
         energy, time = (f"{100 * d.relative:+.0f} %" for d in compared) if compared else ("", "")
         chosen = recommended is not None and configuration == recommended.configuration
+        words, found = offered.get(configuration, ("", None))
+        settings = settings_text(configuration, today.configuration if today else None)
         if today is not None and configuration == today.configuration:
             name = "today"
         else:
-            name = "recommended" if chosen else _short_role(roles[configuration])
-        number = numbers.get(configuration, "")
-        settings = settings_text(configuration, today.configuration if today else None)
-        rows.append(
-            (
-                f"{'>' if chosen else ' '} {name}",
-                units.time_text(point.time_to_solution_s),
-                time,
-                units.energy_text(point.energy_to_solution_kJ),
-                energy,
-                f"{settings} #{number}" if number.isdigit() and name != "today" else settings,
-            )
-        )
+            name = "recommended" if chosen else _short_role(words)
+            if found is not None and found.name.isdigit():
+                settings += f" #{found.name}"
+        times = units.time_text(point.time_to_solution_s), time
+        energies = units.energy_text(point.energy_to_solution_kJ), energy
+        rows.append((f"{'>' if chosen else ' '} {name}", *times, *energies, settings))
     watts = _constant_W(list(points.values()))
     widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]
     widths[3] = max(widths[3], len(rows[0][3]) - widths[4] - 1)
