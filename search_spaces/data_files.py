@@ -55,6 +55,11 @@ def read_toml(file: Traversable, what: str) -> dict[str, Any]:
         raise InputError(f"cannot read the {what}: {error}") from error
 
 
+def catalogue(name: str) -> dict[str, Any]:
+    """Return a table of the catalogue of knobs and rules (`data/catalogue`)."""
+    return read_toml(data_folder("catalogue") / f"{name}.toml", f"catalogue of {name}")
+
+
 def check_keys(data: Iterable[str], known: Collection[str], where: str) -> None:
     """Check that a table has known keys alone.
 

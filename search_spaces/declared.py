@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal
 
-from tuner.search_spaces.changed_training import CHANGED, marked
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knob_values import (
@@ -32,6 +31,8 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition, holds, names_in
 
+#: Setting that marks a launch which learns something else than the baseline, wherever it is shown.
+CHANGED, MARK = "training", "changed"
 #: Suffixes of configuration files in which a key can be set.
 FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
 
@@ -323,6 +324,27 @@ def check_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
             f"{MOST_COMBINATIONS:,} can be searched; leave out knobs or values"
         )
     return tuple(ordered.values())
+
+
+def changed_training(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> tuple[str, ...]:
+    """Return the values by which a launch learns something else than the baseline.
+
+    Such launches are searched only if the user allows it. A standard knob learns the same at its
+    default, one of the declared `knobs` at its baseline.
+    """
+    same = {name: knob.default for name, knob in KNOBS.items() if knob.changes_training}
+    same |= {knob.name: knob.baseline for knob in knobs if knob.changes_training}
+    return tuple(
+        f"{name}={launch[name]}"
+        for name, value in same.items()
+        if launch.get(name) not in (None, value)
+    )
+
+
+def marked(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> dict[str, Value]:
+    """Return the settings of a launch, with the mark if it learns something else."""
+    mark = {CHANGED: MARK} if changed_training(launch, knobs) else {}
+    return {**launch, **mark}
 
 
 def fixed(knobs: Sequence[Knob]) -> tuple[Knob, ...]:

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.space import Auto, SearchSpace
 from tuner.workload.scripts.command import LAUNCH
