@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+
+#: Variable in front of a command.
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
+#: Place of a value that is not kept; `${env:NAME}` is OmegaConf's own.
+TAKEN = re.compile(r"(?<!\$)\{env:([A-Za-z_]\w*)\}")
+
+
+def names_taken(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the variables that stand in texts for values that are not kept."""
+    return tuple(dict.fromkeys(name for text in texts for name in TAKEN.findall(text)))
 
 
 @dataclass(frozen=True)

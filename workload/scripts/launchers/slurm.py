@@ -9,10 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.scripts.launchers.kinds import (
+    PYTHON,
+    Kind,
+    Read,
+    Typed,
+    assignments,
+    without_python,
+)
+from tuner.workload.scripts.launchers.launcher import Launcher
 
 #: Letters of short options: those that take a value (the next word or the same one), and those
 #: that take none or one in the same word only.
@@ -47,48 +56,100 @@ _WITH_VALUE = frozenset(
     """.split()  # noqa: SIM905 - a table to read
 )
 _LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir", "c": "cpus-per-task", "m": "distribution"}
-#: The options that say how many ranks there are.
-TASK_OPTIONS = ("ntasks", "ntasks-per-node")
 
 
-@dataclass(frozen=True)
-class Srun:
-    """srun's options in front of a command.
+class Srun(Kind):
+    """`srun` in front of a script, or of another launcher."""
 
-    Attributes:
-        words: srun and its options, as typed.
-        tasks: tasks on a node; 0 if neither its options nor the allocation says.
-        chdir: the folder that it starts in; "" for the current one.
-        notes: what joulefront leaves out, one sentence each.
-    """
+    name = "srun"
+    commands = ("srun",)
+    of_all = ("--ntasks", "-n")
+    of_node = ("--ntasks-per-node", "--tasks-per-node")
+    nodes = ("--nodes", "-N")
 
-    words: tuple[str, ...]
-    rest: tuple[str, ...]
-    tasks: int
-    chdir: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    nodes: int = 1
+    def reaches_nodes(self, launcher: Launcher) -> bool:
+        """Return True: its tasks are on all nodes."""
+        return True
+
+    def before_hook(self, words: list[str]) -> list[str]:
+        """Return the words with Python's own in them, which srun starts with the hook."""
+        return words
+
+    def read(self, typed: Typed) -> Read:
+        """Return what it starts, inside an allocation by Slurm's own figures.
+
+        Raises:
+            InputError: an option is unknown, nodes have different numbers of tasks, or no command
+                follows whose ranks are seen from here.
+        """
+        words = list(typed.words)
+        told, at = options_of_srun(words)
+        _check_options(words[at:], told)
+        nodes, tasks = _tasks(told, typed.environment)
+        chdir = told.get("chdir", "")
+        if (typed.cwd / chdir).resolve() != typed.cwd.resolve():
+            raise InputError(f"srun starts in {chdir}; start tuner there, without --chdir")
+        env, notes = _exported(told.get("export", "ALL"))
+        if "cpus-per-task" in told:
+            env["SLURM_CPUS_PER_TASK"] = told["cpus-per-task"]
+        notes += [
+            f"srun --{option} is not applied in probes"
+            for option in ("cpu-bind", "mem-bind", "distribution", "hint")
+            if option in told
+        ]
+        inner, rest = assignments(words[at:])
+        if not without_python(rest):
+            raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
+        script, launcher = typed.again(rest, {**typed.environment, **env, **inner})
+        if launcher is None:
+            installed = script[0] == "-m" and rest[0] != "-m" and tuple(rest[1:]) == script[2:]
+            if installed:
+                words = [*words[: len(words) - len(rest)], "python", *script]
+            elif Path(rest[0]).suffix != ".py" and not PYTHON.fullmatch(Path(rest[0]).name):
+                raise InputError(
+                    f"srun starts {rest[0]!r}, whose ranks are not seen from here; paste the "
+                    "command of Python that is in it"
+                )
+            own = tuple(words[: len(words) - len(script)])
+            launcher = Launcher(self.name, own, script, tasks or 1, nodes=nodes)
+            env = {**env, **inner, **_task_environment()}
+            return script, replace(launcher, env=env, notes=tuple(notes))
+        if tasks > 1:
+            raise InputError(
+                f"srun starts {tasks} tasks on a node, and each would start the ranks of "
+                f"{launcher.kind}; give --ntasks-per-node=1"
+            )
+        if nodes != launcher.nodes:
+            raise InputError(
+                f"srun starts on {nodes} nodes and {launcher.kind} asks for {launcher.nodes}; "
+                "give both the same number"
+            )
+        return script, replace(
+            launcher,
+            words=(*words[: len(words) - len(rest)], *launcher.words),
+            env={**env, **inner, **_task_environment(nodes), **launcher.env},
+            notes=(*notes, *launcher.notes),
+        )
 
 
-def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
-    """Read a command that begins with srun.
-
-    Args:
-        environment: of this process; inside an allocation it holds Slurm's own figures.
-
-    Raises:
-        InputError: an option is unknown, nodes have different numbers of tasks, or no command
-            follows.
-    """
-    told, at = options_of_srun(words)
-    if at >= len(words):
+def _check_options(command: Sequence[str], told: Mapping[str, str]) -> None:
+    if not command:
         raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
-    if ":" in words[at:]:
+    if ":" in command:
         raise InputError("srun of a heterogeneous job (`:`) starts several programs; give one")
     for option in ("multi-prog", "pty"):
         if option in told:
             raise InputError(f"srun --{option} is not for a training script; leave it out")
+    if "gpus-per-task" in told or told.get("gpu-bind", "none") != "none":
+        option = "gpus-per-task" if "gpus-per-task" in told else "gpu-bind"
+        raise InputError(
+            f"srun --{option} shows each task its own GPU alone, and a rank of a probe sees those "
+            "of all; give --gpus-per-node and let the script take the GPU of its local rank"
+        )
+
+
+def _tasks(told: Mapping[str, str], environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return the number of nodes, and of tasks on each; 0 if nothing says."""
     nodes = _nodes(told, environment)
     each, tasks = _number(told, "ntasks-per-node"), _number(told, "ntasks")
     if not each and not tasks:
@@ -102,29 +163,7 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
             f"srun spreads {tasks} tasks over {nodes} nodes, and a probe has as many on each; give "
             f"a multiple of {nodes}"
         )
-    if "gpus-per-task" in told or told.get("gpu-bind", "none") != "none":
-        option = "gpus-per-task" if "gpus-per-task" in told else "gpu-bind"
-        raise InputError(
-            f"srun --{option} shows each task its own GPU alone, and a rank of a probe sees those "
-            "of all; give --gpus-per-node and let the script take the GPU of its local rank"
-        )
-    env, notes = _exported(told.get("export", "ALL"))
-    if "cpus-per-task" in told:
-        env["SLURM_CPUS_PER_TASK"] = told["cpus-per-task"]
-    notes += [
-        f"srun --{option} is not applied in probes"
-        for option in ("cpu-bind", "mem-bind", "distribution", "hint")
-        if option in told
-    ]
-    return Srun(
-        tuple(words[:at]),
-        tuple(words[at:]),
-        tasks // nodes or each,
-        told.get("chdir", ""),
-        env,
-        tuple(notes),
-        nodes,
-    )
+    return nodes, tasks // nodes or each
 
 
 def _exported(text: str) -> tuple[dict[str, str], list[str]]:
@@ -136,7 +175,7 @@ def _exported(text: str) -> tuple[dict[str, str], list[str]]:
     return env, [f"srun --export={text}: probes keep the whole environment of tuner"]
 
 
-def task_environment(nodes: int = 0) -> dict[str, str]:
+def _task_environment(nodes: int = 0) -> dict[str, str]:
     """Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT").
 
     Args:
