@@ -33,7 +33,6 @@ class Device:
     """Kind of accelerator (or, with `type` "cpu", one core that runs one rank).
 
     Attributes:
-        name: the product, e.g. "H100-SXM-80GB".
         peak_flops: dense bf16 peak, FLOP/s.
         fp32_flops: fp32 peak without tensor cores, FLOP/s; 0 if unknown.
         fp8_flops: dense FP8 peak with a scale of each matrix or row, FLOP/s; 0 if it has none.
@@ -41,13 +40,9 @@ class Device:
         memory_bandwidth_Bps: HBM (or DRAM share) bytes per second.
         idle_W: power without a running program.
         max_W: the default power limit (or, for a core, its share of the stated envelope).
-        min_limit_W: the lowest power limit that can be set; None if none can.
         devices_per_limit: the number of devices that share a power limit: 1, or the cores of a
             processor package.
-        clocks_MHz: the SM clocks it offers, ascending; empty if the clock cannot be set.
-        default_clock_MHz: the clock it runs at if none is set; None if unknown.
         memory_clock_MHz: the memory clock of the stated bandwidth; None if unknown.
-        sources: sources of the figures, a line each.
     """
 
     name: str
@@ -98,19 +93,14 @@ class Cluster:
     """Nodes of one kind of device. A front never mixes two kinds.
 
     Attributes:
-        devices_per_node: number of devices of each node; a CPU node has one per core.
         link_Bps: of one device to the others of its node, bytes per second per direction.
         link_mesh: True if link_Bps is divided among the other devices (each pair has links of its
             own), False if a switch gives all of it to any of them.
         network_Bps: between nodes, bytes per second per device.
-        host_link_Bps: device to host memory, bytes per second per direction.
-        host_memory_bytes: memory of one node.
         host_memory_Bps: bandwidth of one node's host memory, bytes per second; 0 if unknown.
         host_W: idle power of a node without its devices; 0 if only devices are charged.
         supply_loss: loss of conversion and supply, as a share of the devices' power; 0 if only
             devices are charged.
-        clock_control: True if clocks may be set; False makes the clock a fixed dimension.
-        sources: sources of the figures.
         nvme_path: a folder on each node's own NVMe drive, for offload; empty if there is none.
     """
 

@@ -29,9 +29,6 @@ def find_file(
 ) -> tuple[Traversable, str]:
     """Return the file of a name or a path, and its name without the suffix.
 
-    Args:
-        other: names that are listed beside those of the included files.
-
     Raises:
         UnknownName: there is no such file.
     """

@@ -52,7 +52,6 @@ class Knob:
     """Knob declared by the user.
 
     Attributes:
-        name: one word of letters, digits and "_".
         values: the values to choose among, each one word; a flag's are "true" and "false".
         kind: "category" (no order), "integer", "log-integer", "float" or "flag"; made of the
             values where empty. Integers that span more than a factor of 4 are logarithmic.
@@ -67,9 +66,7 @@ class Knob:
             the hook.
         when: condition over other knobs under which it applies (`tuner.search_spaces.when`);
             otherwise it stays at the baseline.
-        changes_training: another value changes what is learnt (precision, dropout).
         optional: where the script does not take it, leave it out instead of refusing to start.
-        what: description for the user.
         live: it changes while the job runs: between steps, by a function that the script registers
             (`joulefront_hook.live`), or by the command `set`. Every live setting names its value.
         set: words of a command that sets it on a node, with "{value}" in one of them.

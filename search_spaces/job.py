@@ -32,20 +32,15 @@ class TrainingJob:
     """Model to train and amount of training.
 
     Attributes:
-        model: the model's Hugging Face configuration, as in its `config.json`.
         sequence_length: tokens per sequence, including those of its video.
         global_batch: sequences per optimizer step, over all replicas.
         steps: number of optimizer steps to the solution; 0 if a script's length is unknown.
-        learning_rate: learning rate of the built-in training program.
         frames: video frames per sequence, for a model that encodes them; 0 for text alone.
         steps_at: number of optimizer steps to the solution at other global batches.
         noise_scale: the gradient noise scale, sequences, which gives the steps at any global batch
             (McCandlish et al. 2018, arXiv 1812.06162, section 2): min_steps x (1 + noise_scale
             / global batch). 0 if unknown.
-        min_steps: least number of steps, in the limit of a large global batch.
-        data: file of tokens that the built-in training program reads; random tokens if empty.
         knobs: knobs that the user declares, in the order of `check_knobs`.
-        lora: the adapters that alone are trained; None if all parameters are.
     """
 
     name: str

@@ -29,13 +29,6 @@ class StandardKnob:
             "category" (no order).
         default: the value if a configuration does not give one; None for a live knob, which is
             left to the device, and for the global batch, which is the job's.
-        choices: the legal values of a category; empty for numbers.
-        minimum: the least legal number; None for a category.
-        affixes: what stands before and after its value in a short name.
-        device: short name of a live knob that is left to the device.
-        always: named also at its default.
-        degree: it splits the ranks.
-        argument: the built-in training program has an argument of this name.
     """
 
     name: str

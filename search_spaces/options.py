@@ -20,14 +20,12 @@ class Option:
     """Declaration of one option, beside the type and the default of its field.
 
     Attributes:
-        above: the value must be greater than this.
         flag: name on the command line, without dashes, where it is not the field's.
         former_flag: name on the command line in the release before; hidden, and still accepted.
         alias: name on the command line of the same value with its unit ("deadline", as in
             `--deadline 2h`, beside `--deadline-s 7200`); `unit` is one of
             `tuner.search_spaces.units.UNITS`.
         metavar: placeholder of the value in the help; made of the type where empty.
-        keyword_only: available in Python only, not on the command line.
     """
 
     help: str
@@ -56,9 +54,6 @@ def declared_options(kind: type) -> Iterator[tuple[Field[Any], Option]]:
 
 def check_options(made: Any) -> None:
     """Check every option of a dataclass object against its declaration.
-
-    Args:
-        made: the object; its module postpones annotations.
 
     Raises:
         InvalidValue: a value has another type or lies outside its limits.
@@ -103,9 +98,6 @@ def read_options(
     kind: type[Kind], section: Mapping[str, Any], where: str, *, strict: bool = False
 ) -> Kind:
     """Return the dataclass object of a table of values; what the table lacks takes its default.
-
-    Args:
-        strict: refuse other names instead of leaving them out.
 
     Raises:
         InputError: a value is not allowed.

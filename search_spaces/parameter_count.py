@@ -92,7 +92,6 @@ class Sizes:
 
     Attributes:
         exact: True if the family is listed in `_FAMILIES`.
-        heads, kv_heads: number of query heads, and of key and value heads.
         dense, expert: width of a dense MLP and of an expert; equal without experts.
         experts, experts_per_token: experts per layer, and those that a token visits; 0 if dense.
     """

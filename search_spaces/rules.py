@@ -35,7 +35,6 @@ class Rule:
 
     Attributes:
         knobs: the knobs it reads; empty for a rule on the job and the cluster alone.
-        broken: returns a phrase that names the offending numbers, or None if the rule holds.
     """
 
     name: str

@@ -88,7 +88,6 @@ def parse_words(text: str, *, standard: bool = True) -> dict[str, Any]:
     """Return the knobs that a configuration's name gives; None for one left to the device.
 
     Args:
-        text: words in any order: short ones, KNOB=VALUE, and "|" between.
         standard: every knob must be a standard one with a legal value; else the value of an unknown
             knob is kept as text.
 

@@ -39,7 +39,6 @@ class Auto:
 
     Attributes:
         kind: "auto", or "baseline" for the one value of `default_configuration`.
-        max: the highest degree or micro-batch; None for no bound.
         count: largest number of clocks or power limits, evenly spaced; None for all.
         lowest_share: the lowest clock, as a share of the highest.
     """
@@ -52,11 +51,7 @@ class Auto:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Values of each knob; knobs that are not listed have their defaults.
-
-    Attributes:
-        choices: for each knob its values, or `Auto` if they depend on job and cluster.
-    """
+    """Values of each knob; knobs that are not listed have their defaults."""
 
     name: str
     choices: Mapping[str, tuple[Value, ...] | Auto] = field(hash=False)

@@ -68,11 +68,6 @@ def check_fields(
 ) -> Made:
     """Return an object if its fields have their declared types.
 
-    Args:
-        made: a dataclass whose module postpones annotations.
-        positive: fields that must be finite and above 0.
-        finite: fields that must be finite.
-
     Raises:
         InvalidValue: a field has a value of another type.
     """

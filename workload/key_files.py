@@ -27,7 +27,6 @@ def read_key(path: Path, key: str) -> Any:
     """Return the value of a key.
 
     Args:
-        path: a file with the suffix .json or .toml, or one of YAML.
         key: names of tables and of the key, with dots between them.
 
     Raises:

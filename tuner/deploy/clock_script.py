@@ -237,11 +237,7 @@ def clock_settings(configuration: Configuration) -> Settings:
 
 
 def clocks_sh(configuration: Configuration, ranks_per_node: int, *, cores: bool = False) -> str:
-    """Return the script of one configuration; without live settings it only runs the command.
-
-    Args:
-        cores: the devices are cores, not GPUs.
-    """
+    """Return the script of one configuration; without live settings it only runs the command."""
     live = clock_settings(configuration)
     words = {
         "@SETTER@": _CORE_SETTER if cores else _GPU_SETTER,

@@ -31,12 +31,9 @@ class Program:
     """Program that launch.sh starts.
 
     Attributes:
-        about: comment lines before it.
-        folder: its working folder; "" for the folder of launch.sh.
         exports: `NAME=VALUE` words, already quoted.
         steps: True if it accepts `--steps`.
         command: the whole command with its own launcher; empty to start `words` by torchrun.
-        by_srun: that launcher is srun.
         once: that launcher is started on one node and reaches the others itself.
         taken: variables that must have a value, which is not kept.
     """

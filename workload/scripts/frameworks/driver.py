@@ -47,7 +47,6 @@ class Driver:
     """Driver of one framework in a range of versions; each part is explained at its class.
 
     Attributes:
-        table: the file's content, from which it can be made again.
         package: distribution with the version, such as "torchtitan"; "" for none.
         divide: degrees by which the ranks are divided; data_parallel is the rest.
         defaults: values of keys of declared knobs where they are not given.

@@ -14,7 +14,6 @@ class Table:
 
     Args:
         where: its name and file, for sentences: "[probe] of torchtitan.toml".
-        known: the keys that it may have; empty for any.
 
     Raises:
         InputError: it is no table, or has another key.

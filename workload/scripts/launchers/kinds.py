@@ -44,7 +44,6 @@ class Typed:
 
     Attributes:
         skip: the number of words up to the launcher's arguments.
-        again: reads a command that this one starts, in an environment.
     """
 
     words: tuple[str, ...]
@@ -62,12 +61,10 @@ class Kind:
     """Launcher that starts ranks of a script of the user's.
 
     Attributes:
-        name: kind of the `Launcher` that it reads.
         commands, modules: names that it is started by; the first is for sentences.
         own: words between that name and its arguments.
         of_all, of_node: options for the number of processes, of all nodes and of each; the first
             is written where none was given.
-        nodes: options for the number of nodes.
         abbreviates: its parser takes the beginning of an option for the option.
         takes_hook: the hook can stand in front of the script.
     """
@@ -367,7 +364,6 @@ class Framework(Kind):
 
         Args:
             options: the spellings of its option, the last of them the key.
-            keys: changes of the file, to which a key is added.
         """
         if (at := place(words, options)) is not None:
             return with_value(words, at, value)

@@ -71,9 +71,6 @@ def is_secret(name: str, value: str) -> bool:
 def hidden(words: Sequence[str], public: Collection[str] = ()) -> tuple[list[str], dict[str, str]]:
     """Return a command without its secrets, and these by the names of their variables.
 
-    Args:
-        public: more variables whose values are kept, because they are knobs.
-
     Raises:
         InputError: an option of srun is not known.
     """

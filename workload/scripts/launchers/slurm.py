@@ -176,11 +176,7 @@ def _exported(text: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _task_environment(nodes: int = 0) -> dict[str, str]:
-    """Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT").
-
-    Args:
-        nodes: their number, if the task on each is a launcher; 0: each rank is a task.
-    """
+    """Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT")."""
     tasks = str(nodes) if nodes else "{world_size}"
     return {
         "SLURM_PROCID": "{node_rank}" if nodes else "{rank}",

@@ -30,13 +30,7 @@ _ACCELERATE_OFFLOAD = {
 
 
 class Rewriting:
-    """One command as it is written back.
-
-    Attributes:
-        files: text of each file to write beside launch.sh.
-        env: variables that the launcher takes.
-        changes: a phrase for each change.
-    """
+    """One command as it is written back."""
 
     def __init__(
         self, launcher: Launcher, configuration: Configuration, job: ScriptJob, folder: Path
