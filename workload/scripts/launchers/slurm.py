@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
+from tuner.search_spaces.data_files import read_toml
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.launchers.kinds import (
     PYTHON,
@@ -23,37 +25,8 @@ from tuner.workload.scripts.launchers.kinds import (
 )
 from tuner.workload.scripts.launchers.launcher import Launcher
 
-#: Letters of short options: those that take a value (the next word or the same one), and those
-#: that take none or one in the same word only.
-_SHORT_WITH_VALUE = set("AbBcCdDeFGiJLmMnNopPqrRStTUwWx")
-_SHORT_ALONE = set("EhHIklOQsuvVXZK")
-#: Long options that take no word after them.
-_ALONE = frozenset(
-    """
-    async bcast compress consolidate-segments contiguous debugger-test disable-status exact
-    exclusive external-launcher get-user-env help hold immediate interactive kill-on-bad-exit
-    label multi-prog nice no-allocate no-kill oom-kill-step overcommit overlap oversubscribe
-    parsable preserve-env propagate pty quiet quit-on-interrupt reboot resv-ports send-libs
-    spread-job spread-segments stepmgr test-only unbuffered usage use-min-nodes verbose version
-    wait-for-children whole x11
-    """.split()  # noqa: SIM905 - a table to read
-)
-_WITH_VALUE = frozenset(
-    """
-    accel-bind account acctg-freq autocomplete bb bbf bcast-exclude begin chdir cluster
-    cluster-constraint clusters comment constraint container container-id container-image
-    container-mounts container-name container-workdir context core-spec cores-per-socket
-    cpu-bind cpu-freq cpu_bind cpus-per-gpu cpus-per-task deadline delay-boot dependency
-    distribution epilog error exclude export extra extra-node-info gid gpu-bind gpu-freq gpus
-    gpus-per-node gpus-per-socket gpus-per-task gres gres-flags het-group hint ignore-signals
-    input job-name jobid licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu
-    mem-per-gpu mem-update mincpus mpi msg-timeout network nodefile nodelist nodes ntasks
-    ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode
-    output pack-group partition prefer priority profile prolog qos relative reservation
-    resources runtime segment signal slurmd-debug sockets-per-node switches task-epilog
-    task-prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp treewidth
-    tres-bind tres-per-task uid wait wckey
-    """.split()  # noqa: SIM905 - a table to read
+_OPTIONS = read_toml(
+    resources.files("tuner.workload.scripts.launchers") / "srun.toml", "options of srun"
 )
 _LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir", "c": "cpus-per-task", "m": "distribution"}
 
@@ -207,23 +180,23 @@ def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            if not equals and name in _WITH_VALUE:
+            if not equals and name in _OPTIONS["with_value"]:
                 value, at = _value(words, at, word)
-            elif not equals and name not in _ALONE:
+            elif not equals and name not in _OPTIONS["alone"]:
                 raise InputError(f"srun's option {word} is not known; write it as {word}=VALUE")
             told["ntasks-per-node" if name == "tasks-per-node" else name] = value
             continue
         letters = word[1:]
         while letters:
             letter, letters = letters[0], letters[1:]
-            if letter in _SHORT_WITH_VALUE:
+            if letter in _OPTIONS["short_with_value"]:
                 value, letters = letters, ""
                 if not value:
                     value, at = _value(words, at, f"-{letter}")
                 told[_LONG_OF.get(letter, letter)] = value
             elif letter in "IkK":  # a value may follow in the same word
                 letters = ""
-            elif letter not in _SHORT_ALONE:
+            elif letter not in _OPTIONS["short_alone"]:
                 raise InputError(f"srun's option -{letter} is not known; use its long form")
     return told, at
 
