@@ -21,6 +21,7 @@ from tuner.search_spaces.data_files import check_keys, data_folder, find_file, i
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
 from tuner.search_spaces.lora import LoRA
+from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.typed import names_a_file
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -49,13 +50,13 @@ class TrainingJob:
     global_batch: int
     steps: int
     precision: Precision = "bf16"
-    learning_rate: float = 1e-4
-    seed: int = 0
-    frames: int = 0
+    learning_rate: float = limited(default=1e-4, above=0)
+    seed: int = limited(default=0, least=0)
+    frames: int = limited(default=0, least=0)
     steps_at: Mapping[int, int] = field(default_factory=dict, hash=False)
-    noise_scale: float = 0.0
-    min_steps: int = 0
-    data: str = ""
+    noise_scale: float = limited(default=0.0, least=0)
+    min_steps: float = limited(default=0, least=0)
+    data: str = limited(default="")
     knobs: tuple[Knob, ...] = ()
     lora: LoRA | None = None
 
@@ -73,15 +74,9 @@ class TrainingJob:
             )
         for name in ("sequence_length", "global_batch", "steps"):
             check_integer(f"{name} {where}", getattr(self, name))
-        for name in ("seed", "frames"):
-            check_integer(f"{name} {where}", getattr(self, name), least=0)
-        if not isinstance(self.data, str):
-            raise InvalidValue(f"data {where}", self.data, "the path of a file of tokens")
+        check_options(self, where)
         if self.data and self.frames:
             raise InputError(f"data {where} is of tokens, and the job's samples hold video")
-        rate = self.learning_rate
-        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
-            raise InvalidValue(f"learning_rate {where}", rate, "a number above 0")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
         if self.lora is not None:
@@ -101,10 +96,6 @@ class TrainingJob:
             raise InputError(f"noise_scale and min_steps {where} are given together or not at all")
         if table and self.noise_scale:
             raise InputError(f"give steps_at or noise_scale {where}, not both")
-        for name, value in (("noise_scale", self.noise_scale), ("min_steps", self.min_steps)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value < math.inf:
-                raise InvalidValue(f"{name} {where}", value, "a number above 0")
         if table and table.get(self.global_batch) != self.steps:
             raise InputError(
                 f"steps_at {where} must hold the job's own global batch {self.global_batch} "
