@@ -112,7 +112,8 @@ class Framework:
         Raises:
             InvalidValue: micro-batch x data parallelism does not divide the global batch.
         """
-        times = configuration.accumulation(global_batch)
+        # An unknown global batch leaves the script's own accumulation.
+        times = configuration.accumulation(global_batch) if global_batch else self.accumulation
         parts = {"micro_batch": configuration.micro_batch, "gradient_accumulation": times}
         factors = {"ranks": configuration.data_parallel, "gradient_accumulation": times}
         for name, carried in self.carries.items():
