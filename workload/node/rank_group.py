@@ -21,11 +21,12 @@ class ServerError(RuntimeError):
 
     Attributes:
         detail: what it printed, or its traceback.
+        kind: name of the exception that was raised in it; empty without one.
     """
 
-    def __init__(self, sentence: str, detail: str = "") -> None:
-        super().__init__(sentence)
-        self.detail = detail
+    def __init__(self, message: str, detail: str = "", *, kind: str = "") -> None:
+        super().__init__(f"{kind}: {message}" if kind else message)
+        self.message, self.detail, self.kind = message, detail, kind
 
 
 @dataclass(frozen=True)
