@@ -61,7 +61,6 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
             on, and for their draws.
 
     Attributes:
-        n_features_in_: columns of a row.
         noise_: fitted standard deviation of the noise beside what the rows state.
     """
 
@@ -125,7 +124,6 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         """Return the posterior mean of offset + f (no noise) at rows `X`.
 
         Args:
-            X: (m, columns).
             return_std: also return the standard deviation, (m,).
             return_cov: also return the covariance, (m, m).
 
@@ -236,8 +234,6 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         starts afresh. Without rows the posterior is the prior. The rows are taken as they are.
 
         Args:
-            x: (n, columns), of the same columns in every call.
-            y: (n,).
             variance: (n,) each row's own noise variance, beside the fitted one; 0 where unknown.
         """
         if not hasattr(self, "_y"):

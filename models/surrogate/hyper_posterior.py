@@ -8,12 +8,7 @@ from tuner.models.surrogate.kernel import AdditiveKernel, Likelihood
 
 
 class PenalisedLikelihood:
-    """Negative log posterior of the hyperparameters' logs, and its gradient.
-
-    Args:
-        prior_mean: of each log.
-        prior_sd: of each log; the prior is normal.
-    """
+    """Negative log posterior of the hyperparameters' logs, and its gradient."""
 
     def __init__(
         self, likelihood: Likelihood, prior_mean: np.ndarray, prior_sd: np.ndarray
@@ -33,12 +28,8 @@ class HyperPosterior:
     really is. In no direction is it taken to be wider than the prior.
 
     Args:
-        penalised: negative log posterior and its gradient.
-        mode: its least, by the optimiser.
-        prior_sd: of each.
         bounds: of each, (d, 2).
         present: which of the kernel's amplitudes are among them.
-        kernel: what a draw's kernel is made like.
     """
 
     def __init__(

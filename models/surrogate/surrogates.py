@@ -181,7 +181,6 @@ class Surrogates:
     """Step time and power of every candidate, learned from measurements.
 
     Args:
-        features: the candidates' features; what its priors predict are the means to choose from.
         split: keep launch and live columns apart in the kernel (`tuner.models.surrogate.kernel`).
         own_level: give each launch a level of its own there.
         regressor: a scikit-learn regressor of which both figures' models are copies
@@ -240,7 +239,6 @@ class Surrogates:
         Args:
             power_W: watts of the whole job, positive.
             step_time_rse: relative standard errors; None or NaN where unknown.
-            power_rse: likewise.
             temperature_C: of the devices in each window, NaN where unknown: power is then learned
                 as at their mean (`tuner.models.surrogate.temperature`). Every row may change with a
                 new one, so the search, which appends rows, leaves it out.

@@ -26,9 +26,6 @@ def of_used_devices(
     """Return the samples with what only these devices told, as means over them.
 
     Power stays the lease's. Samples of a meter that does not tell devices apart stay as they are.
-
-    Args:
-        devices: numbers of the devices in the timeline; None: all are used.
     """
     if devices is None:
         return samples

@@ -77,8 +77,6 @@ def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **m
 
     Args:
         cluster: what does the work; None takes the first meter of `METERS` that opens.
-        prefer: insist on one of `METERS`; None picks.
-        more: of `open_named`.
 
     Raises:
         UnknownName: no meter is called `prefer`.

@@ -116,7 +116,6 @@ class NvmlMeter:
 
     Args:
         devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
-        sample_period_s: how often power is integrated for GPUs without a counter.
 
     Raises:
         MeterError: NVML does not start, no GPU is visible, or one tells neither energy nor power.

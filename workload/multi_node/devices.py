@@ -32,11 +32,7 @@ T = TypeVar("T")
 
 
 class Nodes:
-    """Peers of one probe, called in parallel.
-
-    Attributes:
-        ahead_s: by how much each peer's clock is ahead of this node's.
-    """
+    """Peers of one probe, called in parallel."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self.peers = tuple(peers)

@@ -40,10 +40,6 @@ def bound_ranks(
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the binding of each rank of this node, and why there is none, or "".
 
-    Args:
-        rule: of `rule_of`.
-        asked: today's command asks for it.
-
     Raises:
         InputError: it is asked for and cannot be applied here.
     """

@@ -51,11 +51,7 @@ class DeviceWatch:
             raise ProbeFailed(Failure("node", busy))
 
     def others(self, own: Collection[int]) -> str:
-        """Return a note for a window in which other processes used a device, else "".
-
-        Args:
-            own: the ranks and all that they started.
-        """
+        """Return a note for a window in which other processes used a device, else ""."""
         try:
             busy = "; ".join(self._platform.busy({*own, os.getpid()}))
         except (InputError, MeterError):  # the meter reports it

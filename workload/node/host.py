@@ -57,9 +57,6 @@ class CpuContention:
 
     Time and estimated energy of a job on shared cores are not the job's alone; a window that others
     disturbed must say so.
-
-    Args:
-        pids: the processes that are not others (all their threads count).
     """
 
     def __init__(
@@ -140,11 +137,7 @@ def ends_as_one(*, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgr
 
 
 def family(pid: int, proc: str | Path = "/proc") -> set[int]:
-    """Return all processes below `pid`, which is left out.
-
-    Args:
-        pid: the process; one that is gone has none.
-    """
+    """Return all processes below `pid`, which is left out."""
     found: set[int] = set()
     left = [pid]
     while left:
@@ -257,11 +250,7 @@ def host_memory(
 
 
 def why_shm_is_small(shm_bytes: int, ranks: int) -> str:
-    """Return one sentence if /dev/shm is too small for the ranks of one node, else "".
-
-    Args:
-        shm_bytes: size of /dev/shm; 0: there is none.
-    """
+    """Return one sentence if /dev/shm is too small for the ranks of one node, else ""."""
     need_bytes = SHM_EACH_BYTES * ranks
     if ranks < 2 or shm_bytes >= need_bytes:
         return ""

@@ -30,9 +30,6 @@ class IdlePower:
     ) -> float | None:
         """Return the idle power, watts: measured if the devices are cool, else the earlier one.
 
-        Args:
-            idle_s: how long it is measured, seconds; 0 measures nothing.
-
         Raises:
             MeterError: the meter cannot be read.
         """

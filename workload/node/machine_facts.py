@@ -58,11 +58,9 @@ class MachineFacts:
     Attributes:
         memory_bytes: what this process may use; `free_bytes` of it is free now.
         shm_bytes: size of /dev/shm, through which ranks on one host exchange; 0: there is none.
-        meters: in the order of preference.
         clock_control: whether clocks may be set; `clock_note` says why not and what to run.
         deepspeed_ops: op to where it stands ready: "installed" or a folder of compiled ones; an op
             that is missing is compiled when first used.
-        missing: what is not permitted or not there, with what an administrator runs.
     """
 
     host: str

@@ -35,12 +35,9 @@ class NodeFacts:
 
     Attributes:
         cluster: the node as a cluster of one; None where that cannot be found out.
-        trouble: why not.
         clock_note: why clocks cannot be set; empty where they can.
         compiler: the C++ compiler's path; empty without one: DeepSpeed's ops cannot be compiled.
         cores: those that were granted; 0 if unknown.
-        busy: what else is on its GPUs, a phrase each.
-        packages: version of torch, deepspeed and transformers; None where one is not installed.
         gpus: UUIDs of the visible GPUs, in the order in which CUDA numbers them.
     """
 

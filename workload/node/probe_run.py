@@ -51,10 +51,7 @@ class Probe:
     """One launch, from the request to the record.
 
     Attributes:
-        nodes: the number of nodes that its ranks use.
         next_settings: extends an extendable request; None ends it with its own list.
-        meter, governor: of all those nodes.
-        ports: reservations that last until rank 0 has met the others.
     """
 
     nodes = 1

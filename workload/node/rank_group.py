@@ -53,7 +53,6 @@ class Ranks(Protocol):
     """The ranks of one probe, on one node or several.
 
     Attributes:
-        pids: of those on this node.
         patience_s: the time, seconds, that a cause may take to arrive after its effect.
     """
 
@@ -85,11 +84,7 @@ class RankProcesses(Protocol):
 
 
 class RankGroup:
-    """The ranks of one probe on this node.
-
-    Args:
-        pids: of the ranks, in their order.
-    """
+    """The ranks of one probe on this node."""
 
     patience_s = 1.0
 

@@ -51,7 +51,6 @@ class ProbeNode:
     Attributes:
         meter: its energies are charged; those of `beside` are shown beside them.
         keep: save what was measured after every window (`tuner.workload.pending`).
-        step_limit_s: a longer step is a hang; None leaves the limits to the request.
         prepare: opens the run folder, starts the server and loads these DeepSpeed ops.
         check: raises InvalidConfiguration if a request cannot run on some number of nodes.
     """

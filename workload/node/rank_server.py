@@ -93,7 +93,6 @@ class RankServer:
         platform: of the devices that ops are compiled for; None leaves them to the builder.
 
     Attributes:
-        torch: the torch that it has imported; None before that, or without one.
         fork_unsafe: the reason why ranks must start in new interpreters; empty if they are forked.
 
     Raises:

@@ -52,8 +52,6 @@ class LocalRunner:
         meter, governor: opened for this cluster if not given; closed with the runner.
         beside: meters of other scopes, read at the same boundaries; those that this node offers by
             default, and none beside a meter that was given.
-        step_limit_s: a step longer than this is a hang, the first one too, whatever a request
-            allows.
         keep: save what was measured after every window in the run folder, until the driver has the
             whole record (`tuner.workload.pending`).
     """

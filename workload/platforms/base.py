@@ -36,7 +36,6 @@ class DeviceFacts:
     """The devices of a platform on this node.
 
     Attributes:
-        why_none: the reason if there are none.
         broken: True if there are, and they cannot be asked.
     """
 
@@ -52,7 +51,6 @@ class ClockFacts:
     """Whether clocks may be set here, for `tuner doctor`.
 
     Attributes:
-        note: why not, in short.
         why_not: why a node of these devices cannot serve a search of clocks; empty where it can.
     """
 
@@ -107,15 +105,11 @@ class Platform:
 
         Args:
             no_energy: why the energy of the processor cannot be read; None if it can.
-            slurm: True on a machine with Slurm's commands.
         """
         raise NotImplementedError
 
     def busy(self, own: Collection[int] = ()) -> tuple[str, ...]:
         """Describe other processes on the devices, a phrase each.
-
-        Args:
-            own: process ids that are not others.
 
         Raises:
             InputError: the devices cannot be used as named.
@@ -176,10 +170,7 @@ class Platform:
         """Return the variables by which a rank finds its device.
 
         Args:
-            env: the rank's other variables.
-            ranks: number of ranks on this node.
             own: number of cores to which the rank is bound; 0 if it is not.
-            interface: network interface of the ranks; empty if they choose it.
         """
         return {}
 
