@@ -24,8 +24,9 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.workload.clocks.base import Applied, GovernorError
 from tuner.workload.meters import PowerSample, Reading
 from tuner.workload.multi_node.peer import Joined, PeerLost
-from tuner.workload.node.preflight import NodeFacts, busy_gpus, look
+from tuner.workload.node.preflight import NodeFacts, look
 from tuner.workload.node.rank_group import Event
+from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, Runner
 from tuner.workload.scripts.folder_copy import unpacked
@@ -131,6 +132,7 @@ class NodeAgent:
         except InputError as error:
             return Entered(facts, (f"node {facts.host} is not used: {error}",))
         self._runner, self._share, self._measures = runner, NodeShare(runner), True
+        self._platform = platform_of(cluster)
         trouble = self.prepare() if prepare else ""
         if trouble:
             return Entered(facts, (f"node {facts.host} is not used: {trouble}",))
@@ -148,7 +150,7 @@ class NodeAgent:
 
     def busy(self) -> tuple[str, ...]:
         """Return what other processes do on this agent's GPUs, a phrase each."""
-        return busy_gpus() if self._measures else ()
+        return self._platform.busy() if self._measures else ()
 
     def run(
         self, request: dict[str, Any], peers: Sequence[tuple[str, Any]] = (), address: str = ""
