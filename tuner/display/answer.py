@@ -23,7 +23,6 @@ from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
 from tuner.results.parts import Point
 from tuner.results.result import Result
-from tuner.workload.probe import ProbeRecord
 
 #: Estimated powers within this factor are the estimate's error.
 _ALIKE = 1.03
@@ -53,7 +52,7 @@ def answer_lines(result: Result) -> list[str]:
     if not result.choice.met:
         lines.append(result.choice.sentence)
     lines += _menu_lines(result)
-    if result.baseline is not None and _lacked_memory(result):
+    if result.baseline is not None and result.replaced_baselines:
         lines.append(f"Today: {result.baseline.configuration.short}, {result.baseline_name}.")
     if result.plan is not None:
         lines += plan_lines(result)
@@ -119,27 +118,13 @@ def _short_role(words: str) -> str:
     return "best in both" if len(names) > 1 else "".join(names) or "knee"
 
 
-def _lacked_memory(result: Result) -> list[ProbeRecord]:
-    """Return the default baselines that ran out of memory, which the baseline's name tells."""
-    if result.baseline is None:
-        return []
-    return [
-        record
-        for record in result.failures
-        if record.request.purpose == "baseline"
-        and record.failure is not None
-        and record.failure.kind == "out_of_memory"
-    ]
-
-
 def _failures(result: Result) -> list[str]:
     failed = [
         record
         for record in result.failures
         if record.failure is not None and not record.failure.was_cancelled
     ]
-    told = _lacked_memory(result)
-    failed = [record for record in failed if record not in told]
+    failed = [record for record in failed if record not in result.replaced_baselines]
     if not failed:
         return []
     first = failed[0]

@@ -253,7 +253,7 @@ def trial_note(record: ProbeRecord, configuration: str) -> str:
         if Configuration(launch, missed.live).key == configuration
     ]
     if record.failure is not None:
-        lines.append(f"- failed, {record.failure.kind}: {_literal(record.failure.message)}")
+        lines.append(f"- failed, {_literal(record.failure.sentence)}")
     if record.drift is not None:
         lines.append(f"- drift: {_literal(record.drift.sentence)}")
     lines.append(

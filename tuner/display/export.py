@@ -22,7 +22,6 @@ from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.safe_files import require_own, write_bytes, write_text
-from tuner.workload.probe import failure_class
 
 if TYPE_CHECKING:
     import pandas
@@ -183,7 +182,7 @@ def t4_results(result: Result) -> dict[str, Any]:
                         "configuration": _t4_configuration(configuration),
                         "objectives": ["energy_to_solution_kJ", "time_to_solution_s"],
                         "times": _t4_times([]),
-                        "invalidity": failure_class(record.failure.kind).t4,
+                        "invalidity": record.failure.type.t4,
                         "correctness": 0,
                         "measurements": [
                             {"name": "failure", "value": record.failure.message, "unit": ""}

@@ -209,7 +209,7 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
         failed = [not record.ok for record in records]
         texts = [
             f"<b>{html.escape(r.request.probe_id)}</b>, {html.escape(r.request.purpose)}"
-            f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.kind)}<br>"
+            f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.type.phrase)}<br>"
             f"{wrapped(r.request.launch.short)}<br>launch {number(r.launch_s)} s, "
             f"in all {number(r.wall_s)} s, {len(r.measurements)} windows"
             for r in records

@@ -263,7 +263,7 @@ def summary_lines(result: Result) -> list[str]:
             continue
         lines.append(
             f"Failed: {record.request.probe_id} {record.request.launch.short}: "
-            f"{record.failure.kind.replace('_', ' ')}: {record.failure.message}"
+            f"{record.failure.sentence}"
         )
     lines += [*plan_lines(result), *probe_lines(result)]
     if result.report_path is not None:

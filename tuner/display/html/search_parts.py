@@ -20,7 +20,6 @@ from tuner.formatting import Units, label, number, percent
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import failure_class
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -128,7 +127,7 @@ def failures_part(result: Result) -> str:
     parts = []
     for record in result.failures:
         failure = record.failure
-        kind = failure_class(failure.kind).phrase if failure else "unknown"
+        kind = failure.type.phrase if failure else "unknown"
         message = failure.message if failure else ""
         tail = failure.log_tail.strip() if failure else ""
         cost = Units.for_values([record.energy_J / 1000], [])
