@@ -203,6 +203,11 @@ def _round_up(value: float) -> float:
     return math.ceil(value / scale) * scale
 
 
+def advice_lines(result: Result) -> list[str]:
+    """Return what to do, and what is unproven about it; nothing if nothing was measured."""
+    return [result.headline, *details(result)] if result.recommendation is not None else []
+
+
 def evidence_sentence(result: Result) -> str:
     """Return how many launches the recommendation rests on, and why there are no more."""
     advice, baseline = result.recommendation, result.baseline
