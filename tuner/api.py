@@ -404,12 +404,17 @@ def front_of_csv(
         InputError: a file cannot be read, or its columns are ambiguous; one sentence.
     """
     from tuner.deploy.study_callbacks import ReportCallback
-    from tuner.study.csv_import import import_runs
+    from tuner.study.csv_import import CsvOptions, import_runs
     from tuner.study.load import result_of
     from tuner.workload.trace import read_trace
 
     run, read = import_runs(
-        paths, options, constraints=constraints, baseline=baseline, name=name, runs_dir=runs_dir
+        paths,
+        options or CsvOptions(),
+        constraints=constraints or Constraints(),
+        baseline=baseline,
+        name=name,
+        runs_dir=runs_dir,
     )
     result = ReportCallback(run).answered(result_of(run), read_trace(run.trace).records)
     return result, read

@@ -150,7 +150,15 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
             STORAGE_TIMEOUT_S seconds; or the journal cannot be read.
     """
     if url is None:
-        return _within(45.0, f"the journal {journal}", lambda: _open_journal(journal))
+        try:
+            return _within(45.0, f"the journal {journal}", lambda: _open_journal(journal))
+        except InputError as error:
+            if not isinstance(error.__cause__, ValueError):
+                raise
+            raise InputError(
+                f"{error}; the trace holds every probe: remove it, and the same command makes it "
+                "again"
+            ) from error
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
