@@ -28,6 +28,7 @@ class Option:
             `tuner.search_spaces.units.UNITS`.
         metavar: placeholder of the value in the help; made of the type where empty.
         keyword_only: available in Python only, not on the command line.
+        negated: help of --no-FLAG, where it is not "do not " and the help.
     """
 
     help: str
@@ -40,6 +41,7 @@ class Option:
     alias: str = ""
     metavar: str = ""
     keyword_only: bool = False
+    negated: str = ""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:

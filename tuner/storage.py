@@ -69,7 +69,6 @@ def without_password(text: str, url: str = "") -> str:
     """`text` with the passwords that a storage URL may carry replaced by ***.
 
     Args:
-        text: a message, or the URL itself, whether it is well formed or not.
         url: the URL whose password may stand in the text by itself.
     """
     secrets = re.findall(r"://[^/@:\s]*:(.+)@", url)
@@ -233,9 +232,6 @@ def _raised_by_storage(error: Exception) -> bool:
 @contextlib.contextmanager
 def storage_trouble(where: str) -> Iterator[None]:
     """Turn a storage that stops answering into one sentence.
-
-    Args:
-        where: what to call it.
 
     Raises:
         StorageError: what is done inside failed because of the storage; another error goes out as
