@@ -178,8 +178,8 @@ def job_of_words(args: argparse.Namespace, what: str) -> tuple[Any, Any, Any]:
     """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
     from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.baseline import changed_default
-    from tuner.search_spaces.changed_training import marked
     from tuner.search_spaces.configuration import Configuration, Settings
+    from tuner.search_spaces.declared import marked
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.short_names import split_words, values_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.display.text import prediction
 from tuner.results.result import Result
-from tuner.search_spaces.changed_training import CHANGED, MARK, changed_training
+from tuner.search_spaces.declared import CHANGED, MARK, changed_training
 from tuner.workload.scripts.script_job import ScriptJob
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tuner.formatting import ordered_knobs, varying_knobs
-from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.short_names import in_order, parse_words, short_name
