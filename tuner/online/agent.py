@@ -27,11 +27,11 @@ from tuner.online.windows import Chunk
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.workload.clocks.base import Governor, GovernorError
-from tuner.workload.clocks.governor import open_governor
 from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.meters import Meter, MeterError, Reading, open_meter
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_server import control_socket
+from tuner.workload.platforms import platform_of
 from tuner.workload.probe import SAME_CLOCK_MHZ, MeterInfo
 
 #: Steps after the start that belong to no chunk: compilation and caches.
@@ -211,7 +211,7 @@ def tune(
     words, assigned = watched(command, Path.cwd())
     cluster = detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
-    governor = open_governor(replace(cluster, clock_control=True))
+    governor = platform_of(cluster).open_governor(replace(cluster, clock_control=True))
     with closing(governor), closing(open_meter(cluster)) as meter:
         settings = clock_settings(governor) if governor.can_set else [Settings()]
         ended: Ended = "unmetered" if meter.info.estimated else ""
