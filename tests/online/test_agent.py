@@ -268,7 +268,7 @@ def test_a_tuned_training_has_the_losses_of_an_untuned_one_and_clocks_go_back(gp
     assert outcome["meter"]["twin"]
     assert outcome["steps"] >= 580
     assert outcome["kept"]
-    assert sum(outcome["seconds_at"][1:]) > outcome["seconds_at"][0]
+    assert sum(outcome["seconds_at"][1:]) > 10
     assert outcome["balance"]["saved_J"][0] > 0
     assert [gpus.locked_MHz(each) for each in range(2)] == [None, None]
     # The law of the twin: time by the clock, and the clocks that were set.
