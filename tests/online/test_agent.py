@@ -314,3 +314,22 @@ def test_the_address_is_not_passed_on_to_what_the_training_starts() -> None:
         f"assert {ADDRESS!r} not in os.environ"
     )
     assert run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        (["watch", "s.py", "--a"], ["s.py", "--a"]),
+        (["--local_rank=1", "watch", "s.py", "--a"], ["s.py", "--local_rank=1", "--a"]),
+        (["--local_rank=1", "watch", "-m", "s", "watch"], ["--local_rank=1", "watch"]),
+    ],
+)
+def test_the_script_gets_the_words_that_it_would_get_without_us(
+    words: list[str], argv: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "s.py").write_text("import json, sys; print(json.dumps(sys.argv))")
+    hook = ROOT / "workload" / "hook" / "__main__.py"
+    done = subprocess.run(
+        [sys.executable, str(hook), *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert json.loads(done.stdout)[-len(argv) :] == argv, done.stderr

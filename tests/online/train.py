@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-steps, nap_s = int(sys.argv[1]), float(sys.argv[2])
+words = [word for word in sys.argv[1:] if not word.startswith("--local_rank=")]
+steps, nap_s = int(words[0]), float(words[1])
 rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 if world > 1:
     dist.init_process_group("gloo")

@@ -121,7 +121,7 @@ class LiveTuning:
         self.refused: list[str] = []
         self._governor, self._meter, self._settings = governor, meter, settings
         self._say = say
-        self._rank: int | None = None
+        self._ranks: set[int] = set()
         self._opened: tuple[Mark, Reading] | None = None
         self._in_force, self._unchecked = 0, False
 
@@ -131,9 +131,10 @@ class LiveTuning:
         Raises:
             MeterError, GovernorError: the devices cannot be metered or put back any more.
         """
-        if self._rank is None:
-            self._rank = mark.rank
-        if mark.rank != self._rank or mark.step <= WARM_STEPS:
+        self._ranks.add(mark.rank)
+        if mark.step <= WARM_STEPS:
+            return
+        if self._opened is not None and mark.rank != self._opened[0].rank:
             return
         if self._opened is None:
             self._opened = mark, self._meter.read()
@@ -163,7 +164,8 @@ class LiveTuning:
 
     def _set(self, setting: int) -> None:
         try:
-            self._governor.apply(self._settings[setting])
+            # GPUs that no rank uses are left alone.
+            self._governor.apply(self._settings[setting], ranks=len(self._ranks))
         except (GovernorError, InputError) as error:
             self._refuse(setting, str(error))
             return

@@ -113,9 +113,13 @@ def main(arguments: list[str]) -> None:
         for name, value in mine.items():
             words = [word.replace(f"{{{name}}}", value) for word in words]
         run_program(words)
-    elif arguments[:1] == ["watch"] and len(arguments) > 1:
+    elif "watch" in arguments[:2] and len(arguments) > 2:
+        # deepspeed puts --local_rank=N behind the first script that it sees; it is the program's.
+        at = arguments.index("watch")
+        ranks, program = arguments[:at], arguments[at + 1 :]
+        named = 2 if program[0] == "-m" else 1
         watch_program()
-        run_program(arguments[1:])
+        run_program([*program[:named], *ranks, *program[named:]])
     else:
         print("joulefront_hook rank SPEC | run SCRIPT ... | watch SCRIPT ...", file=sys.stderr)
         sys.exit(2)
