@@ -54,8 +54,6 @@ _MADE = {
 
 
 class _Facts(NamedTuple):
-    """Values that conditions and phrases name."""
-
     configuration: Configuration
     job: TrainingJob
     cluster: Cluster
@@ -276,7 +274,6 @@ def _fp8_sides(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | No
 
 
 def _each(value: Any) -> tuple[Any, ...]:
-    """Return the values of a live knob: one for all, or one a stage."""
     return value if isinstance(value, tuple) else () if value is None else (value,)
 
 

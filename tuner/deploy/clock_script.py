@@ -20,7 +20,6 @@ from tuner.search_spaces.knobs import KNOBS, Value
 
 
 def _array(value: Value | None) -> str:
-    """Return a live knob's value as the words of a bash array."""
     if value is None:
         return ""
     parts = value if isinstance(value, tuple) else (value,)

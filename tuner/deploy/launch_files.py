@@ -152,7 +152,6 @@ def _nodes_of(launch: Launch) -> int:
 
 
 def _built_in(launch: Launch, script: Sequence[str]) -> tuple[Program, dict[str, str]]:
-    """Return the program that is given the DeepSpeed JSON, and the files it reads."""
     from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
     from tuner.workload.node.runner import training_program
 
@@ -303,7 +302,6 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
 
 
 def _knob_commands(configuration: Configuration, job: TrainingJob) -> list[str]:
-    """Return the lines that set declared live knobs by their commands, as probes did."""
     lines = [
         shlex.join(word.replace("{value}", str(configuration.live[knob.name])) for word in knob.set)
         for knob in job.knobs

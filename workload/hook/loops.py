@@ -155,7 +155,6 @@ class Loops:
         return count, text
 
     def _steps_within(self, loop: _Around, count: float, fetches: int, *, alone: bool) -> float:
-        """Return the steps of one pass through the innermost loop."""
         each, ifs = fetches, [*loop.ifs, *_skips(loop)]
         if loop.indexed:
             each = self._growth(_key(ast.Name(loop.indexed, ast.Load()), loop))
@@ -360,7 +359,6 @@ def _key(node: ast.AST, loop: _Around) -> str:
 
 
 def _unwrapped(node: ast.AST) -> ast.AST:
-    """Return what progress bars and lists are made of."""
     while isinstance(node, ast.Call) and _name(node) in ("tqdm", "track", "list") and node.args:
         node = node.args[0]
     return node
@@ -380,7 +378,6 @@ def _first_index(loop: _Around) -> int:
 
 
 def _is_reset(counter: str, around: list[_Around]) -> bool:
-    """Return True if a loop around sets a counter anew."""
     for loop in around:
         if counter in loop.names:
             return True
@@ -394,7 +391,6 @@ def _is_reset(counter: str, around: list[_Around]) -> bool:
 
 
 def _grown_at(counter: ast.AST, loop: _Around) -> list[tuple[int, int]]:
-    """Return the lines and columns at which a counter grows in a loop."""
     name = ast.unparse(counter)
     grown = []
     for node in own_nodes(loop.node):
@@ -433,7 +429,6 @@ def _is_argument_local(node: ast.Name, frame: FrameType) -> bool:
 
 
 def _never(test: ast.expr, frame: FrameType, *, breaks: bool) -> bool:
-    """Return True if a test never ends its loop."""
     if any(_name(each) in _FAILED for each in ast.walk(test)):
         return True
     return _constant(test, frame) and bool(evaluate(test, frame)) is not breaks

@@ -154,7 +154,6 @@ def _without_sizes(job: ScriptJob, name: str) -> KnobSupport | None:
 
 
 def _by_framework(job: ScriptJob, name: str) -> KnobSupport | None:
-    """Return the support of a knob that the driver of the script's framework sets."""
     driven = job.driven
     if driven is None or name not in driven.today:
         return None
@@ -285,7 +284,6 @@ def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, 
 
 
 def _further(job: ScriptJob) -> tuple[str, ...]:
-    """Return a sentence on the knobs of the script's framework that are not searched, if any."""
     if job.driver is None:
         return ()
     names = [name for name in job.driver.driver.declared if name not in {k.name for k in job.knobs}]

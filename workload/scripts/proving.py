@@ -102,7 +102,6 @@ def _applies(today: _Today) -> bool:
 
 
 def _arguments(today: _Today) -> dict[str, Argument]:
-    """Return the arguments that may carry micro-batch and accumulation, by placeholder."""
     (micro, times), facts = today.split, today.facts
     every = facts.get("arguments", {})
     ranks = today.job.baseline.data_parallel
@@ -283,7 +282,6 @@ def _losses(facts: Mapping[str, Any]) -> list[float]:
 
 
 def _at(job: ScriptJob, **knobs: int) -> Configuration:
-    """Return today's configuration with other values of some knobs."""
     return Configuration(Settings({**job.baseline.launch, **knobs}), job.baseline.live)
 
 

@@ -57,7 +57,6 @@ def require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
 
 
 def _place(job: ScriptJob, name: str) -> tuple[str, str]:
-    """Return the option of a placeholder, and what of its own word stands before it."""
     for before, word in zip(("", *job.words), job.words, strict=False):
         found = next((f for f in PLACEHOLDER.finditer(word) if f[1] == name), None)
         if found:
@@ -123,7 +122,6 @@ def proposed_command(command: str, job: ScriptJob) -> str:
 
 
 def _given(command: str, name: str, value: int) -> str:
-    """Return the command with a placeholder for the value of the option that is so named."""
 
     def placed(found: re.Match[str]) -> str:
         if not _NAMED[name].fullmatch(_plain(found[1])):

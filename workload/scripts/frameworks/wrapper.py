@@ -132,7 +132,6 @@ def read_function(
 
 
 def _named(wrapper: Wrapper, words: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Return position and value of the options that name the module and its function."""
     named = {}
     for option in (wrapper.module, wrapper.function):
         for at, word in enumerate(words):

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.launchers import slurm  # registers srun
 from tuner.workload.scripts.launchers.console_scripts import as_module
 from tuner.workload.scripts.launchers.kinds import (
     KINDS,
@@ -58,11 +57,6 @@ def kind_of(launcher: Launcher) -> Kind | None:
     named = [kind for kind in KINDS if kind.name == launcher.kind]
     by_module = [kind for kind in named if {*kind.modules} & {*launcher.words}]
     return next(iter([*by_module, *named]), None)
-
-
-def under_srun(words: Sequence[str]) -> bool:
-    """Return True if a command begins with srun."""
-    return slurm.is_srun(words)
 
 
 def _read(
