@@ -478,7 +478,7 @@ def test_the_catalogue_names_what_exists():
     named = {name for case, _ in _LIMITS for name in case.names}
     assert named <= {*KNOBS, "job_precision"}
     assert set(_COMPUTED) == {
-        name for name, table in catalogue("rules").items() if "reads" in table
+        name for name, table in catalogue("knobs")["rules"].items() if "reads" in table
     }
     for knob in KNOBS.values():
         assert knob.choices or knob.minimum
