@@ -17,6 +17,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.figures import Figure, arguments, publish
+from benchmarks.validation import energaizer
 from benchmarks.validation.comparison import table
 from benchmarks.validation.foreign import calculon_s, llm_analysis_s
 from benchmarks.validation.vtrain import (
@@ -155,6 +156,8 @@ def main() -> None:
     rows += foreign_rows
     print("\n".join(table(HEADS, rows)))
     print(SEEN, flush=True)
+    clock_rows, clock_figures = energaizer.compare()
+    print("\n".join(["", *clock_rows]), flush=True)
     single, multi = shipped["one node"], shipped["64 to 512 GPUs"]
     after = corrected["one node"]
     publish(
@@ -168,6 +171,7 @@ def main() -> None:
             Figure("vtrain_pairs_one_launch", after.right / after.pairs, "ratio"),
             Figure("vtrain_choice_loss_mean_one_launch", after.choice_loss, "%"),
             *foreign_figures,
+            *clock_figures,
             Figure("planners_scored", 1 + len(foreign), "count"),
         ],
         options.json,

@@ -27,6 +27,7 @@ class Option:
             `--deadline 2h`, beside `--deadline-s 7200`); `unit` is one of
             `tuner.search_spaces.units.UNITS`.
         metavar: placeholder of the value in the help; made of the type where empty.
+        negated: help of --no-FLAG, where it is not "do not " and the help.
     """
 
     help: str
@@ -39,6 +40,7 @@ class Option:
     alias: str = ""
     metavar: str = ""
     keyword_only: bool = False
+    negated: str = ""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:

@@ -21,7 +21,6 @@ def named_configurations(
     A knob that the text leaves out has its default, or else is the same in all.
 
     Args:
-        text: short words or KNOB=VALUE, in any order.
         what: name of these configurations in an error, in the plural.
 
     Raises:
