@@ -51,11 +51,9 @@ class Probe:
     """One launch, from the request to the record.
 
     Attributes:
-        next_settings: extends an extendable request; None ends it with its own list.
     """
 
     nodes = 1
-    next_settings: Continuation | None = None
 
     def __init__(
         self, node: ProbeNode, request: ProbeRequest, launch: RankLaunch | None = None
@@ -66,6 +64,7 @@ class Probe:
         self.measurements: list[Measurement] = []
         self.environment = self.launch.environment
         self.ports = contextlib.ExitStack()  # reserved until rank 0 has met the others
+        self._next_settings: Continuation | None = None
         self._missed: list[NotApplied] = []
         self._accumulations: tuple[int, ...] = ()  # what is measured in place of whole steps
         self._idle_W: float | None = None
@@ -77,8 +76,13 @@ class Probe:
         self._peak_bytes: int | None = None
         self._began_s = 0.0
 
-    def run(self) -> ProbeRecord:
-        """Run the probe; whatever goes wrong becomes the record's failure."""
+    def run(self, next_settings: Continuation | None = None) -> ProbeRecord:
+        """Run the probe; whatever goes wrong becomes the record's failure.
+
+        Args:
+            next_settings: extends an extendable request; None ends it with its own list.
+        """
+        self._next_settings = next_settings
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._began_s = time.monotonic()
         self._enter("")  # an earlier session may have been killed in this probe
@@ -317,9 +321,9 @@ class Probe:
     def _further(self) -> list[Settings]:
         """Extend the request while the ranks wait; return its further settings."""
         request = self.request
-        if self.next_settings is None or not request.extendable or not self._time_for_one_more():
+        if not (self._next_settings and request.extendable and self._time_for_one_more()):
             return []
-        more = self.next_settings(request, tuple(self.measurements))
+        more = self._next_settings(request, tuple(self.measurements))
         if more:
             longer = replace(request, live=(*request.live, *more))
             self.node.check(longer, self.nodes)
