@@ -226,8 +226,7 @@ def machine_facts(
     metered = list(_meter_facts(powercap=powercap, hwmon=hwmon, envelope=load_device(core)))
     meters = tuple(facts for facts, _ in metered)
     no_energy = next(error for facts, error in metered if facts.name == "rapl")
-    platform = nvidia if gpus else Cores(environ)
-    clocks = platform.clocks(sys=sys, no_energy=no_energy, slurm=which("sbatch") is not None)
+    clocks = (nvidia if gpus else Cores(environ, sys=sys)).clocks(no_energy)
     notes = list(found.notes)
     ops, of_ops = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
     notes += of_ops
