@@ -46,8 +46,6 @@ class Entered:
     """State of a node when a study first asks to use it.
 
     Attributes:
-        refused: why it cannot be used, a sentence each; empty if it can.
-        meter: source of its energy figures; None if it is refused.
         exposures: how others can enter the Ray cluster, a sentence each.
     """
 
@@ -61,7 +59,6 @@ class NodeAgent:
     """Actor that runs probes on one node.
 
     Args:
-        run_dir: folder of logs and power samples, on this node.
         packages: the folder that the packages of joulefront must be imported from; None if it
             differs between nodes.
     """
@@ -92,7 +89,6 @@ class NodeAgent:
 
         Args:
             copy: the folder of the job's script, packed, for a node that does not have it.
-            make_runner: makes the runner; None makes the real one, after checking its needs.
             devices: UUIDs of this agent's GPUs; empty for all of the node.
             prepare: import the frameworks at once, as `prepare` does.
         """

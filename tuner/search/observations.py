@@ -49,15 +49,9 @@ class Observation:
 class Observations:
     """Measurements, failures and pending trials of the candidates.
 
-    Args:
-        encoding: of the candidates.
-        launch_of: number of each candidate's launch.
-
     Attributes:
-        measured: the measurements, in the order of the trials.
         closed: candidates that are not proposed again.
         failed_launches: launches of which no setting is proposed again.
-        pending: candidates in flight.
         peak_bytes: launch -> peak memory; infinite if it ran out of memory, NaN if not measured.
         not_taken: candidate that the devices did not run as set -> the clocks at which they ran, by
             name ("clock_MHz", of a stage "clock_MHz.0").
@@ -125,7 +119,10 @@ class Observations:
 
     def _add_failure(self, candidate: int, attrs: Mapping[str, Any]) -> None:
         kind, launch = attrs.get("failure"), int(self._launch_of[candidate])
-        blames = failure_class(str(kind)).blames
+        if kind is None and "probe_id" in attrs:  # left running by a session that ended first
+            return
+        failure = failure_class(str(kind))
+        blames = failure.blames
         if blames is not None:  # otherwise it may be proposed again
             self.closed.add(candidate)
         if blames == "launch" or (blames == "program" and self.measured):
@@ -134,7 +131,7 @@ class Observations:
             least = 2 if blames == "ranks" else 1
             every = zip(self._encoding.configurations, self._launch_of, strict=True)
             self.failed_launches |= {int(number) for c, number in every if c.world_size >= least}
-        if kind == "out_of_memory":
+        if failure.lacks_memory:
             self.peak_bytes[launch] = math.inf
         if kind == "not_taken":
             self.not_taken[candidate] = {

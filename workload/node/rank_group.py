@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-#: Kinds of failure that a rank reports.
-FAIL_KINDS = ("out_of_memory", "refused", "alone", "crash", "node")
+from tuner.workload.probe import failure_class
 
 
 class ServerError(RuntimeError):
@@ -189,7 +188,7 @@ class RankGroup:
             return Event(kind, rank, int(step), float(at), taken)
         if kind in ("set", "facts", "peak", "fail"):
             detail = json.loads(rest)
-            if kind == "fail" and detail["kind"] not in FAIL_KINDS:
+            if kind == "fail" and not failure_class(str(detail["kind"])).order:
                 return None
             return Event(kind, rank, detail=detail)
         if kind == "phase":

@@ -17,8 +17,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.clocks.commands import with_commands
 from tuner.workload.meters import Meter, MeterError, open_beside, open_meter

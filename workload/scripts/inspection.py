@@ -48,8 +48,6 @@ def inspect_script(
 
     Args:
         blank: the job that its command alone describes (`blank_job`).
-        run: launches a job as a request says.
-        folder: the run's; the logs go to its `probes/inspection`.
 
     Raises:
         InputError: the command is wrong, the script fails before its first step (the sentence
@@ -59,7 +57,7 @@ def inspect_script(
     say(f"starting {script.name!r} once, to see how it trains")
     record = run(blank, request)
     failure = record.failure
-    if failure is not None and failure.kind in ("crash", "ended", "refused", "out_of_memory"):
+    if failure is not None and failure.type.split:
         record = run(blank, replace(request, purpose=INSPECTIONS[1]))
         if record.ok:
             say(f"in other micro-batches it does not start: {failure.message}")
@@ -114,9 +112,6 @@ def _last_words(failure: Failure) -> str:
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     """Return the job that the command alone describes; what it does not name is unknown.
-
-    Args:
-        nodes: the number of its nodes on which the script runs today.
 
     Raises:
         InputError: the command is wrong, its launcher starts other ranks than the nodes have
