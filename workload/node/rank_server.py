@@ -127,6 +127,7 @@ class RankServer:
         self._ops: set[str] = set()
         self._exits: deque[tuple[int, int]] = deque()
         self._error_log: Any = None
+        self.ready_s = 0.0
         self.fork_unsafe = ""
         self.torch: TorchBuild | None = None
 
@@ -161,6 +162,7 @@ class RankServer:
         self.close()
         remove_stale_locks()
         program = Path(__file__).with_name("fork_server.py")
+        began = time.monotonic()
         ours, theirs = socket.socketpair()
         self._error_log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         try:
@@ -193,6 +195,7 @@ class RankServer:
                     "there"
                 ) from error
             raise
+        self.ready_s = time.monotonic() - began
 
     def missing_ops(self, ops: Sequence[str]) -> list[str]:
         """Return those of these DeepSpeed ops that are not loaded."""
