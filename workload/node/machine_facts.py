@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from platform import python_version
@@ -193,6 +193,17 @@ def _deepspeed_ops(extensions: Path) -> tuple[dict[str, str], list[str]]:
     return dict(sorted(ops.items())), notes
 
 
+def _notes(gpus: int, cores: float, meters: Sequence[MeterFacts]) -> Iterator[str]:
+    few = why_few_cores(cores, gpus, ENOUGH_CORES)
+    if few and not why_few_cores(cores, gpus, LEAST_CORES):  # which is missing
+        yield few
+    if gpus and any(meter.name == "hwmon" and meter.available for meter in meters):
+        yield (
+            "energy is that of the GPUs; hwmon meters the whole superchips, with the processors to "
+            "which offload moves work, and is shown beside"
+        )
+
+
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
@@ -227,18 +238,10 @@ def machine_facts(
     meters = tuple(facts for facts, _ in metered)
     no_energy = next(error for facts, error in metered if facts.name == "rapl")
     clocks = (nvidia if gpus else Cores(environ, sys=sys)).clocks(no_energy)
-    notes = list(found.notes)
     ops, of_ops = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
-    notes += of_ops
     cores = granted_cores(proc=proc, cgroup=cgroup)
-    if not why_few_cores(cores, len(gpus), LEAST_CORES):  # which is missing, below
-        notes += filter(None, [why_few_cores(cores, len(gpus), ENOUGH_CORES)])
+    notes = (*found.notes, *of_ops, *_notes(len(gpus), cores, meters))
     compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
-    if gpus and any(meter.name == "hwmon" and meter.available for meter in meters):
-        notes.append(
-            "energy is that of the GPUs; hwmon meters the whole superchips, with the processors to "
-            "which offload moves work, and is shown beside"
-        )
     if compilers["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
         compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
     shm_bytes = shared_memory_bytes()
@@ -260,7 +263,7 @@ def machine_facts(
         compilers=compilers,
         packages=packages,
         deepspeed_ops=ops,
-        notes=tuple(notes),
+        notes=notes,
         missing=(
             *([Missing(f"usable GPUs: {found.why_none}")] if found.broken else ()),
             *missing_parts(
