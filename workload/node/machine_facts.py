@@ -33,9 +33,8 @@ from tuner.workload.node.host import (
 from tuner.workload.node.ops import extensions_dir, installed_version
 from tuner.workload.node.readiness import NEEDED, Missing, missing_parts
 from tuner.workload.node.torch_build import installed_torch
-from tuner.workload.platforms.base import GpuFacts
-from tuner.workload.platforms.cores import Cores
-from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.platforms import PLATFORMS
+from tuner.workload.platforms.base import DeviceFacts, GpuFacts
 
 PACKAGES = ("torch", "deepspeed", "transformers", "ray", "optuna", "nvidia-ml-py")
 COMPILERS = ("g++", "ninja", "nvcc")
@@ -231,16 +230,22 @@ def machine_facts(
     """
     environ = os.environ if environ is None else environ
     total_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
-    nvidia = Nvidia(environ)
-    found = nvidia.facts()
-    gpus = found.devices
+    platforms = [kind(environ, sys=sys) for kind in PLATFORMS.values()]
+    looked = [(each, each.facts()) for each in platforms]
+    unseen = (platforms[-1], DeviceFacts(why_none="; ".join(f.why_none for _, f in looked[:-1])))
+    platform, found = next((pair for pair in looked if pair[1].devices), unseen)
+    gpus, broken = found.devices, [facts.why_none for _, facts in looked if facts.broken]
     metered = list(_meter_facts(powercap=powercap, hwmon=hwmon, envelope=load_device(core)))
     meters = tuple(facts for facts, _ in metered)
     no_energy = next(error for facts, error in metered if facts.name == "rapl")
-    clocks = (nvidia if gpus else Cores(environ, sys=sys)).clocks(no_energy)
+    clocks = platform.clocks(no_energy)
     ops, of_ops = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
     cores = granted_cores(proc=proc, cgroup=cgroup)
-    notes = (*found.notes, *of_ops, *_notes(len(gpus), cores, meters))
+    notes = (
+        *(note for _, facts in looked for note in facts.notes),
+        *of_ops,
+        *_notes(len(gpus), cores, meters),
+    )
     compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
     if compilers["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
         compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
@@ -256,7 +261,7 @@ def machine_facts(
         shm_bytes=shm_bytes,
         driver=found.driver,
         gpus=gpus,
-        gpu_note=f"none usable: {found.why_none}" if found.broken else found.why_none,
+        gpu_note=f"none usable: {found.why_none}" if broken else found.why_none,
         meters=meters,
         clock_control=clocks.can_set,
         clock_note=clocks.note,
@@ -265,14 +270,14 @@ def machine_facts(
         deepspeed_ops=ops,
         notes=notes,
         missing=(
-            *([Missing(f"usable GPUs: {found.why_none}")] if found.broken else ()),
+            *(Missing(f"usable GPUs: {why}") for why in broken),
             *missing_parts(
                 packages,
                 compilers,
                 gpus=len(gpus),
                 cores=cores,
                 shm_bytes=shm_bytes,
-                why_not_torch=nvidia.why_not_torch(torch) if torch else "",
+                why_not_torch=platform.why_not_torch(torch) if torch else "",
             ),
             *clocks.missing,
         ),
