@@ -114,6 +114,7 @@ class Conductor:
 
     @accumulation.setter
     def accumulation(self, micro_batches: int) -> None:
+        """Set the micro-batches of the next steps."""
         self._accumulation = micro_batches
         self.set_live({ACCUMULATION: micro_batches})
 

@@ -79,14 +79,15 @@ class Platform:
 
     Attributes:
         accelerator: DeepSpeed's name of the devices on which ranks compute.
-        meters: those that charge a job on these devices, by preference; `on_request` may, too.
+        meters: those that charge a job on these devices, by preference.
+        on_request: further meters that may, because they charge the devices, too; None for any.
         binds_offload: True if ranks that offload are bound to the processor next to their device.
         meter_tells_clocks: True if the meter's samples hold the clocks.
     """
 
     accelerator: str = "cpu"
     meters: ClassVar[tuple[str, ...]] = ()
-    on_request: ClassVar[tuple[str, ...]] = ()
+    on_request: ClassVar[tuple[str, ...] | None] = None
     binds_offload = False
     meter_tells_clocks = False
 

@@ -25,7 +25,6 @@ class Cores(Platform):
     """The cores that this process may use."""
 
     meters: ClassVar = ("rapl", "estimated")
-    on_request: ClassVar = ("nvml", "hwmon")
     compile_environment: ClassVar = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a rank has one core
 
     def open_governor(self, cluster: Cluster) -> Governor:

@@ -75,6 +75,7 @@ class Nvidia(Platform):
 
     @property
     def accelerator(self) -> str:  # type: ignore[override]
+        """DeepSpeed's name of the devices; ranks of a twin compute on cores."""
         return "cpu" if on_twin() else "cuda"
 
     def open_governor(self, cluster: Cluster) -> Governor:

@@ -31,6 +31,7 @@ class Other(Platform):
 
     accelerator = "xpu"
     meters = ("estimated",)
+    on_request = ()
     damage = 3
 
     def open_governor(self, cluster: Cluster) -> Governor:
