@@ -191,9 +191,14 @@ def one_line(text: str) -> str:
 
 def knob_text(name: str, value: Value | None) -> str:
     """ "micro_batch=4"; a knob left alone reads "clock_MHz=device's own"."""
+    return f"{name}={value_text(value)}"
+
+
+def value_text(value: Value | None) -> str:
+    """Return the value of a knob."""
     if value is None:
-        return f"{name}=device's own"
-    return f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        return "device's own"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def long_text(configuration: Configuration) -> str:
@@ -252,3 +257,13 @@ def settings_text(configuration: Configuration, baseline: Configuration | None =
         return short(configuration)
     names = differing_knobs(configuration, baseline)
     return " ".join(short_word(name, configuration.get(name)) for name in names)
+
+
+def right_aligned(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
+    """Return rows as lines: columns aligned to the right, the last one to the left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return [
+        indent
+        + "  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]

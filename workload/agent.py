@@ -22,8 +22,9 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.multi_node.peer import Peer
-from tuner.workload.node.preflight import NodeFacts, busy_gpus, look
+from tuner.workload.node.preflight import NodeFacts, look
 from tuner.workload.pending import partial_record, save_partial
+from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, InteractiveRunner, Runner
 from tuner.workload.scripts.folder_copy import unpacked
@@ -160,6 +161,7 @@ class Agent:
         except InputError as error:
             return Entered(facts, (f"node {facts.host} is not used: {error}",))
         self._runner, self._share, self._measures = runner, NodeShare(runner), True
+        self._platform = platform_of(cluster)
         trouble = self.prepare() if prepare else ""
         if trouble:
             return Entered(facts, (f"node {facts.host} is not used: {trouble}",))
@@ -177,7 +179,7 @@ class Agent:
 
     def busy(self) -> tuple[str, ...]:
         """Return what other processes do on this agent's GPUs, a phrase each."""
-        return busy_gpus() if self._measures else ()
+        return self._platform.busy() if self._measures else ()
 
     def run(
         self, request: dict[str, Any], peers: Sequence[Peer] = (), address: str = ""

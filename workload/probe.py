@@ -51,22 +51,31 @@ class FailureClass:
             launch on more than one rank, every setting of the launch, or this setting; None if the
             failure says nothing of the configuration.
         t4: the kind in Kernel Tuner's T4 results schema ("invalidity", version 1.0.0).
+        order: place among the causes that ranks report, the likeliest cause of the others first; 0
+            for what no rank reports.
+        lacks_memory: a launch that needs less memory may run.
+        split: the batch may have been split in a way that the script cannot train.
     """
 
     phrase: str
     blames: Literal["program", "ranks", "launch", "setting"] | None
     t4: Literal["constraints", "runtime", "timeout"] = "runtime"
+    order: int = 0
+    lacks_memory: bool = False
+    split: bool = False
 
 
 FAILURES: Mapping[str, FailureClass] = {
     # by the framework or a rule
-    "refused": FailureClass("refused", "launch", "constraints"),
+    "refused": FailureClass("refused", "launch", "constraints", order=4, split=True),
     # the script makes no process group, whatever the number of ranks
-    "alone": FailureClass("no process group", "ranks", "constraints"),
+    "alone": FailureClass("no process group", "ranks", "constraints", order=3),
     # the script trains fewer steps than a measurement takes
-    "ended": FailureClass("ended too early", "program"),
-    "out_of_memory": FailureClass("out of memory", "launch"),
-    "crash": FailureClass("crash", "launch"),
+    "ended": FailureClass("ended too early", "program", split=True),
+    "out_of_memory": FailureClass(
+        "out of memory", "launch", order=2, lacks_memory=True, split=True
+    ),
+    "crash": FailureClass("crash", "launch", order=5, split=True),
     # no step within the limit
     "hang": FailureClass("hang", "launch", "timeout"),
     "time_limit": FailureClass("time limit", "launch", "timeout"),
@@ -74,7 +83,7 @@ FAILURES: Mapping[str, FailureClass] = {
     # the devices did not run as they were set, at any setting
     "not_taken": FailureClass("not taken", "setting", "constraints"),
     # it could not meter, set or write, its GPUs are damaged, or others use them
-    "node": FailureClass("node", None),
+    "node": FailureClass("node", None, order=1),
 }
 
 
@@ -169,7 +178,6 @@ class MeterInfo:
 
     Attributes:
         name: "nvml", "rapl", "estimated", "table", "simulated".
-        source: one phrase for people: "NVML total-energy counter", "utilisation x envelope".
         estimated: True if nothing was metered. Such figures are labelled wherever shown.
         host: what of the node besides the GPUs is charged to the job, and what is not; empty if
             unknown.
@@ -191,6 +199,11 @@ class MeterInfo:
     def label(self) -> str:
         """The word for such a figure: "metered", "estimated" or "twin"."""
         return self.mark or "metered"
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if the analytic models answered: nothing ran."""
+        return self.name == "simulated"
 
     @property
     def mark(self) -> str:
@@ -323,14 +336,19 @@ class Failure:
     log_tail: str = ""
 
     @property
+    def type(self) -> FailureClass:
+        """Meaning of its kind."""
+        return failure_class(self.kind)
+
+    @property
     def sentence(self) -> str:
         """Kind and message in words."""
-        return f"{failure_class(self.kind).phrase}: {self.message}"
+        return f"{self.type.phrase}: {self.message}"
 
     @property
     def blames_configuration(self) -> bool:
         """True if the configuration may be the cause."""
-        return failure_class(self.kind).blames is not None
+        return self.type.blames is not None
 
     @property
     def was_cancelled(self) -> bool:

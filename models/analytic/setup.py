@@ -34,6 +34,13 @@ class Program:
         logits: False if the program makes no logits (its loss reads the last block's output).
         vocabulary_parallel_loss: True for Megatron-LM's loss, whose passes over the logits are
             kernels of their own.
+        sequence_sharded: True if tensor-parallel ranks divide what is between their products, too
+            (Megatron's --sequence-parallel; torchtitan always does).
+        fused_blocks: True if norms keep their input alone and a gated MLP its two inputs and their
+            product (Transformer Engine, Megatron-Core).
+        fp32_gradients: True if gradients accumulate in fp32 (Megatron's
+            --accumulate-allreduce-grads-in-fp32, its default in bf16).
+        fused_loss: True if the loss keeps 16-bit logits and their gradient in their place.
     """
 
     fused_attention: bool = True
@@ -42,6 +49,10 @@ class Program:
     copies: int = 0
     logits: bool = True
     vocabulary_parallel_loss: bool = False
+    sequence_sharded: bool = False
+    fused_blocks: bool = False
+    fp32_gradients: bool = False
+    fused_loss: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import pytest
 
 from tuner.display.answer import _short_role, answer_lines, menu
 from tuner.display.html.answer_parts import top_part
-from tuner.display.program_note import program_note
-from tuner.display.text import units_of
+from tuner.display.view import View
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.testing.results import failed, large_result, small_result
@@ -80,20 +79,20 @@ def test_nothing_measured_and_unmet_requests_are_told():
 def test_finding_19_a_ranking_of_parallelisms_is_said_to_be_the_programs():
     result = small_result()
     job = load_job()
-    assert program_note(replace(result, job=job)) == ""  # nothing splits the model
+    assert View(replace(result, job=job)).notices == ""  # nothing splits the model
     split = replace(
         result.points[0],
         configuration=Configuration.of(data_parallel=1, tensor_parallel=2, micro_batch=1),
     )
     mixed = replace(result, job=job, points=(*result.points, split))
-    assert "of this program" in program_note(mixed)
-    assert program_note(mixed) in answer_lines(mixed)
-    assert program_note(mixed) in top_part(mixed, units_of(mixed), {})
-    assert program_note(replace(mixed, job=None)) == ""  # a recorded table
+    assert "of this program" in View(mixed).notices
+    assert View(mixed).notices in answer_lines(mixed)
+    assert View(mixed).notices in top_part(View(mixed), {})
+    assert View(replace(mixed, job=None)).notices == ""  # a recorded table
     script = ScriptJob(
         name="mine", model={}, sequence_length=0, global_batch=8, steps=9, precision="fp32"
     )
-    assert program_note(replace(mixed, job=script)) == ""
+    assert View(replace(mixed, job=script)).notices == ""
 
 
 def test_an_estimate_that_only_follows_the_time_is_no_column():

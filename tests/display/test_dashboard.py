@@ -207,7 +207,7 @@ def test_a_study_of_seconds_is_drawn_at_its_end_only(tmp_path: Path) -> None:
 def test_a_failed_probe_says_why_in_its_note() -> None:
     bad = small_result().failures[0]
     said = dashboard.trial_note(bad, bad.request.launch.key)
-    assert "failed, out_of_memory: a rank ran out of memory" in said
+    assert "failed, out of memory: a rank ran out of memory" in said
     assert "<img" not in dashboard.trial_note(bad, "<img src=x>")
 
 

@@ -15,7 +15,8 @@ from tests.results.test_recommendation import result_of
 from tuner.display.answer import answer_lines
 from tuner.display.notebook import result_html
 from tuner.display.report import render_report
-from tuner.display.text import spent_text, summary_lines, units_of
+from tuner.display.text import summary_lines
+from tuner.display.view import View
 from tuner.formatting import change
 from tuner.problem.constraints import Constraints
 from tuner.results.result import Result
@@ -99,11 +100,11 @@ def test_one_unit_for_the_whole_answer() -> None:
         best=by_name[result.best.configuration],
         baseline=by_name[result.baseline.configuration],
     )
-    assert units_of(result).energy == "kWh"
+    assert View(result).units.energy == "kWh"
     assert result.spent.energy_kJ < 3600
     for lines in (answer_lines(result), summary_lines(result)):
         text = "\n".join(lines)
-        assert f"Spent: {units_of(result).energy_text(result.spent.energy_kJ)} and" in text
+        assert f"Spent: {View(result).units.energy_text(result.spent.energy_kJ)} and" in text
         assert not re.search(r"\d [kM]?J\b", text)
 
 
@@ -116,4 +117,4 @@ def test_a_search_that_took_far_more_than_its_points_has_a_unit_of_its_own() -> 
         result, points=points, front_points=points[:1], best=points[0], baseline=points[1]
     )
     for spent, text in (small, large):
-        assert spent_text(replace(result, spent=spent)) == text
+        assert View(replace(result, spent=spent)).spent == text

@@ -27,7 +27,7 @@ from tuner.display.plots import (
     surrogate_figure,
 )
 from tuner.display.report import render_report, write_report
-from tuner.display.text import payback, units_of
+from tuner.display.view import View
 from tuner.formatting import Units, change, number, percent
 from tuner.results.parts import Choice
 from tuner.results.result import Result
@@ -136,7 +136,7 @@ def test_of_very_many_points_the_fronts_answer_a_click() -> None:
     )
     page = Page(render_report(replace(result, points=(*many, *result.points))))
     known = {tuple(each["place"]) for each in page.data()["front-points"]}
-    units = units_of(result)
+    units = View(result).units
     assert {units.place(p) for p in (*result.front_points, result.baseline)} <= known
 
 
@@ -312,7 +312,7 @@ def test_hover_holds_the_whole_configuration() -> None:
     text = trace(figure, "front").hovertext[0].replace("<br>", " ")
     for part in result.front_points[0].configuration.key.replace(" | ", " ").split():
         assert part in text
-    assert "power" in text
+    assert "Power" in text
     assert "gpu scope" in text
 
 
@@ -491,11 +491,13 @@ def test_changes_and_payback_in_words() -> None:
     assert change(103, 100, "less energy", "more energy") == "3.0 % more energy"
     result = small_result()
     long = replace(result.spent, payback_steps=32_000.0, payback_share=3.2)
-    assert "3.20 runs of the whole job" in payback(replace(result, spent=long))
+    assert "3.20 runs of the whole job" in View(replace(result, spent=long)).payback
     one = replace(result.spent, payback_steps=0.67, payback_share=0.67)
-    assert "after 0.670 optimizer steps (67 % of the job)" in payback(replace(result, spent=one))
+    assert (
+        "after 0.670 optimizer steps (67 % of the job)" in View(replace(result, spent=one)).payback
+    )
     many = replace(result.spent, payback_steps=6490.3, payback_share=6490.3)
-    text = payback(replace(result, spent=many))
+    text = View(replace(result, spent=many)).payback
     assert "after 6,490 runs of the whole job" in text
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tuner.display.html.limits_part import limits_part
 from tuner.display.report import write_report
-from tuner.display.text import units_of
+from tuner.display.view import View
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import dump_dom
@@ -91,7 +91,7 @@ def in_kilowatt_hours() -> Result:
 @pytest.mark.parametrize("make", [large_result, small_result, failed_again, in_kilowatt_hours])
 def test_the_sliders_choose_as_the_command_does(make: Callable[[], Result], tmp_path: Path) -> None:
     result = make()
-    units = units_of(result)
+    units = View(result).units
     rng = random.Random(7)
     positions = [(rng.randint(0, 101), rng.randint(0, 101)) for _ in range(40)]
     positions += [(101, 101), (30, 101), (101, 30), (0, 0), (60, 70)]
@@ -126,11 +126,11 @@ def test_the_sliders_choose_as_the_command_does(make: Callable[[], Result], tmp_
 def test_a_front_of_one_point_has_no_sliders() -> None:
     only = point(Configuration.of(micro_batch=1), 10.0, 100.0, NVML)
     result = result_of("one", [only], only, best=0)
-    assert limits_part(result, units_of(result)) == ""
+    assert limits_part(View(result)) == ""
 
 
 def test_the_page_holds_no_text_of_the_user_as_markup() -> None:
     result = replace(in_kilowatt_hours(), name="</script><b>x")
-    part = limits_part(result, units_of(result))
+    part = limits_part(View(result))
     assert "<b>x" not in part
     assert part.count("</script>") == 1

@@ -124,6 +124,26 @@ def test_probably_better_and_not_better_have_other_headlines() -> None:
     assert worse.headline == "Keep what you run today: nothing better was found among 1 other."
 
 
+@pytest.mark.parametrize(
+    ("other", "source", "words"),
+    [
+        ((9.91, 100.4), "measured", "may save 0.9 % energy (probability 50 %)."),
+        ((9.91, 100.4), "predicted", "is predicted to save 0.9 % energy, which is within the "),
+        ((9.97, 99.7), "measured", "may be better (probability 5"),
+        ((9.97, 99.7), "predicted", "is predicted to be better, which is within the models' "),
+        ((9.91, 99.1), "measured", "probably saves 0.9 % energy and 0.9 % time (8"),
+        ((9.91, 99.1), "predicted", "probably saves 0.9 % energy and 0.9 % time (8"),
+    ],
+)
+def test_even_odds_are_not_told_as_likely(
+    other: tuple[float, float], source: str, words: str
+) -> None:
+    found = result(other, source=source)
+    assert found.recommendation.action == "keep"
+    assert found.headline.startswith(f"Keep what you run today for now: zero0 optim-none {words}")
+    assert ("sure" in found.headline) == (found.recommendation.p_better >= 2 / 3)
+
+
 def test_an_unfinished_verification_throws_no_evidence_away() -> None:
     """A saving of half is recommended whatever ended the search, and the reason is told."""
     judge = judge_of(searched(np.random.default_rng(1), 0.5), fresh=(6, 7))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tuner
-from tuner.display.program_note import program_note
+from tuner.display.view import View
 from tuner.problem.from_job import problem_of_job
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
@@ -73,7 +73,7 @@ def test_a_plan_marks_its_points_on_every_page(tmp_path: Path, in_fp8: str) -> N
     )
     assert any("fp8: it changes what is learnt" in note for note in notes)
     assert {p.configuration.get("fp8") for p in plain.points} <= {"none"}
-    assert program_note(plain) == ""
+    assert View(plain).notices == ""
     result = tuner.plan(
         JOB,
         cluster=CLUSTER,
@@ -85,8 +85,8 @@ def test_a_plan_marks_its_points_on_every_page(tmp_path: Path, in_fp8: str) -> N
     changed = [p.configuration for p in result.points if p.configuration.get("fp8") != "none"]
     assert changed
     assert all(c.get("training") == "changed" for c in changed)
-    assert "Points marked training=changed learn something else" in program_note(result)
+    assert "Points marked training=changed learn something else" in View(result).notices
     report = (result.run_dir / "report.html").read_text()
     assert "training=changed" in report
     again = tuner.load_result("changed", runs_dir=tmp_path)
-    assert program_note(again) == program_note(result)
+    assert View(again).notices == View(result).notices

@@ -25,8 +25,8 @@ def _apply(args: argparse.Namespace) -> int:
     from tuner.api import load_result
     from tuner.deploy.clock_script import clock_settings
     from tuner.deploy.launch_files import synthetic_notice, write_launch_files
-    from tuner.display.advice import evidence_sentence
-    from tuner.display.text import found_word, recommendation_lines
+    from tuner.display.advice import advice_lines, evidence_sentence
+    from tuner.display.view import View
     from tuner.problem.file_starts import of_opened
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import make_folder, require_own
@@ -41,7 +41,7 @@ def _apply(args: argparse.Namespace) -> int:
         make_folder(out, inside=folder.path)
     files = [str(path) for path in write_launch_files(result, out, point=args.point)]
     point = result.point(args.point)
-    lines = recommendation_lines(result)
+    lines = advice_lines(result)
     lines += [sentence] if (sentence := evidence_sentence(result)) else []
     if args.point != "recommended":
         lines = [f"Point {args.point}: {point.configuration.short}"]
@@ -52,7 +52,7 @@ def _apply(args: argparse.Namespace) -> int:
     if unmet and result.choice.sentence not in lines:
         lines.append(result.choice.sentence)
     if unmet:
-        found = found_word(result)
+        found = View(result).found
         lines.append(f"No {found} configuration meets the limits; these files start the nearest:")
     best = result.best.to_json() if result.best else None
     recommendation = result.recommendation.to_json() if result.recommendation else None

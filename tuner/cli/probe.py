@@ -200,10 +200,9 @@ def _doctor(args: argparse.Namespace) -> int:
         answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
         return OK
     from tuner.workload.node.machine_facts import machine_facts
-    from tuner.workload.node.verdict import verdict_lines
 
     facts = machine_facts()
-    answer(args, facts.to_json(), facts.lines() if args.verbose else verdict_lines(facts))
+    answer(args, facts.to_json(), facts.lines() if args.verbose else facts.verdict())
     return OK if facts.ready or args.brief else FAILED
 
 

@@ -17,11 +17,18 @@ from tuner.formatting import (
 from tuner.problem.stop_reason import no_verdict_phrase
 from tuner.results.choice import limits_phrase
 from tuner.results.parts import Evidence, Point
-from tuner.results.recommendation import LEAST_TRIED, Recommendation, too_little_tried
+from tuner.results.recommendation import (
+    LEAST_TRIED,
+    Recommendation,
+    evidence_of,
+    too_little_tried,
+)
 from tuner.results.result import Result
 
-#: Probability from which on a candidate is said to be probably better.
-PROBABLY = 0.5
+#: Probability from which on a candidate is said to be probably better: "likely" on the scale of
+#: Mastrandrea et al. (2010, guidance note for lead authors of the IPCC's fifth report), below which
+#: something is about as likely as not.
+PROBABLY = 2 / 3
 #: Two-sided probability of no difference from which on a headline names no difference: nine in ten
 #: on one side, since how sure the whole is stands beside it.
 UNCLEAR = 0.2
@@ -44,13 +51,13 @@ def _limits(result: Result) -> str:
 
 def _train(result: Result, advice: Recommendation) -> str:
     point, baseline = advice.point, result.baseline
+    found = "predicted" if advice.evidence is Evidence.PREDICTED else "measured"
     if baseline is None:
         text = f"Train with {settings_text(point.configuration)}: "
         if result.choice.met:
-            found = "predicted" if advice.evidence is Evidence.PREDICTED else "measured"
             text += f"the best of {len(result.points)} {found} configurations"
         else:
-            text += f"nothing measured trains {_limits(result)}, and this comes nearest"
+            text += f"nothing {found} trains {_limits(result)}, and this comes nearest"
         return f"{text}. What you run today was not measured, so no saving is known."
     text = f"Train with {settings_text(point.configuration, baseline.configuration)}: "
     text += _changes(advice, label(point.meter.mark))
@@ -62,7 +69,7 @@ def _train(result: Result, advice: Recommendation) -> str:
         text += f"; it trains {_limits(result)} with a probability of "
         text += f"{probability(result.choice.p_all_met or 0.0)}, and what you run today does not"
     elif not result.choice.met:
-        text += f"; nothing measured trains {_limits(result)}, and this comes nearest"
+        text += f"; nothing {found} trains {_limits(result)}, and this comes nearest"
     return f"{text}."
 
 
@@ -94,18 +101,33 @@ def _keep(result: Result, advice: Recommendation) -> str:
         tried = f"{len(result.points)} of {int(result.about.get('candidates', 0)):,}"
         return f"Keep what you run today: only {tried} configurations were tried."
     among = f"among {count} other{'s' * (count != 1)}"
-    promising, p = advice.promising, advice.p_better or 0.0
+    promising = advice.promising
     if result.choice.baseline_met is False:
         among += f", although today does not train {_limits(result)}"
     if promising is None:
         return f"Keep what you run today: nothing better was found {among}."
-    name = settings_text(promising.configuration, advice.point.configuration)
-    saves = _saving(result, promising)
-    verb = "probably saves" if p >= PROBABLY else "may save"
-    if not saves:
-        verb, saves = ("is probably better" if p >= PROBABLY else "may be better"), ""
-    text = f"Keep what you run today for now: {name} {verb}{saves} ({probability(p)} sure)"
-    return f"{text}{_more_text(advice)}."
+    text = _expected(result, promising, advice.p_better or 0.0)
+    return f"Keep what you run today for now: {text}{_more_text(advice)}."
+
+
+def _expected(result: Result, point: Point, p: float) -> str:
+    """Return "mb16 probably saves 10 % energy (80 % sure)": what a candidate may bring.
+
+    A prediction that is no more likely right than that is within the error of the models, and says
+    so.
+    """
+    name = settings_text(
+        point.configuration, result.baseline.configuration if result.baseline else None
+    )
+    saves, judge = _saving(result, point), result.judged
+    if p >= PROBABLY:
+        verb = f"probably saves{saves}" if saves else "is probably better"
+        return f"{name} {verb} ({probability(p)} sure)"
+    if evidence_of(judge, point) is Evidence.PREDICTED:
+        verb = f"is predicted to save{saves}" if saves else "is predicted to be better"
+        return f"{name} {verb}, which is within the models' error (probability {probability(p)})"
+    verb = f"may save{saves}" if saves else "may be better"
+    return f"{name} {verb} (probability {probability(p)})"
 
 
 def _saving(result: Result, point: Point) -> str:
@@ -137,11 +159,7 @@ def details(result: Result) -> tuple[str, ...]:
         return ()
     lines = []
     if advice.action == "train" and advice.promising is not None:
-        name = settings_text(advice.promising.configuration, baseline.configuration)
-        p = result.judged.p_better(advice.promising)
-        saves = _saving(result, advice.promising)
-        verb = "probably saves" if p >= PROBABLY else "may save"
-        text = f"{name} {verb}{saves or ' more'} ({probability(p)} sure)"
+        text = _expected(result, advice.promising, result.judged.p_better(advice.promising))
         lines.append(f"{text}{_more_text(advice)}.")
     if advice.trade is not None:
         lines.append(_trade(result, advice.trade))
@@ -201,6 +219,11 @@ def _round_up(value: float) -> float:
         return 0.0
     scale = 10.0 ** (math.floor(math.log10(value)) - 1)
     return math.ceil(value / scale) * scale
+
+
+def advice_lines(result: Result) -> list[str]:
+    """Return what to do, and what is unproven about it; nothing if nothing was measured."""
+    return [result.headline, *details(result)] if result.recommendation is not None else []
 
 
 def evidence_sentence(result: Result) -> str:

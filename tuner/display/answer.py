@@ -7,23 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.display.advice import evidence_sentence
+from tuner.display.advice import advice_lines, evidence_sentence
+from tuner.display.columns import ENERGY, TIME
 from tuner.display.plan_text import plan_lines
-from tuner.display.program_note import program_note
-from tuner.display.text import (
-    energy_mark,
-    found_word,
-    recommendation_lines,
-    spent_line,
-    units_of,
-)
-from tuner.formatting import after_comma, settings_text
-from tuner.formatting import number as number_text
+from tuner.display.view import View
+from tuner.formatting import after_comma, number, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.results.choose import AnotherChoice
 from tuner.results.parts import Point
 from tuner.results.result import Result
-from tuner.workload.probe import ProbeRecord
 
 #: Estimated powers within this factor are the estimate's error.
 _ALIKE = 1.03
@@ -45,55 +37,54 @@ def menu(result: Result) -> list[tuple[str, AnotherChoice]]:
 
 def answer_lines(result: Result) -> list[str]:
     """Return the answer that `tuner optimize` and `tuner dev replay` end with."""
+    view = View(result)
     stopped = [result.stopped] if result.stopped else []
     if not result.points:
-        nothing = f"Nothing was {found_word(result)}, so there is nothing to recommend."
+        nothing = f"Nothing was {view.found}, so there is nothing to recommend."
         return [nothing, *_failures(result), *stopped, *_next(result)]
-    lines = recommendation_lines(result)
+    lines = advice_lines(result)
     if not result.choice.met:
         lines.append(result.choice.sentence)
-    lines += _menu_lines(result)
-    if result.baseline is not None and _lacked_memory(result):
+    lines += _menu_lines(view)
+    if result.baseline is not None and result.replaced_baselines:
         lines.append(f"Today: {result.baseline.configuration.short}, {result.baseline_name}.")
     if result.plan is not None:
         lines += plan_lines(result)
     else:
         lines += [sentence] if (sentence := evidence_sentence(result)) else []
-        lines.append(spent_line(result))
-    if note := program_note(result):
-        lines.append(note)
+        lines.append(view.spent_line)
+    lines += [view.notices] if view.notices else []
     return [*lines, *_failures(result), *stopped, *_next(result)]
 
 
-def _menu_lines(result: Result) -> list[str]:
+def _menu_lines(view: View) -> list[str]:
     """Return today and the menu as rows of a table; ">" marks what is recommended."""
-    units, today, recommended = units_of(result), result.baseline, result.recommended
+    result, recommended = view.result, view.result.recommended
     offered = {found.point.configuration: (words, found) for words, found in menu(result)}
-    points = {p.configuration: p for p in (today, recommended) if p is not None}
+    points = {p.configuration: p for p in (result.baseline, recommended) if p is not None}
     points |= {configuration: found.point for configuration, (_, found) in offered.items()}
-    rows = [("", "time", "", f"energy{after_comma(energy_mark(result))}", "", "settings")]
+    rows = [("", "time", "", f"energy{after_comma(view.mark)}", "", "settings")]
     for configuration, point in points.items():
         compared = result.judged.differences(point)
         energy, time = (f"{100 * d.relative:+.0f} %" for d in compared) if compared else ("", "")
         chosen = recommended is not None and configuration == recommended.configuration
         words, found = offered.get(configuration, ("", None))
-        settings = settings_text(configuration, today.configuration if today else None)
-        if today is not None and configuration == today.configuration:
+        settings = settings_text(configuration, view.today)
+        if view.is_today(point):
             name = "today"
         else:
             name = "recommended" if chosen else _short_role(words)
             if found is not None and found.name.isdigit():
                 settings += f" #{found.name}"
-        times = units.time_text(point.time_to_solution_s), time
-        energies = units.energy_text(point.energy_to_solution_kJ), energy
-        rows.append((f"{'>' if chosen else ' '} {name}", *times, *energies, settings))
+        times, energies = TIME.text(point, view.units), ENERGY.text(point, view.units)
+        rows.append((f"{'>' if chosen else ' '} {name}", times, time, energies, energy, settings))
     watts = _constant_W(list(points.values()))
     widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]
     widths[3] = max(widths[3], len(rows[0][3]) - widths[4] - 1)
     rows[0] = ("", "time".rjust(widths[1]), "", rows[0][3].ljust(widths[3]), "", "settings")
     lines = [_row(row, widths, energy=watts is None) for row in rows]
     if watts is not None:
-        lines.append(f"No meter here: energy is estimated as {number_text(watts)} W x time.")
+        lines.append(f"No meter here: energy is estimated as {number(watts)} W x time.")
     return lines
 
 
@@ -119,27 +110,13 @@ def _short_role(words: str) -> str:
     return "best in both" if len(names) > 1 else "".join(names) or "knee"
 
 
-def _lacked_memory(result: Result) -> list[ProbeRecord]:
-    """Return the default baselines that ran out of memory, which the baseline's name tells."""
-    if result.baseline is None:
-        return []
-    return [
-        record
-        for record in result.failures
-        if record.request.purpose == "baseline"
-        and record.failure is not None
-        and record.failure.kind == "out_of_memory"
-    ]
-
-
 def _failures(result: Result) -> list[str]:
     failed = [
         record
         for record in result.failures
         if record.failure is not None and not record.failure.was_cancelled
     ]
-    told = _lacked_memory(result)
-    failed = [record for record in failed if record not in told]
+    failed = [record for record in failed if record not in result.replaced_baselines]
     if not failed:
         return []
     first = failed[0]

@@ -18,15 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.display.advice import advice_lines
+from tuner.display.columns import ENERGY, TIME
 from tuner.display.guarded import Guarded, serve_until_interrupted
-from tuner.display.text import (
-    energy_mark,
-    payback,
-    prediction,
-    recommendation_lines,
-    spent_text,
-    units_of,
-)
+from tuner.display.view import View
 from tuner.formatting import label, number
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
@@ -37,20 +32,6 @@ from tuner.workload.probe import ProbeRecord
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.storages import BaseStorage
-
-#: The study graphs that `publish` writes, by the figure's name (`tuner.display.plots.figures`); the
-#: id of one is "joulefront-" and its name, and overwrites what stood under it.
-GRAPHS = {
-    "front": "Front of energy against time",
-    "live": "Energy against the live setting",
-    "hypervolume": "Front against probing energy",
-    "probes": "What each probe cost",
-    "breakdown-time": "Where the choice's time goes (predicted)",
-    "breakdown-energy": "Where the choice's energy goes (predicted)",
-    "surrogate-time": "Step time: predicted and measured",
-    "surrogate-power": "Power: predicted and measured",
-    "scopes": "Power of the same windows by scope",
-}
 
 
 def _dashboard() -> Any:
@@ -131,19 +112,20 @@ def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -
     Raises:
         InputError: optuna-dashboard is not installed.
     """
-    from tuner.display.plots import figures
+    from tuner.display.plots import FIGURES, figures
 
     dashboard = _dashboard()
     drawn = figures(replace(result, run_dir=None), records)
-    for name, title in GRAPHS.items():
-        if name in drawn:
-            figure = drawn[name]
+    for each in FIGURES:
+        if each.title and each.name in drawn:
+            figure = drawn[each.name]
             figure.update_layout(
-                title={"text": title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
+                title={"text": each.title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
                 margin={"t": 60},
                 legend={"y": -0.22, "yanchor": "top"},  # above it, the page's buttons stand
             )
-            dashboard.save_plotly_graph_object(study, figure, graph_object_id=f"joulefront-{name}")
+            graph = f"joulefront-{each.name}"  # saved again, it overwrites
+            dashboard.save_plotly_graph_object(study, figure, graph_object_id=graph)
     dashboard.save_note(study, note(result))
 
 
@@ -253,7 +235,7 @@ def trial_note(record: ProbeRecord, configuration: str) -> str:
         if Configuration(launch, missed.live).key == configuration
     ]
     if record.failure is not None:
-        lines.append(f"- failed, {record.failure.kind}: {_literal(record.failure.message)}")
+        lines.append(f"- failed, {_literal(record.failure.sentence)}")
     if record.drift is not None:
         lines.append(f"- drift: {_literal(record.drift.sentence)}")
     lines.append(
@@ -268,23 +250,21 @@ def note(result: Result) -> str:
 
     Users' words are escaped, because the page may read tags in them.
     """
-    units = units_of(result)
-    headline, *details = recommendation_lines(result) or [result.choice.sentence]
+    view = View(result)
+    headline, *details = advice_lines(result) or [result.choice.sentence]
     lines = [f"**{_literal(headline)}**", "", *(_literal(text) for text in details)]
-    if said := prediction(result):
-        lines += [_literal(said), ""]
-    if result.recommended is not None:
-        best = result.recommended
-        estimated = label(best.meter.mark)
-        configuration = html.escape(best.configuration.short)
-        configuration = configuration.replace("`", "'")
+    if view.prediction:
+        lines += [_literal(view.prediction), ""]
+    if (best := result.recommended) is not None:
+        configuration = html.escape(best.configuration.short).replace("`", "'")
+        energy = f"{ENERGY.text(best, view.units)}{label(best.meter.mark)}"
         lines += [
             f"- configuration: `{configuration or 'default'}`",
-            f"- energy to solution: {units.energy_text(best.energy_to_solution_kJ)}{estimated}",
-            f"- time to solution: {units.time_text(best.time_to_solution_s)}",
+            f"- energy to solution: {energy}",
+            f"- time to solution: {TIME.text(best, view.units)}",
             f"- search: {result.spent.probes} probes, {result.spent.failed} failed, "
-            f"{spent_text(result)}{label(energy_mark(result))}",
-            f"- {_literal(payback(result))}",
+            f"{view.spent}{view.estimated}",
+            f"- {_literal(view.payback)}",
             f"- how it was chosen: {_literal(result.choice.sentence)}",
         ]
     return "\n".join(lines)

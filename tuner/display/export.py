@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.display.columns import FIGURES, FILE
+from tuner.display.view import View
 from tuner.formatting import ordered_knobs, varying_knobs
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.safe_files import require_own, write_bytes, write_text
-from tuner.workload.probe import failure_class
 
 if TYPE_CHECKING:
     import pandas
@@ -54,41 +55,16 @@ def rows(result: Result, points: Sequence[Point] | None = None) -> list[dict[str
         `time_to_solution_s` with the ends of their 90 % intervals, `power_W`, and what is known of
         how they were obtained.
     """
+    view = View(result)
     known = {p.configuration: p for p in (*result.points, *result.front_points)}
     if points is None:
         points = sorted(known.values(), key=lambda p: p.time_to_solution_s)
     names = ordered_knobs([*known, *(p.configuration for p in points)])
-    front = {p.configuration for p in result.front_points}
-    best = result.best.configuration if result.best else None
-    baseline = result.baseline.configuration if result.baseline else None
-    table = []
-    for p in points:
-        peak = p.peak_memory_bytes
-        table.append(
-            {
-                **{name: _cell(p.configuration.get(name)) for name in names},
-                "energy_to_solution_kJ": p.energy_to_solution_kJ,
-                "energy_low_kJ": p.energy_interval_kJ[0],
-                "energy_high_kJ": p.energy_interval_kJ[1],
-                "time_to_solution_s": p.time_to_solution_s,
-                "time_low_s": p.time_interval_s[0],
-                "time_high_s": p.time_interval_s[1],
-                "power_W": p.power_W,
-                "p_nondominated": p.p_nondominated,
-                "on_front": p.configuration in front,
-                "chosen": p.configuration == best,
-                "baseline": p.configuration == baseline,
-                "source": p.source,
-                "windows": p.windows,
-                "peak_memory_GB": peak / 1e9 if peak is not None else None,
-                "energy_scope": p.meter.scope,
-                "energy_from": p.meter.source,
-                "energy_estimated": p.meter.estimated,
-                "energy_twin": p.meter.twin,
-                "flags": "; ".join(p.flags),
-            }
-        )
-    return table
+    return [
+        {name: _cell(p.configuration.get(name)) for name in names}
+        | {name: value(view, p) for name, value in FILE.items()}
+        for p in points
+    ]
 
 
 def frame(result: Result, points: Sequence[Point] | None = None) -> pandas.DataFrame:
@@ -148,16 +124,11 @@ def t4_results(result: Result) -> dict[str, Any]:
     Kernel Tuner's own files do; `compilation_time` is 0, because a launch is paid once a probe and
     not a configuration. Failed probes are results too, with their `invalidity`.
     """
-    entries = []
+    view, entries = View(result), []
     for p in sorted(result.points, key=lambda p: p.time_to_solution_s):
         windows = result.windows.get(p.configuration, ())
         runtimes = [1000 * s for window in windows for s in window.step_times_s]
-        figures = (
-            ("energy_to_solution_kJ", p.energy_to_solution_kJ, "kJ"),
-            ("time_to_solution_s", p.time_to_solution_s, "s"),
-            ("power_W", p.power_W, "W"),
-            ("p_nondominated", p.p_nondominated, ""),
-        )
+        figures = [(name, FILE[name](view, p), unit) for name, unit in FIGURES.items()]
         entries.append(
             {
                 "configuration": _t4_configuration(p.configuration),
@@ -183,7 +154,7 @@ def t4_results(result: Result) -> dict[str, Any]:
                         "configuration": _t4_configuration(configuration),
                         "objectives": ["energy_to_solution_kJ", "time_to_solution_s"],
                         "times": _t4_times([]),
-                        "invalidity": failure_class(record.failure.kind).t4,
+                        "invalidity": record.failure.type.t4,
                         "correctness": 0,
                         "measurements": [
                             {"name": "failure", "value": record.failure.message, "unit": ""}

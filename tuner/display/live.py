@@ -147,8 +147,8 @@ class LiveView:
             parts += [Text(line, style="cyan", no_wrap=True) for line in plot]
         for record in failed:
             assert record.failure is not None
-            said = f"{record.request.probe_id} {record.failure.kind.replace('_', ' ')}: "
-            parts.append(Text(visible(said + record.failure.message), style="red", no_wrap=True))
+            text = f"{record.request.probe_id} {record.failure.sentence}"
+            parts.append(Text(visible(text), style="red", no_wrap=True))
         return Group(*parts)
 
     def _budget(self, last: Progress) -> Table:

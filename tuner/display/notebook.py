@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
-from tuner.display.advice import evidence_sentence
-from tuner.display.text import (
-    payback,
-    prediction,
-    recommendation_lines,
-    role,
-    units_of,
-)
-from tuner.formatting import common_mark, knob_text, label, number, percent, varying_knobs
+from tuner.display.advice import advice_lines, evidence_sentence
+from tuner.display.columns import NOTEBOOK
+from tuner.display.view import View
+from tuner.formatting import common_mark, label, value_text
 from tuner.results.result import Result
 
 #: More points of a front than this are said and not shown; `result.front` holds all.
@@ -21,32 +16,23 @@ _MOST_ROWS = 25
 
 def result_html(result: Result) -> str:
     """Return the result as HTML in the notebook's own look; every text is escaped."""
-    units = units_of(result)
+    view = View(result)
     points = result.front_points[:_MOST_ROWS]
-    names = varying_knobs(p.configuration for p in (*result.points, *result.front_points))
-    energy = f"energy ({units.energy}){label(common_mark(p.meter for p in points))}"
-    heads = [*names, energy, f"time ({units.time})", "power (W)", "P(non-dominated)"]
+    estimated = label(common_mark(p.meter for p in points))
+    heads = [column.title(view.units) + estimated * column.metered for column in NOTEBOOK]
     rows = []
     for p in points:
-        marks = []
-        if word := role(result, p):
-            marks.append(f"<b>{word}</b>")
-        if result.baseline is not None and p.configuration == result.baseline.configuration:
-            marks.append("today")
+        role = f"<b>{word}</b>" if (word := view.role(p)) else ""
         cells = [
-            *(escape(knob_text(n, p.configuration.get(n)).partition("=")[2]) for n in names),
-            number(p.energy_to_solution_kJ / units.kJ),
-            number(p.time_to_solution_s / units.s),
-            number(p.power_W),
-            percent(p.p_nondominated),
-            " ".join(marks),
+            *(escape(value_text(p.configuration.get(name))) for name in view.names),
+            *(column.figure(p, view.units) for column in NOTEBOOK),
+            " ".join([*([role] if role else []), *(["today"] if view.is_today(p) else [])]),
         ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{escape(text)}</th>" for text in (*heads, ""))
+    head = "".join(f"<th>{escape(text)}</th>" for text in (*view.names, *heads, ""))
     more = len(result.front_points) - len(points)
-    verified = evidence_sentence(result)
-    headline, *details = recommendation_lines(result) or [result.choice.sentence]
-    sentences = [*details, prediction(result), verified, payback(result)]
+    headline, *details = advice_lines(result) or [result.choice.sentence]
+    sentences = [*details, view.prediction, evidence_sentence(result), view.payback]
     lines = [
         f"<p><b>{escape(result.name)}:</b> {escape(headline)}</p>",
         *(f"<p>{escape(sentence)}</p>" for sentence in sentences if sentence),

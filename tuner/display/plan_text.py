@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.formatting import Units, duration, number, settings_text
+from tuner.display.columns import BRIEF_TEXT, ENERGY, TIME
+from tuner.formatting import Units, duration, number, right_aligned, settings_text
 from tuner.planning.kinds import Kind
 from tuner.results.choice import limits_phrase
 from tuner.results.plan_facts import PlanFacts
@@ -35,26 +36,15 @@ def size_lines(result: Result) -> list[str]:
     if plan is None or not plan.sizes:
         return []
     units = Units.of([size.best for size in plan.sizes])
-    rows = [("GPUs", "time", "energy (predicted)", "power", "", "configuration")]
-    for size in plan.sizes:
-        notes = ["knee"] if size.is_knee else []
-        notes += [] if size.choice.met else ["beyond the limits"]
-        rows.append(
-            (
-                str(size.gpus),
-                units.time_text(size.best.time_to_solution_s),
-                units.energy_text(size.best.energy_to_solution_kJ),
-                f"{number(size.best.power_W)} W",
-                ", ".join(notes),
-                settings_text(size.best.configuration),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = [
-        "  "
-        + "  ".join([*(c.rjust(w) for c, w in zip(row[:5], widths, strict=True)), row[5]]).rstrip()
-        for row in rows
+    rows: list[tuple[str, ...]] = [
+        ("GPUs", "time", "energy (predicted)", "power", "", "configuration")
     ]
+    for size in plan.sizes:
+        notes = ["knee"] * size.is_knee + ["beyond the limits"] * (not size.choice.met)
+        figures = (column.text(size.best, units) for column in BRIEF_TEXT)
+        settings = settings_text(size.best.configuration)
+        rows.append((str(size.gpus), *figures, ", ".join(notes), settings))
+    lines = right_aligned(rows, "  ")
     meets = [size.gpus for size in plan.sizes if size.choice.met]
     if limits_phrase(result.constraints, units) and meets:
         lines.append(f"The fewest GPUs that meet the limits: {min(meets)}.")
@@ -75,19 +65,14 @@ def kind_lines(kinds: Sequence[Kind]) -> list[str]:
             (
                 kind.cluster.name,
                 str(best.configuration.world_size),
-                units.time_text(best.time_to_solution_s),
-                units.energy_text(best.energy_to_solution_kJ),
+                TIME.text(best, units),
+                ENERGY.text(best, units),
                 "" if cost is None else number(cost),
                 ", ".join(_merits(kind, met)) if kind.met else "beyond the limits",
                 settings_text(best.configuration),
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(6)]
-    lines = [
-        "  "
-        + "  ".join([*(c.rjust(w) for c, w in zip(row[:6], widths, strict=True)), row[6]]).rstrip()
-        for row in rows
-    ]
+    lines = right_aligned(rows, "  ")
     lines.append("Predicted, not measured; each kind at its best configuration.")
     if len({kind.charges_host for kind in kinds if kind.best is not None}) > 1:
         host = ", ".join(kind.cluster.name for kind in kinds if kind.charges_host)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import html
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from tuner.display.figures.breakdown import breakdown, breakdown_figures, explained, knobs_figure
+from tuner.display.figures.breakdown import breakdown, breakdown_figure, explained, knobs_figure
 from tuner.display.figures.front import front_figure
 from tuner.display.figures.power import (
     Timeline,
@@ -35,7 +36,7 @@ from tuner.display.figures.style import (
     points_trace,
     wrapped,
 )
-from tuner.display.text import energy_mark, units_of
+from tuner.display.view import View
 from tuner.formatting import (
     Units,
     after_comma,
@@ -67,10 +68,10 @@ def hypervolume_figure(result: Result) -> go.Figure | None:
     pairs = [(e, v) for e, v in result.progress if math.isfinite(e) and math.isfinite(v)]
     if len(pairs) < 2 or max(v for _, v in pairs) <= 0:
         return None
-    units = Units.for_values([e for e, _ in pairs], [])
+    units, view = Units.for_values([e for e, _ in pairs], []), View(result)
     final = pairs[-1][1] or max(v for _, v in pairs)
     figure = empty_figure(
-        f"Energy spent probing ({units.energy}{after_comma(energy_mark(result))})",
+        f"Energy spent probing ({units.energy}{after_comma(view.mark)})",
         "Hypervolume (% of the last)",
         {"rangemode": "tozero"},
         {"rangemode": "tozero"},
@@ -82,8 +83,7 @@ def hypervolume_figure(result: Result) -> go.Figure | None:
         hover=[
             "before the first probe",
             *(
-                f"after probe {i}: {units.energy_text(e)}{label(energy_mark(result))}, "
-                f"{percent(v / final)}"
+                f"after probe {i}: {units.energy_text(e)}{view.estimated}, {percent(v / final)}"
                 for i, (e, v) in enumerate(pairs, 1)
             ),
         ],
@@ -102,7 +102,7 @@ def surrogate_figure(result: Result, what: Literal["time", "power"]) -> go.Figur
     measured = [pair[column] for pair in loo.pairs]
     predicted = [pair[column + 1] for pair in loo.pairs]
     unit, title = ("s", "step time") if what == "time" else ("W", "power")
-    mark = energy_mark(result) if what == "power" else ""
+    mark = View(result).mark if what == "power" else ""
     said, note = label(mark), after_comma(mark)
     axis = Axis([*measured, *predicted])
     figure = empty_figure(
@@ -167,7 +167,8 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     varying = [
         name for name in varying_knobs(p.configuration for c in curves for p in c) if name != knob
     ]
-    units = units_of(result)
+    view = View(result)
+    units = view.units
     drawn = [p for c in curves for p in c]
     y_axis = Axis(
         (p.energy_to_solution_kJ / units.kJ for p in drawn),
@@ -175,7 +176,7 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     )
     figure = empty_figure(
         html.escape(_AXIS_NAMES.get(knob, knob)),
-        f"Energy to solution ({units.energy}{after_comma(energy_mark(result))})",
+        f"Energy to solution ({units.energy}{after_comma(view.mark)})",
         {},
         y_axis.layout(),
     )
@@ -209,7 +210,7 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
         failed = [not record.ok for record in records]
         texts = [
             f"<b>{html.escape(r.request.probe_id)}</b>, {html.escape(r.request.purpose)}"
-            f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.kind)}<br>"
+            f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.type.phrase)}<br>"
             f"{wrapped(r.request.launch.short)}<br>launch {number(r.launch_s)} s, "
             f"in all {number(r.wall_s)} s, {len(r.measurements)} windows"
             for r in records
@@ -222,7 +223,7 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
     if not costs or max(costs) <= 0:
         return None
     units = Units.for_values(costs, [])
-    estimated = common_mark(r.meter for r in records) if records else energy_mark(result)
+    estimated = common_mark(r.meter for r in records) if records else View(result).mark
     figure = empty_figure(
         "Probe, in the order of finishing",
         f"Energy of the probe ({units.energy}{after_comma(estimated)})",
@@ -254,6 +255,96 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
     return figure
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What the figures of a result are drawn from."""
+
+    result: Result
+    records: Sequence[ProbeRecord] = ()
+    explanation: Explanation | None = None
+    parts: Breakdown | None = None
+    timelines: Mapping[str, Timeline] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Figure of a result.
+
+    Attributes:
+        draw: None if there is nothing to draw.
+        title: on the dashboard; empty if it is not shown there.
+        place: part of the page in which it is a small plot beside others, with the title `panel`.
+        metered: it shows energies or powers, which the mark of the meter follows.
+    """
+
+    name: str
+    draw: Callable[[Drawn], go.Figure | None]
+    title: str = ""
+    place: str = ""
+    panel: str = ""
+    metered: bool = False
+
+
+def _of_timeline(name: str, draw: Callable[[Timeline], go.Figure | None]) -> Any:
+    return lambda of: draw(of.timelines[name]) if name in of.timelines else None
+
+
+#: Every figure, in the order of reading.
+FIGURES = (
+    Figure("front", lambda of: front_figure(of.result), "Front of energy against time"),
+    Figure("live", lambda of: live_figure(of.result), "Energy against the live setting"),
+    Figure(
+        "breakdown-time",
+        lambda of: breakdown_figure(of.parts, "time"),
+        "Where the choice's time goes (predicted)",
+        "breakdown",
+        "Time",
+    ),
+    Figure(
+        "breakdown-energy",
+        lambda of: breakdown_figure(of.parts, "energy"),
+        "Where the choice's energy goes (predicted)",
+        "breakdown",
+        "Energy",
+    ),
+    Figure("knobs", lambda of: knobs_figure(of.explanation) if of.explanation else None),
+    Figure(
+        "hypervolume",
+        lambda of: hypervolume_figure(of.result),
+        "Front against probing energy",
+        "spent",
+        "The front against the energy spent",
+    ),
+    Figure(
+        "probes",
+        lambda of: probes_figure(of.result, of.records),
+        "What each probe cost",
+        "spent",
+        "What each probe cost",
+    ),
+    Figure(
+        "surrogate-time",
+        lambda of: surrogate_figure(of.result, "time"),
+        "Step time: predicted and measured",
+        "surrogates",
+        "Step time",
+    ),
+    Figure(
+        "surrogate-power",
+        lambda of: surrogate_figure(of.result, "power"),
+        "Power: predicted and measured",
+        "surrogates",
+        "Power",
+        metered=True,
+    ),
+    Figure("scopes", lambda of: scopes_figure(of.result), "Power of the same windows by scope"),
+    Figure("timeline-best", _of_timeline("best", timeline_figure)),
+    Figure("phases-best", _of_timeline("best", phases_figure)),
+    Figure("timeline-baseline", _of_timeline("baseline", timeline_figure)),
+    Figure("phases-baseline", _of_timeline("baseline", phases_figure)),
+)
+
+
 def figures(
     result: Result,
     records: Sequence[ProbeRecord] = (),
@@ -262,31 +353,16 @@ def figures(
     parts: Breakdown | None = None,
     timelines: Mapping[str, Timeline] | None = None,
 ) -> dict[str, go.Figure]:
-    """Return every figure that has something to draw, by name, in the order of reading.
+    """Return every figure of `FIGURES` that has something to draw, by name.
 
-    What was computed before (`explanation`, `parts`, `timelines`) can be handed in.
-
-    "front", "live" (energy against the clock), "breakdown-time" and "breakdown-energy" (where the
-    choice's go), "knobs" (what each bought, where it is explained), "hypervolume", "probes",
-    "surrogate-time", "surrogate-power", "scopes", and of the probes of "best" and "baseline",
-    where their power was kept, "timeline-..." and "phases-...".
+    What was computed before (`parts`, `timelines`) can be handed in; without an explanation the
+    figure of the knobs is left out.
     """
-    drawn = {
-        "front": front_figure(result),
-        "live": live_figure(result),
-        **breakdown_figures(breakdown(result) if parts is None else parts),
-        "knobs": knobs_figure(explanation) if explanation is not None else None,
-        "hypervolume": hypervolume_figure(result),
-        "probes": probes_figure(result, records),
-        "surrogate-time": surrogate_figure(result, "time"),
-        "surrogate-power": surrogate_figure(result, "power"),
-        "scopes": scopes_figure(result),
-    }
     if timelines is None:
         timelines, _ = shown_timelines(result, records)
-    for name, timeline in timelines.items():
-        drawn[f"timeline-{name}"] = timeline_figure(timeline)
-        drawn[f"phases-{name}"] = phases_figure(timeline)
+    parts = breakdown(result) if parts is None else parts
+    of = Drawn(result, records, explanation, parts, timelines)
+    drawn = {each.name: each.draw(of) for each in FIGURES}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 

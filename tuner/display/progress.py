@@ -103,7 +103,7 @@ class EventLines:
         if record.measurements:
             parts += _measured(record)
         if record.failure is not None:
-            parts.append(f"failed: {record.failure.kind.replace('_', ' ')}")
+            parts.append(f"failed: {record.failure.type.phrase}")
         parts.append(duration(record.wall_s))
         parts.append(f"{event.probes}" + (f"/{event.max_probes}" if event.max_probes else ""))
         front = tuple(point.configuration for point in event.front)
@@ -136,17 +136,14 @@ class EventLines:
         lines = []
         for m in record.measurements:
             live = f" at {m.live.short}" if m.live else ""
-            found = "predicted" if record.meter.name == "simulated" else "measured"
+            found = "predicted" if record.meter.is_simulated else "measured"
             lines.append(
                 f"{record.request.probe_id} {found}{live} {number(m.step_time_s)} s a step, "
                 f"{number(m.power_W)} W, {number(m.energy_per_step_J)} J a step{estimated}"
                 + (f"  [{'; '.join(m.flags)}]" if m.flags else "")
             )
         if record.failure is not None:
-            lines.append(
-                f"{record.request.probe_id} failed: {record.failure.kind.replace('_', ' ')}: "
-                f"{record.failure.message}"
-            )
+            lines.append(f"{record.request.probe_id} failed: {record.failure.sentence}")
         units = Units.for_values([event.probe_budget_kJ or event.spent_kJ], [])
         limit_kJ = event.probe_budget_kJ
         budget = f" of {units.energy_text(limit_kJ)}" if limit_kJ is not None else ""

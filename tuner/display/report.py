@@ -24,11 +24,7 @@ from tuner.display.figures.style import DARK
 from tuner.display.html.answer_parts import front_part, top_part
 from tuner.display.html.pieces import json_in_html, section, template
 from tuner.display.html.plan_part import plan_part
-from tuner.display.html.reason_parts import (
-    breakdown_part,
-    explanation_part,
-    power_part,
-)
+from tuner.display.html.reason_parts import breakdown_part, explanation_part, power_part
 from tuner.display.html.search_parts import (
     about_part,
     calibration_part,
@@ -37,7 +33,7 @@ from tuner.display.html.search_parts import (
     spent_part,
     surrogates_part,
 )
-from tuner.display.text import units_of
+from tuner.display.view import View
 from tuner.results.explain import Explanation
 from tuner.results.result import Result
 from tuner.search_spaces.safe_files import write_text
@@ -80,7 +76,7 @@ def _bought(explanation: Explanation | None) -> Explanation | None:
 
 def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str:
     """Return the whole page as text."""
-    units = units_of(result)
+    view = View(result)
     explanation = explained(result)
     steps = breakdown(result)
     timelines, left_out = shown_timelines(result, records)
@@ -88,18 +84,18 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
         result, records, explanation=_bought(explanation), parts=steps, timelines=timelines
     )
     parts = [
-        top_part(result, units, figures),
-        front_part(result, units),
+        top_part(view, figures),
+        front_part(view),
         plan_part(result),
         live_part(figures),
-        breakdown_part(result, steps, figures),
-        explanation_part(result, explanation, figures),
+        breakdown_part(view, steps, figures),
+        explanation_part(explanation, figures),
         power_part(timelines, left_out, figures),
-        spent_part(result, figures),
-        surrogates_part(result, figures),
+        spent_part(view, figures),
+        surrogates_part(view, figures),
         calibration_part(result),
         failures_part(result),
-        about_part(result),
+        about_part(view),
         section("What each number means", template("meanings.html")),
         "<footer>Written by joulefront. The figures are in this file; nothing is loaded from "
         "elsewhere.</footer>",

@@ -180,9 +180,11 @@ def _usable_here(
     """Return the candidates whose ops this machine can build, and notes on what it cannot do."""
     notes = []
     if clocks and cluster.device.type == "cuda" and not cluster.clock_control:
-        from tuner.workload.clocks.governor import why_fixed
+        from tuner.workload.platforms import platform_of
 
-        notes.append(f"clocks and power limits stay as they are: {why_fixed(cluster)}")
+        notes.append(
+            f"clocks and power limits stay as they are: {platform_of(cluster).why_fixed(cluster)}"
+        )
     on_gpus = cluster.device.type == "cuda"
     no_adam = cannot_build("cpu_adam", gpus=on_gpus)
     no_drive = cannot_build("async_io", gpus=on_gpus) if cluster.nvme_path else ""

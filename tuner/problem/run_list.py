@@ -65,7 +65,7 @@ def _entry(folder: RunFolder) -> RunEntry:
     kind: Kind = "measured" if records else "unknown"
     if recorded:
         kind = "recording"
-    elif "plan" in study or (records and records[0].meter.name == "simulated"):
+    elif "plan" in study or (records and records[0].meter.is_simulated):
         kind = "plan"
     stop = study.get("ended", {}).get("stop_reason", {})
     ended = stop.get("kind") if isinstance(stop, dict) else None

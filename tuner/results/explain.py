@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuner.formatting import knob_text, label, number, ordered_knobs, percent
+from tuner.formatting import knob_text, label, number, ordered_knobs, percent, value_text
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -66,7 +66,7 @@ class KnobEffect:
             middle, low, high = (100 * share for share in change)
             return f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}]"
 
-        other = knob_text(self.knob, self.instead_of).partition("=")[2]
+        other = value_text(self.instead_of)
         whose = " (today's)" if self.of_baseline else ""
         how = "" if self.measured else "; predicted"
         return (

@@ -83,7 +83,7 @@ class Recommendation:
 
 def evidence_of(judge: Judge, point: Point) -> Evidence:
     """Return what is known of a point."""
-    if point.source == "predicted" or point.meter.name == "simulated":
+    if point.source == "predicted" or point.meter.is_simulated:
         return Evidence.PREDICTED
     if judge.baseline is None:
         return Evidence.NO_BASELINE

@@ -163,12 +163,22 @@ class Result:
         about = self.about.get("baseline")
         if not isinstance(about, Mapping):
             return ""
-        for record in self.failures:
-            lacked = record.failure is not None and record.failure.kind == "out_of_memory"
-            if lacked and record.request.purpose == "baseline" and self.baseline is not None:
-                default = record.request.launch.short
-                return f"the next that fits; the default, {default}, runs out of memory"
+        for record in self.replaced_baselines:
+            default = record.request.launch.short
+            return f"the next that fits; the default, {default}, runs out of memory"
         return str(about.get("name", ""))
+
+    @property
+    def replaced_baselines(self) -> list[ProbeRecord]:
+        """Default baselines that ran out of memory, which a lighter one replaced."""
+        return [
+            record
+            for record in self.failures
+            if self.baseline is not None
+            and record.request.purpose == "baseline"
+            and record.failure is not None
+            and record.failure.type.lacks_memory
+        ]
 
     def point(self, name: str | Configuration) -> Point:
         """Return a measured point by name.

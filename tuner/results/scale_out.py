@@ -116,7 +116,7 @@ def _fitting(
     peaks: dict[Configuration, float] = {}
     for record in records:
         launch = Configuration(record.request.launch)
-        if record.failure is not None and record.failure.kind == "out_of_memory":
+        if record.failure is not None and record.failure.type.lacks_memory:
             peaks[launch] = np.inf
         for m in record.measurements:
             peak = float(m.peak_memory_bytes or np.nan)
@@ -200,7 +200,7 @@ def predict_target(
     if not measured:
         raise InputError("the run that is to correct the prediction has measured nothing")
     job, meter = problem.job, measured[0].meter
-    simulated = meter.name == "simulated"
+    simulated = meter.is_simulated
     space = load_space(str(problem.identity["space"]["name"]))
     if not any(CHANGED in launch for launch in problem.candidates.launches):
         space = space.same_training()

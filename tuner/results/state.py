@@ -138,7 +138,7 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
                 float(posterior.log_power_se[i]),
                 energy_se=float(posterior.log_energy_se[i]),
                 steps=steps,
-                source="predicted" if meter.name == "simulated" else "measured",
+                source="predicted" if meter.is_simulated else "measured",
                 windows=len(mine),
                 p_nondominated=math.nan,
                 meter=meter,

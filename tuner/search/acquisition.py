@@ -251,7 +251,7 @@ class ProbeAcquisition:
         """Return joint draws of the measured configurations and of these where they count."""
         near = front.nearest(MEASURED_TRIED)
         both = [*(front.configurations[i] for i in near), *tried]
-        log_t, log_p = self.surrogates.sample_marginal(both, self.draws[1])
+        log_t, log_p = self.surrogates.sample(both, self.draws[1], marginal=True)
         log_t[:, len(near) :] += np.where(counting, 0.0, FAR)
         return LogRegret(log_t + log_p, log_t, measured=len(near))
 

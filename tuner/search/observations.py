@@ -121,7 +121,8 @@ class Observations:
         kind, launch = attrs.get("failure"), int(self._launch_of[candidate])
         if kind is None and "probe_id" in attrs:  # left running by a session that ended first
             return
-        blames = failure_class(str(kind)).blames
+        failure = failure_class(str(kind))
+        blames = failure.blames
         if blames is not None:  # otherwise it may be proposed again
             self.closed.add(candidate)
         if blames == "launch" or (blames == "program" and self.measured):
@@ -130,7 +131,7 @@ class Observations:
             least = 2 if blames == "ranks" else 1
             every = zip(self._encoding.configurations, self._launch_of, strict=True)
             self.failed_launches |= {int(number) for c, number in every if c.world_size >= least}
-        if kind == "out_of_memory":
+        if failure.lacks_memory:
             self.peak_bytes[launch] = math.inf
         if kind == "not_taken":
             self.not_taken[candidate] = {

@@ -7,7 +7,7 @@ In each joint draw of the surrogates over measured and open candidates, the regr
 the drawn front's hypervolume that the measured ones miss. A search may end when the regret is small
 in nearly every draw (Makarova et al. 2022, "Automatic termination for hyperparameter optimization",
 AutoML; Wilson 2024, "Stopping Bayesian optimization with probabilistic regret bounds", NeurIPS).
-The draws are as wide as the intervals of the answer (`Surrogates.sample_wide`), because the plain
+The draws are as wide as the intervals of the answer (`Surrogates.sample`), because the plain
 posterior is too sure of itself after a few measurements.
 """
 
@@ -99,7 +99,7 @@ class RegretModel:
         if self._normals is None:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
         both = [*(front.configurations[i] for i in near), *(still_open[i] for i in promising)]
-        log_t, log_p = self._surrogates.sample_wide(both, self._normals)
+        log_t, log_p = self._surrogates.sample(both, self._normals, wide=True)
         points = np.stack([log_t + log_p, log_t], axis=-1)
         fits = np.ones((DRAWS, len(both)), dtype=bool)
         fits[:, len(near) :] = view.counting(promising, DRAWS)

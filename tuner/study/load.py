@@ -80,7 +80,7 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
         unverified=why_unverified(
             settings.get("verify") is True,
             study.get("recorded", {}),
-            simulated=any(record.meter.name == "simulated" for record in records),
+            simulated=any(record.meter.is_simulated for record in records),
         ),
         transfer=tuple(map(str, study.get("transfer", {}).get("from", ()))),
         created=str(study.get("created", "")),

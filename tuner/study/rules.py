@@ -182,7 +182,7 @@ def baseline_due(problem: Problem, records: Sequence[ProbeRecord]) -> Configurat
         failed = [r.failure for r in own if r.failure and r.failure.blames_configuration]
         if not failed:
             return baseline if len(own) < BASELINE_TRIES else None
-        if not by_default or failed[-1].kind != "out_of_memory":
+        if not by_default or not failed[-1].type.lacks_memory:
             return None
         following = next(lighter(baseline, problem), None)
         if following is None:

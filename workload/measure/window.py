@@ -173,7 +173,6 @@ class Conductor:
 
         Args:
             known: what other configurations reach; a window that they beat ends early.
-            again: number of windows that may be discarded.
         """
         times: list[float] = []
         ends: list[float] = []
@@ -359,9 +358,8 @@ class Conductor:
                 (effects if event.detail.get("effect") else causes).append(said)
             elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
                 causes.append(self._explain_exit(event.rank, int(event.detail["code"])))
-        order = ("node", "out_of_memory", "alone", "refused", "crash")
         # Stable: among causes of one kind the first that was heard is the cause.
-        causes.sort(key=lambda failure: order.index(failure.kind))
+        causes.sort(key=lambda failure: failure.type.order)
         causes += effects
         if causes:
             return causes[0]

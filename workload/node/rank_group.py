@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-#: Kinds of failure that a rank reports.
-FAIL_KINDS = ("out_of_memory", "refused", "alone", "crash", "node")
+from tuner.workload.probe import failure_class
 
 
 class ServerError(RuntimeError):
@@ -21,11 +20,12 @@ class ServerError(RuntimeError):
 
     Attributes:
         detail: what it printed, or its traceback.
+        kind: name of the exception that was raised in it; empty without one.
     """
 
-    def __init__(self, sentence: str, detail: str = "") -> None:
-        super().__init__(sentence)
-        self.detail = detail
+    def __init__(self, message: str, detail: str = "", *, kind: str = "") -> None:
+        super().__init__(f"{kind}: {message}" if kind else message)
+        self.message, self.detail, self.kind = message, detail, kind
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ class Ranks(Protocol):
     """The ranks of one probe, on one node or several.
 
     Attributes:
-        pids: of those on this node.
         patience_s: the time, seconds, that a cause may take to arrive after its effect.
     """
 
@@ -84,11 +83,7 @@ class RankProcesses(Protocol):
 
 
 class RankGroup:
-    """The ranks of one probe on this node.
-
-    Args:
-        pids: of the ranks, in their order.
-    """
+    """The ranks of one probe on this node."""
 
     patience_s = 1.0
 
@@ -193,7 +188,7 @@ class RankGroup:
             return Event(kind, rank, int(step), float(at), taken)
         if kind in ("set", "facts", "peak", "fail"):
             detail = json.loads(rest)
-            if kind == "fail" and detail["kind"] not in FAIL_KINDS:
+            if kind == "fail" and not failure_class(str(detail["kind"])).order:
                 return None
             return Event(kind, rank, detail=detail)
         if kind == "phase":

@@ -57,7 +57,7 @@ def inspect_script(
     say(f"starting {script.name!r} once, to see how it trains")
     record = run(blank, request)
     failure = record.failure
-    if failure is not None and failure.kind in ("crash", "ended", "refused", "out_of_memory"):
+    if failure is not None and failure.type.split:
         record = run(blank, replace(request, purpose=INSPECTIONS[1]))
         if record.ok:
             say(f"in other micro-batches it does not start: {failure.message}")

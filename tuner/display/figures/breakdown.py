@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tuner.display.figures.style import BLUE, GREEN, MUTED, ORANGE, empty_figure, wrapped
-from tuner.formatting import knob_text, number, percent
+from tuner.formatting import number, percent, value_text
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
 
@@ -77,19 +77,18 @@ def bars(
     return figure
 
 
-def breakdown_figures(parts: Breakdown | None) -> dict[str, go.Figure]:
-    """Return "breakdown-time" and "breakdown-energy" of a configuration's breakdown."""
+def breakdown_figure(parts: Breakdown | None, what: Literal["time", "energy"]) -> go.Figure | None:
+    """Draw where a configuration's time or energy of a step goes."""
     if parts is None or not parts.time_s or not parts.joules:
-        return {}
-    least_s, least_J = 1e-3 * parts.step_time_s, 1e-3 * parts.energy_J
-    time = {name: value for name, value in parts.time_s.items() if value >= least_s}
-    joules = {name: value for name, value in parts.joules.items() if value >= least_J}
-    s, unit_s = (1e-3, "ms") if parts.step_time_s < 1 else (1.0, "s")
-    j, unit_j = (1e3, "kJ") if parts.energy_J > 1e4 else (1.0, "J")
-    return {
-        "breakdown-time": bars(time, f"{unit_s} of a step, predicted", unit_s, BLUE, s),
-        "breakdown-energy": bars(joules, f"{unit_j} of a step, predicted", unit_j, GREEN, j),
-    }
+        return None
+    if what == "time":
+        shown, total, colour = parts.time_s, parts.step_time_s, BLUE
+        scale, unit = (1e-3, "ms") if total < 1 else (1.0, "s")
+    else:
+        shown, total, colour = parts.joules, parts.energy_J, GREEN
+        scale, unit = (1e3, "kJ") if total > 1e4 else (1.0, "J")
+    large = {name: value for name, value in shown.items() if value >= 1e-3 * total}
+    return bars(large, f"{unit} of a step, predicted", unit, colour, scale)
 
 
 #: More effects than this are only in the table.
@@ -140,6 +139,6 @@ def _instead(effect: KnobEffect) -> str:
     """ "micro_batch" and below it "4, not 1", escaped."""
 
     def value(of: Value | None) -> str:
-        return html.escape(knob_text(effect.knob, of).partition("=")[2])
+        return html.escape(value_text(of))
 
     return f"{html.escape(effect.knob)}<br>{value(effect.value)}, not {value(effect.instead_of)}"

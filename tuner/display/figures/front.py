@@ -21,7 +21,7 @@ from tuner.display.figures.style import (
     points_trace,
     translucent,
 )
-from tuner.display.text import energy_mark, role, units_of
+from tuner.display.view import View
 from tuner.formatting import Units, after_comma, number
 from tuner.problem.constraints import limit_on
 from tuner.results.parts import Attainment, Point
@@ -48,7 +48,8 @@ def front_figure(result: Result) -> go.Figure | None:
             every.setdefault(point.configuration, point)
     if not every:
         return None
-    units = units_of(result)
+    view = View(result)
+    units = view.units
     every |= {p.configuration: p for p in result.predicted if p.configuration not in every}
     on_front = {p.configuration for p in result.front_points}
     front = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
@@ -71,7 +72,7 @@ def front_figure(result: Result) -> go.Figure | None:
     )
     figure = empty_figure(
         f"Time to solution ({units.time})",
-        f"Energy to solution ({units.energy}{after_comma(energy_mark(result))})",
+        f"Energy to solution ({units.energy}{after_comma(view.mark)})",
         x_axis.layout(),
         y_axis.layout(),
     )
@@ -104,7 +105,7 @@ def front_figure(result: Result) -> go.Figure | None:
         marker = {"color": ORANGE, "size": 11, "symbol": "diamond"}
         figure.add_trace(points_trace([result.baseline], "today", "Today", units, marker))
     for point in named:
-        word = role(result, point)
+        word = view.role(point)
         ring = {"width": 2.5, "color": GREEN if word == "recommended" else PURPLE}
         marker = {"color": "rgba(0,0,0,0)", "size": 19, "symbol": "circle", "line": ring}
         trace = points_trace([point], word, word.capitalize(), units, marker, False)

@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.formatting import Units, label, long_text, number, percent
+from tuner.display.columns import HOVER
+from tuner.formatting import Units, label, long_text
 from tuner.results.parts import Point
 
 if TYPE_CHECKING:
@@ -180,17 +181,16 @@ def add_small_text(figure: go.Figure, text: str, place: Mapping[str, Any], size:
 
 
 def _hover(point: Point, heading: str, units: Units) -> str:
-    estimated = label(point.meter.mark)
-    energy = units.interval_text(point.energy_interval_kJ, units.kJ)
-    time = units.interval_text(point.time_interval_s, units.s)
+    figures = []
+    for column in HOVER:
+        estimated = label(point.meter.mark) if column.metered else ""
+        below = column.below(point, units)
+        figures.append(f"{column.heading} {column.text(point, units)}{estimated}")
+        figures[-1] += f" [{below}]" if below else ""
     lines = [
         f"<b>{html.escape(heading)}</b>",
         wrapped(long_text(point.configuration)),
-        f"energy {units.energy_text(point.energy_to_solution_kJ)}{estimated}"
-        + (f" [{energy}]" if energy else ""),
-        f"time {units.time_text(point.time_to_solution_s)}" + (f" [{time}]" if time else ""),
-        f"power {number(point.power_W)} W{estimated}",
-        f"P(non-dominated) {percent(point.p_nondominated)}",
+        *figures,
         wrapped(point.how_measured),
         *(wrapped(flag) for flag in point.flags),
     ]

@@ -10,6 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from tuner.display.advice import details, evidence_sentence
+from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, Column
 from tuner.display.html.limits_part import limits_part
 from tuner.display.html.pieces import (
     chips,
@@ -21,13 +22,11 @@ from tuner.display.html.pieces import (
     section,
     tile,
 )
-from tuner.display.program_note import program_note
-from tuner.display.text import energy_mark, prediction, role, spent_text
-from tuner.formatting import Units, change, number, percent, varying_knobs
+from tuner.display.view import View
+from tuner.formatting import change, number, percent
 from tuner.problem.run_folder import RunFolder
 from tuner.results.choice import carbon_g, cost_of
 from tuner.results.parts import Point
-from tuner.results.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
 _MOST_POINTS = 500
 
 
-def top_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -> str:
+def top_part(view: View, figures: Mapping[str, go.Figure]) -> str:
     """Return the first screen: what to do, the front, and the recommendation's main figures."""
-    advice = result.recommendation
+    result, advice = view.result, view.advice
     lead = result.headline if advice is not None else result.choice.sentence
     warning = "" if advice is not None and result.choice.met else ' class="warning"'
-    head = f'<h1{warning}>{prose(lead)}</h1>\n<p class="note">{escape(_facts(result))}</p>'
+    head = f'<h1{warning}>{prose(lead)}</h1>\n<p class="note">{escape(_facts(view))}</p>'
     if facts := result.today:
         head += '<p class="note">' + "<br>".join(map(escape, facts.lines)) + "</p>"
     if advice is None:
@@ -51,15 +50,15 @@ def top_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -> 
         plot = '<div class="front">'
         plot += plot_div("front", figures["front"], "Energy to solution against time to solution")
         plot += _more_toggle(figures["front"])
-        plot += _shown_points(result, units) + "</div>"
-    sentences = [*details(result), program_note(result)]
+        plot += _shown_points(view) + "</div>"
+    sentences = [*details(result), view.notices]
     if result.choice.rule != "better-in-both":
         sentences.append(f"Chosen: {result.choice.sentence}")
     sentences.append(evidence_sentence(result))
     return "\n".join(
         [
             head,
-            f'<div class="first">{plot}{_tiles(result, units)}</div>',
+            f'<div class="first">{plot}{_tiles(view, advice.point)}</div>',
             *(f"<p>{prose(sentence)}</p>" for sentence in sentences if sentence),
             "<noscript><p>The plots need JavaScript; the tables hold the same figures.</p>"
             "</noscript>",
@@ -67,56 +66,42 @@ def top_part(result: Result, units: Units, figures: Mapping[str, go.Figure]) -> 
     )
 
 
-def _tiles(result: Result, units: Units) -> str:
+def _tiles(view: View, best: Point) -> str:
     """Return the figures of the recommended configuration; a click in the front fills them."""
-    advice, base = result.recommendation, result.baseline
-    assert advice is not None
-    best = advice.point
     mark = best.meter.mark
-    whose = _name_of(result, best)
-    against = base.configuration if base else None
     tiles = [
         *(
             tile(name, value, more, "" if name.startswith("Time") else mark)
-            for name, (value, *more) in _figures_of(result, best, units).items()
+            for name, (value, *more) in _figures_of(view, best).items()
         ),
-        *_price_tiles(result, best),
-        _spent_tile(result, units),
+        *_price_tiles(view, best),
+        _spent_tile(view),
     ]
-    knobs = chips(best.configuration, against=against)
     return (
-        f'<div class="side"><p class="note"><b id="tiles-of">{escape(whose)}</b> '
-        f'<span id="tiles-knobs">{knobs}</span></p>'
+        f'<div class="side"><p class="note"><b id="tiles-of">{escape(_name_of(view, best))}</b> '
+        f'<span id="tiles-knobs">{chips(best.configuration, against=view.today)}</span></p>'
         f'<div class="figures">{"".join(tiles)}</div></div>'
     )
 
 
-def _figures_of(result: Result, point: Point, units: Units) -> dict[str, list[str]]:
+def _figures_of(view: View, point: Point) -> dict[str, list[str]]:
     """Return a point's figures by name: value, change against today, interval."""
-    energy, time = point.energy_interval_kJ, point.time_interval_s
-    changes = _changes(result, point)
-    of = "" if result.length_known else " of a step"
-    return {
-        f"Time{of}": [
-            units.time_text(point.time_to_solution_s),
-            changes.get("time", ""),
-            interval(units.interval_text(time, units.s), units.time),
-        ],
-        f"Energy{of}": [
-            units.energy_text(point.energy_to_solution_kJ),
-            changes.get("energy", ""),
-            interval(units.interval_text(energy, units.kJ), units.energy),
-        ],
-        "Average power": [f"{number(point.power_W)} W", changes.get("power", "")],
+    units, changes = view.units, _changes(view, point)
+    of = "" if view.result.length_known else " of a step"
+    figures = {
+        f"{column.heading}{of}": [
+            column.text(point, units),
+            changes.get(column.name, ""),
+            interval(column.below(point, units), column.unit(units)),
+        ]
+        for column in (TIME, ENERGY)
     }
+    return figures | {"Average power": [f"{number(point.power_W)} W", changes.get("power", "")]}
 
 
-def _name_of(result: Result, point: Point) -> str:
+def _name_of(view: View, point: Point) -> str:
     """Return "Today", "Recommended", "Promising" or "" for a point."""
-    base = result.baseline
-    if base is not None and point.configuration == base.configuration:
-        return "Today"
-    return role(result, point).capitalize()
+    return "Today" if view.is_today(point) else view.role(point).capitalize()
 
 
 def _more_toggle(figure: go.Figure) -> str:
@@ -128,18 +113,17 @@ def _more_toggle(figure: go.Figure) -> str:
     return f'<label class="note"><input type="checkbox" id="front-more"> also {shown}</label>'
 
 
-def _shown_points(result: Result, units: Units) -> str:
+def _shown_points(view: View) -> str:
     """Return the figures of each point that a click in the front may ask for."""
-    base = result.baseline
-    first = [*result.front_points, *([base] if base is not None else [])]
+    result = view.result
+    first = [*result.front_points, *([result.baseline] if result.baseline is not None else [])]
     every = {p.configuration: p for p in (*first, *result.points)}  # of many, others are left out
-    against = base.configuration if base is not None else None
     shown = [
         {
-            "place": units.place(point),
-            "name": _name_of(result, point),
-            "knobs": chips(point.configuration, against=against),
-            "tiles": _figures_of(result, point, units),
+            "place": view.units.place(point),
+            "name": _name_of(view, point),
+            "knobs": chips(point.configuration, against=view.today),
+            "tiles": _figures_of(view, point),
         }
         for point in list(every.values())[:_MOST_POINTS]
     ]
@@ -147,13 +131,13 @@ def _shown_points(result: Result, units: Units) -> str:
     return f'<script type="application/json" id="front-points">{text}</script>'
 
 
-def _changes(result: Result, point: Point) -> dict[str, str]:
+def _changes(view: View, point: Point) -> dict[str, str]:
     """Return a point's figures against today's; in grey where there may be no difference."""
-    found = result.judged.differences(point)
-    if result.baseline is None or found is None:
+    today, found = view.result.baseline, view.result.judged.differences(point)
+    if today is None or found is None:
         return {}
     energy, time = found
-    mine, theirs = point.power_interval_W, result.baseline.power_interval_W
+    mine, theirs = point.power_interval_W, today.power_interval_W
     overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
     return {
         "energy": _change(1 + energy.relative, clear=energy.shown),
@@ -171,12 +155,13 @@ def _change(ratio: float, *, clear: bool) -> str:
     return f'<span class="muted">{text} than today; no difference shown</span>'
 
 
-def _facts(result: Result) -> str:
+def _facts(view: View) -> str:
     """Return what was tuned, the kind of its figures, the run and the date."""
+    result = view.result
     subject = result.job.name if result.job is not None else result.name
     if result.cluster is not None:
         subject += f" on {result.cluster.devices} x {result.cluster.device.name}"
-    kind = "predicted, nothing was measured" if prediction(result) else "measured"
+    kind = "predicted, nothing was measured" if view.is_predicted else "measured"
     if result.job is None:
         kind = "from a recording"
     facts = [subject, kind, f"run {result.name}"]
@@ -186,9 +171,9 @@ def _facts(result: Result) -> str:
     return " · ".join(facts)
 
 
-def _price_tiles(result: Result, best: Point) -> list[str]:
+def _price_tiles(view: View, best: Point) -> list[str]:
     """Return what the choice and today cost and emit, where prices or the grid were given."""
-    rates, base = result.constraints, result.baseline
+    rates, base = view.result.constraints, view.result.baseline
     tiles = []
 
     def add(name: str, now: float, before: float | None, text: Callable[[float], str]) -> None:
@@ -210,75 +195,75 @@ def _mass_text(grams: float) -> str:
     return f"{number(grams / size)} {unit} CO2e"
 
 
-def _spent_tile(result: Result, units: Units) -> str:
-    spent = result.spent
+def _spent_tile(view: View) -> str:
+    result, spent = view.result, view.result.spent
     if (plan := result.plan) is not None:
         fitting = f'<span class="muted">{plan.fitting:,} fit in memory</span>'
         return tile("Configurations predicted", f"{plan.configurations:,}", [fitting])
     if result.points and spent.energy_kJ == 0:
         said = f'<span class="muted">{len(result.points)} settings of past runs</span>'
         return tile("Search spent", "nothing", [said])
-    title = "A real search would take" if prediction(result) else "Search spent"
+    title = "A real search would take" if view.is_predicted else "Search spent"
     failed = f", {spent.failed} failed" if spent.failed else ""
     more = [f'<span class="muted">{spent.probes} probes{failed}</span>']
-    kept = result.recommendation is not None and result.recommendation.action == "keep"
+    kept = view.advice is not None and view.advice.action == "keep"
     if not kept and spent.payback_share is not None and math.isfinite(spent.payback_share):
         share = spent.payback_share
         runs = f"{number(share)} runs" if share > 1 else percent(share)
         more.append(f"repaid after {runs} of the job")
-    return tile(title, spent_text(result), more, energy_mark(result))
+    return tile(title, view.spent, more, view.mark)
 
 
 @dataclass(frozen=True)
 class _Table:
-    """Columns and units that the rows of the points' tables share.
+    """Columns that the rows of the points' tables share.
 
     Attributes:
         meters: number of meters; a single one is named once below the table.
     """
 
-    result: Result
-    units: Units
+    view: View
     names: Sequence[str]
     meters: int
-    memory: bool
+    columns: Sequence[Column]
 
     def html(self, points: Sequence[Point]) -> str:
         """Return a table of these points; on a phone each row becomes a card."""
-        rows = [self._cells(point) for point in points]
-        heads = "".join(f"<th>{label}</th>" for label, _, _ in rows[0]) if rows else ""
-        body = "\n".join(self._row(p, cells) for p, cells in zip(points, rows, strict=True))
+        titles = [column.title(self.view.units) for column in self.columns]
+        heads = ["Configuration", *titles, "How obtained"]
+        body = "\n".join(self._row(point, heads) for point in points)
+        head = "".join(f"<th>{label}</th>" for label in heads) if points else ""
         return (
-            f'<table class="cards"><thead><tr>{heads}</tr></thead><tbody>\n{body}\n</tbody></table>'
+            f'<table class="cards"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
         )
 
-    def _row(self, point: Point, cells: Sequence[tuple[str, str, str]]) -> str:
+    def _row(self, point: Point, heads: Sequence[str]) -> str:
+        figures = [self._figure(point, column) for column in self.columns]
+        cells = [self._configuration(point), *figures, self._how(point)]
+        kinds = ["", *("n" for _ in figures), ""]
         tds = "".join(
-            f'<td data-label="{label}" class="{kind}">{text}</td>' for label, text, kind in cells
+            f'<td data-label="{head}" class="{kind}">{cell}</td>'
+            for head, kind, cell in zip(heads, kinds, cells, strict=True)
         )
-        return (
-            f"<tr{' class=chosen' if role(self.result, point) == 'recommended' else ''}>{tds}</tr>"
-        )
+        chosen = " class=chosen" if self.view.role(point) == "recommended" else ""
+        return f"<tr{chosen}>{tds}</tr>"
 
-    def _cells(self, point: Point) -> list[tuple[str, str, str]]:
-        """(heading, HTML, class) of each cell."""
-        result, base, units = self.result, self.result.baseline, self.units
+    def _configuration(self, point: Point) -> str:
         marks = ""
-        if word := role(result, point):
+        if word := self.view.role(point):
             marks += f'<span class="mark best">{word}</span>'
-        if base is not None and point.configuration == base.configuration:
+        if self.view.is_today(point):
             marks += '<span class="mark base">today</span>'
-        against = base.configuration if base else None
-        estimated = estimated_mark(point.meter.mark)
-        energy = interval(units.interval_text(point.energy_interval_kJ, units.kJ), "")
-        time = interval(units.interval_text(point.time_interval_s, units.s), "")
-        energy = f"{number(point.energy_to_solution_kJ / units.kJ)}{estimated}<br>{energy}"
-        time = f"{number(point.time_to_solution_s / units.s)}<br>{time}"
-        power = f"{number(point.power_W)}{estimated}"
-        if point.peak_power_W is not None:
-            power += f'<br><span class="interval">peak {number(point.peak_power_W)}</span>'
-        peak = point.peak_memory_bytes
-        memory = f"{number(peak / 2**30)} GiB" if peak else "unknown"
+        return f"<div>{marks}{chips(point.configuration, self.names, self.view.today)}</div>"
+
+    def _figure(self, point: Point, column: Column) -> str:
+        text = column.figure(point, self.view.units)
+        text += estimated_mark(point.meter.mark) if column.metered else ""
+        if below := column.below(point, self.view.units):
+            text += f'<br><span class="interval">{below}</span>'
+        return f"<div>{text}</div>"
+
+    def _how(self, point: Point) -> str:
         how: str = point.source
         if how == "measured" and point.windows:
             how += f", {point.windows} window{'s' * (point.windows != 1)}"
@@ -287,38 +272,25 @@ class _Table:
         flags = "".join(f"<div>{escape(flag)}</div>" for flag in notes)
         if len(notes) > 1:
             flags = f"<details><summary>{len(notes)} notes</summary>{flags}</details>"
-        cells = [
-            (
-                "Configuration",
-                f"<div>{marks}{chips(point.configuration, self.names, against)}</div>",
-                "",
-            ),
-            (f"Energy ({units.energy})", f"<div>{energy}</div>", "n"),
-            (f"Time ({units.time})", f"<div>{time}</div>", "n"),
-            ("Power (W)", f"<div>{power}</div>", "n"),
-            ("P(non-dominated)", percent(point.p_nondominated), "n"),
-            ("Peak memory", memory, "n"),
-            ("How obtained", f'<div class="muted">{escape(how)}{flags}</div>', ""),
-        ]
-        return [cell for cell in cells if cell[0] != "Peak memory" or self.memory]
+        return f'<div class="muted">{escape(how)}{flags}</div>'
 
 
-def front_part(result: Result, units: Units) -> str:
+def front_part(view: View) -> str:
     """Return the section on the front: other limits, and its tables."""
-    chosen = [p for p in (result.best, result.baseline) if p]
-    every = [*result.points, *result.front_points, *chosen]
+    result, every = view.result, view.points
     if not every:
         return section("The front", "<p>Nothing was measured, so there is no front.</p>")
     fixed = sorted({n for p in every for n in (*p.configuration.launch, *p.configuration.live)})
-    names = varying_knobs(point.configuration for point in every) or tuple(fixed)
+    names = view.names or tuple(fixed)
     fixed = [name for name in fixed if name not in names]
     front = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
     shown = list(front)
-    if result.baseline and all(p.configuration != result.baseline.configuration for p in front):
+    if result.baseline and view.today not in view.front:
         shown.append(result.baseline)
-    text = limits_part(result, units)
+    text = limits_part(view)
     meters = {p.meter for p in every}
-    table = _Table(result, units, names, len(meters), any(p.peak_memory_bytes for p in every))
+    known = any(p.peak_memory_bytes for p in every)
+    table = _Table(view, names, len(meters), [c for c in PAGE if known or c is not MEMORY])
     text += table.html(shown)
     if len(meters) == 1:
         (meter,) = meters

@@ -10,9 +10,10 @@ import json
 import shlex
 from typing import Any
 
+from tuner.display.columns import ENERGY, TIME
 from tuner.display.html.pieces import json_in_html
-from tuner.display.text import changes, found_word
-from tuner.formatting import Units, label, probability, short
+from tuner.display.view import View
+from tuner.formatting import label, probability, short
 from tuner.problem.constraints import limit_on
 from tuner.results.choice import front_of
 from tuner.results.parts import Point
@@ -24,8 +25,9 @@ _LAST = 101
 _BEYOND = 0.05
 
 
-def limits_part(result: Result, units: Units) -> str:
+def limits_part(view: View) -> str:
     """Return the sliders with the points that they choose from; "" if there is only one."""
+    result, units = view.result, view.units
     failed = result.judged.failed
     front = front_of([point for point in result.points if point.configuration not in failed])
     if len(front) < 2:
@@ -36,9 +38,9 @@ def limits_part(result: Result, units: Units) -> str:
         front = (*front, unlimited)  # it is dominated, so no limit chooses it
     data = {
         "run": shlex.quote(result.name),
-        "found": found_word(result),
+        "found": view.found,
         "unlimited": [p.configuration for p in front].index(unlimited.configuration),
-        "points": [_point(result, point, units) for point in front],
+        "points": [_point(view, point) for point in front],
         "deadline": {
             "unit": units.time,
             "option": "d" if units.time == "days" else units.time,
@@ -67,13 +69,12 @@ def limits_part(result: Result, units: Units) -> str:
     )
 
 
-def _point(result: Result, point: Point, units: Units) -> dict[str, Any]:
-    today = result.baseline.configuration if result.baseline is not None else None
+def _point(view: View, point: Point) -> dict[str, Any]:
+    result, units, today = view.result, view.units, view.today
     name = short(point.configuration, baseline=today)
     estimated = label(point.meter.mark)
-    text = f"{name} takes {units.time_text(point.time_to_solution_s)} and "
-    text += f"{units.energy_text(point.energy_to_solution_kJ)}{estimated}"
-    energy, time = changes(result, point)
+    text = f"{name} takes {TIME.text(point, units)} and {ENERGY.text(point, units)}{estimated}"
+    energy, time = view.changes(point)
     if energy:
         text += f", {energy} and {time} than today"
         if point.source == "measured":

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from tuner.display.plots import FIGURES
 from tuner.formatting import knob_text, ordered_knobs
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import KNOBS
@@ -139,12 +139,16 @@ def value_html(value: Any, depth: int = 0) -> str:
     return escape(str(value)) if value is not None else '<span class="muted">not given</span>'
 
 
-def panels(figures: Mapping[str, go.Figure], titles: Mapping[str, str]) -> str:
-    """Small plots side by side, those of `titles` that there are."""
+def panels(figures: Mapping[str, go.Figure], place: str, mark: str = "") -> str:
+    """Return the small plots of one place of the page, side by side.
+
+    Args:
+        mark: mark of the meter of the energies and powers that they show.
+    """
     shown = "".join(
-        f"<div><h3>{title}</h3>"
-        f"{plot_div(name, figures[name], re.sub('<[^>]*>', '', title), small=True)}</div>"
-        for name, title in titles.items()
-        if name in figures
+        f"<div><h3>{each.panel}{estimated_mark(mark) if each.metered else ''}</h3>"
+        f"{plot_div(each.name, figures[each.name], each.panel, small=True)}</div>"
+        for each in FIGURES
+        if each.place == place and each.name in figures
     )
     return f'<div class="pair">{shown}</div>' if shown else ""

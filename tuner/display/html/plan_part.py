@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from tuner.display.columns import ENERGY, TIME
 from tuner.display.figures.sizes import sizes_figure
 from tuner.display.html.pieces import chips, plot_div, section
 from tuner.formatting import Units, number
@@ -26,8 +27,7 @@ def _sizes(result: Result) -> str:
         role += "" if size.choice.met else " beyond the limits"
         rows.append(
             f"<tr><td>{size.gpus}{role}</td>"
-            f"<td>{units.time_text(size.best.time_to_solution_s)}</td>"
-            f"<td>{units.energy_text(size.best.energy_to_solution_kJ)}</td>"
+            f"<td>{TIME.text(size.best, units)}</td><td>{ENERGY.text(size.best, units)}</td>"
             f"<td>{number(size.best.power_W)}</td><td>{chips(size.best.configuration)}</td></tr>"
         )
     heads = ("GPUs", "Time", "Energy", "Power (W)", "Configuration")

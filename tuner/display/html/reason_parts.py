@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from tuner.display.figures.power import Timeline, phase_means
 from tuner.display.html.pieces import estimated_mark, panels, plot_div, section
-from tuner.display.text import prediction
+from tuner.display.view import View
 from tuner.formatting import change, number, percent
-from tuner.results.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -21,17 +20,16 @@ if TYPE_CHECKING:
     from tuner.results.explain import Explanation
 
 
-def breakdown_part(
-    result: Result, parts: Breakdown | None, figures: Mapping[str, go.Figure]
-) -> str:
+def breakdown_part(view: View, parts: Breakdown | None, figures: Mapping[str, go.Figure]) -> str:
     """Return the section on the choice's step time and energy by parts, from the models."""
+    result = view.result
     if parts is None or "breakdown-time" not in figures or result.best is None:
         return ""
     measured_s = result.best.time_to_solution_s / result.steps
     measured_J = 1000 * result.best.energy_to_solution_kJ / result.steps
     text = f"The models predict {number(parts.step_time_s)} s and {number(parts.energy_J)} J a step"
     note = "A prediction of the analytic models for the choice, along the busiest pipeline stage."
-    if not prediction(result):
+    if not view.is_predicted:
         text += (
             f"; measured: {number(measured_s)} s and {number(measured_J)} J"
             f"{estimated_mark(result.best.meter.mark)}, so the prediction is "
@@ -39,15 +37,11 @@ def breakdown_part(
             f"{change(parts.energy_J, measured_J, 'below', 'above')} in energy"
         )
         note += " The shares explain; the figures of the front are measured."
-    titles = {"breakdown-time": "Time", "breakdown-energy": "Energy"}
-    return section(
-        "Where its time and energy go", f"<p>{text}.</p>" + panels(figures, titles), note
-    )
+    shown = panels(figures, "breakdown")
+    return section("Where its time and energy go", f"<p>{text}.</p>{shown}", note)
 
 
-def explanation_part(
-    result: Result, explanation: Explanation | None, figures: Mapping[str, go.Figure]
-) -> str:
+def explanation_part(explanation: Explanation | None, figures: Mapping[str, go.Figure]) -> str:
     """Return the section on the knobs' effects around the choice."""
     if explanation is None or not explanation.knobs:
         return ""

@@ -15,13 +15,12 @@ from tuner.display.html.pieces import (
     section,
     value_html,
 )
-from tuner.display.text import energy_mark, payback, prediction, spent_text, unit_of_work
+from tuner.display.view import View
 from tuner.formatting import Units, label, number, percent
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.problem.constraints import LIMITS
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import failure_class
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -39,31 +38,23 @@ _CONSTRAINTS = {
 _SHOWN_ELSEWHERE = ("unit_of_work", "calibration")
 
 
-def spent_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
+def spent_part(view: View, figures: Mapping[str, go.Figure]) -> str:
     """Return the section on the search's cost."""
-    spent = result.spent
+    result, spent, plan = view.result, view.result.spent, view.is_predicted
     if result.points and spent.energy_kJ == 0:
         return section("What the search spent", f"<p>{escape(result.stopped)}</p>")
     time = Units.for_values([], [spent.time_s])
-    plan = prediction(result)
     title = "What a real search would take" if plan else "What the search spent"
     rows = [
-        (
-            "Energy",
-            spent_text(result) + estimated_mark(energy_mark(result)),
-        ),
+        ("Energy", view.spent + estimated_mark(view.mark)),
         ("Time on the cluster" if plan else "Wall-clock time", time.time_text(spent.time_s)),
         ("Probes", f"{spent.probes}, of which {spent.failed} failed"),
         ("Windows simulated" if plan else "Windows measured", str(spent.measurements)),
-        ("Payback", escape(payback(result))),
+        ("Payback", escape(view.payback)),
         ("Ended because", escape(result.stopped or "it is not recorded")),
     ]
     text = "<dl>" + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
-    titles = {
-        "hypervolume": "The front against the energy spent",
-        "probes": "What each probe cost",
-    }
-    return section(title, text + panels(figures, titles))
+    return section(title, text + panels(figures, "spent"))
 
 
 def live_part(figures: Mapping[str, go.Figure]) -> str:
@@ -84,9 +75,9 @@ def _coverage(loo: LeaveOneOut) -> str:
     return "as promised or better" if loo.coverage >= 0.9 else "close to what is promised"
 
 
-def surrogates_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
+def surrogates_part(view: View, figures: Mapping[str, go.Figure]) -> str:
     """Return the section on the surrogates' leave-one-out errors."""
-    loo = result.leave_one_out
+    loo = view.result.leave_one_out
     if loo is None:
         return section(
             "How well the surrogates predict",
@@ -99,8 +90,7 @@ def surrogates_part(result: Result, figures: Mapping[str, go.Figure]) -> str:
         f"power; {percent(loo.coverage)} of the left-out values lay inside their 90 % interval "
         f"({_coverage(loo)}).</p>"
     )
-    estimated = estimated_mark(energy_mark(result))
-    shown = panels(figures, {"surrogate-time": "Step time", "surrogate-power": f"Power{estimated}"})
+    shown = panels(figures, "surrogates", view.mark)
     note = "Left-out measurements against their prediction; the dashed line is equality."
     return section("How well the surrogates predict", text + shown, note if shown else "")
 
@@ -125,7 +115,7 @@ def failures_part(result: Result) -> str:
     parts = []
     for record in result.failures:
         failure = record.failure
-        kind = failure_class(failure.kind).phrase if failure else "unknown"
+        kind = failure.type.phrase if failure else "unknown"
         message = failure.message if failure else ""
         tail = failure.log_tail.strip() if failure else ""
         cost = Units.for_values([record.energy_J / 1000], [])
@@ -150,8 +140,9 @@ def failures_part(result: Result) -> str:
     )
 
 
-def about_part(result: Result) -> str:
+def about_part(view: View) -> str:
     """Return the section on the study's constraints, space, job and cluster."""
+    result = view.result
     asked = {
         _CONSTRAINTS.get(name, name): f"{value:,.10g}"
         if isinstance(value, int | float)
@@ -163,7 +154,7 @@ def about_part(result: Result) -> str:
     first: dict[str, Any] = {
         **asked,
         "chosen by": result.choice.rule,
-        f"{unit_of_work(result)}s to the solution": steps,
+        f"{view.unit_of_work}s to the solution": steps,
     }
     scopes = sorted(
         {

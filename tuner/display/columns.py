@@ -1,0 +1,118 @@
+"""Columns of every table of points: what is known of a point, its heading, unit and text.
+
+A new column is a row here, and its place in the tables that are to show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.display.view import View
+from tuner.formatting import Units, number, percent
+from tuner.results.parts import Point
+
+Text = Callable[[Point, Units], str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Column of tables that people read.
+
+    Attributes:
+        name: heading of a table in text, and name in a hover label.
+        heading: that of a page.
+        figure: without the unit.
+        below: what a page shows below it: the 90 % interval, or the peak.
+        metered: the mark of the meter follows it, e.g. "(estimated)".
+    """
+
+    name: str
+    heading: str
+    figure: Text
+    unit: Callable[[Units], str] = lambda units: ""
+    below: Text = lambda point, units: ""
+    metered: bool = False
+
+    def text(self, point: Point, units: Units) -> str:
+        """Return the figure with its unit."""
+        return f"{self.figure(point, units)} {self.unit(units)}".rstrip()
+
+    def title(self, units: Units) -> str:
+        """Return the heading with the unit."""
+        unit = self.unit(units)
+        return f"{self.heading} ({unit})" if unit else self.heading
+
+
+def _peak(point: Point, units: Units) -> str:
+    return "" if point.peak_power_W is None else f"peak {number(point.peak_power_W)}"
+
+
+def _memory(point: Point, units: Units) -> str:
+    peak = point.peak_memory_bytes
+    return f"{number(peak / 2**30)} GiB" if peak else "unknown"
+
+
+TIME = Column(
+    "time",
+    "Time",
+    lambda point, units: number(point.time_to_solution_s / units.s),
+    lambda units: units.time,
+    lambda point, units: units.interval_text(point.time_interval_s, units.s),
+)
+ENERGY = Column(
+    "energy",
+    "Energy",
+    lambda point, units: number(point.energy_to_solution_kJ / units.kJ),
+    lambda units: units.energy,
+    lambda point, units: units.interval_text(point.energy_interval_kJ, units.kJ),
+    metered=True,
+)
+POWER = Column(
+    "power", "Power", lambda point, _: number(point.power_W), lambda _: "W", _peak, metered=True
+)
+WINDOWS = Column("windows", "Windows", lambda point, _: str(point.windows))
+ON_FRONT = Column("on front", "P(non-dominated)", lambda point, _: percent(point.p_nondominated))
+MEMORY = Column("peak memory", "Peak memory", _memory)
+
+#: Those of a table in text with and without intervals, of a page, of a notebook, of a hover label.
+TEXT, BRIEF_TEXT = (TIME, ENERGY, POWER, WINDOWS, ON_FRONT), (TIME, ENERGY, POWER)
+PAGE, NOTEBOOK = (ENERGY, TIME, POWER, ON_FRONT, MEMORY), (ENERGY, TIME, POWER, ON_FRONT)
+HOVER = (ENERGY, TIME, POWER, ON_FRONT)
+#: Those whose intervals are columns of their own in a table in text.
+WITH_INTERVAL = (TIME, ENERGY)
+
+#: Columns of a file by name, with its unit.
+FILE: Mapping[str, Callable[[View, Point], Any]] = {
+    "energy_to_solution_kJ": lambda view, p: p.energy_to_solution_kJ,
+    "energy_low_kJ": lambda view, p: p.energy_interval_kJ.low,
+    "energy_high_kJ": lambda view, p: p.energy_interval_kJ.high,
+    "time_to_solution_s": lambda view, p: p.time_to_solution_s,
+    "time_low_s": lambda view, p: p.time_interval_s.low,
+    "time_high_s": lambda view, p: p.time_interval_s.high,
+    "power_W": lambda view, p: p.power_W,
+    "p_nondominated": lambda view, p: p.p_nondominated,
+    "on_front": lambda view, p: p.configuration in view.front,
+    "chosen": lambda view, p: (
+        view.result.best is not None and p.configuration == view.result.best.configuration
+    ),
+    "baseline": lambda view, p: view.is_today(p),
+    "source": lambda view, p: p.source,
+    "windows": lambda view, p: p.windows,
+    "peak_memory_GB": lambda view, p: (
+        None if p.peak_memory_bytes is None else p.peak_memory_bytes / 1e9
+    ),
+    "energy_scope": lambda view, p: p.meter.scope,
+    "energy_from": lambda view, p: p.meter.source,
+    "energy_estimated": lambda view, p: p.meter.estimated,
+    "energy_twin": lambda view, p: p.meter.twin,
+    "flags": lambda view, p: "; ".join(p.flags),
+}
+#: Those that other tools take for measurements, with their units.
+FIGURES = {
+    "energy_to_solution_kJ": "kJ",
+    "time_to_solution_s": "s",
+    "power_W": "W",
+    "p_nondominated": "",
+}

@@ -1,0 +1,222 @@
+"""View of a result: units, marks, roles and sentences, worked out once for every rendering.
+
+The text, the page, the notebook, the figures and the dashboard take what they show from here, and
+only lay it out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tuner.formatting import (
+    Units,
+    change,
+    common_mark,
+    duration,
+    energy_text,
+    label,
+    number,
+    percent,
+    varying_knobs,
+)
+from tuner.results.parts import Point
+from tuner.results.recommendation import Recommendation
+from tuner.results.result import Result
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED, MARK, changed_training
+from tuner.workload.scripts.script_job import ScriptJob
+
+_DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+
+
+@dataclass(frozen=True)
+class View:
+    """A result with what its renderings share."""
+
+    result: Result
+
+    # -- figures ---------------------------------------------------------------------------------
+
+    @cached_property
+    def points(self) -> Sequence[Point]:
+        """Every point but those that were never tried; some of them twice."""
+        named = (point for point in (self.result.best, self.result.baseline) if point is not None)
+        return [*self.result.points, *self.result.front_points, *named]
+
+    @cached_property
+    def units(self) -> Units:
+        """Units of the points."""
+        return Units.of(self.points)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Knobs in which points differ."""
+        return varying_knobs(point.configuration for point in self.points)
+
+    @cached_property
+    def front(self) -> frozenset[Configuration]:
+        """Configurations of the front."""
+        return frozenset(point.configuration for point in self.result.front_points)
+
+    @cached_property
+    def mark(self) -> str:
+        """Mark of the energies: "twin", "estimated", or "" if all were metered."""
+        failed = [record.meter for record in self.result.failures]
+        return common_mark([point.meter for point in self.points] + failed)
+
+    @property
+    def estimated(self) -> str:
+        """The mark to follow an energy, " (estimated)", or ""."""
+        return label(self.mark)
+
+    @cached_property
+    def today(self) -> Configuration | None:
+        """Configuration of the baseline; None if it was not measured."""
+        return self.result.baseline.configuration if self.result.baseline is not None else None
+
+    @cached_property
+    def advice(self) -> Recommendation | None:
+        """The recommendation; None if nothing was measured."""
+        return self.result.recommendation
+
+    def is_today(self, point: Point) -> bool:
+        """Return True for the baseline."""
+        return point.configuration == self.today
+
+    def role(self, point: Point) -> str:
+        """Return "recommended" or "promising" for such a point, else ""."""
+        if self.advice is None:
+            return ""
+        if point.configuration == self.advice.point.configuration:
+            return "recommended"
+        promising = self.advice.promising
+        return "promising" if promising and point.configuration == promising.configuration else ""
+
+    def changes(self, point: Point) -> tuple[str, str]:
+        """Return "24 % less energy" and "3 % more time" against the baseline.
+
+        Both are "" without a baseline, and for the baseline itself.
+        """
+        found = self.result.judged.differences(point)
+        if found is None:
+            return "", ""
+        energy, time = (1 + each.relative for each in found)
+        return (
+            change(energy, 1, "less energy", "more energy"),
+            change(time, 1, "less time", "more time"),
+        )
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @cached_property
+    def is_predicted(self) -> bool:
+        """True if nothing was measured: a plan, or a study on a simulated cluster."""
+        failed = [record.meter for record in self.result.failures]
+        return any(m.is_simulated for m in (*(p.meter for p in self.points), *failed))
+
+    @property
+    def found(self) -> str:
+        """ "measured", or "predicted" for a plan and a study on a simulated cluster."""
+        return "predicted" if self.is_predicted else "measured"
+
+    @property
+    def prediction(self) -> str:
+        """Notice that nothing was measured; "" for a study that measured."""
+        if not self.is_predicted:
+            return ""
+        return (
+            "A prediction: every figure is the analytic models', nothing was measured. The "
+            "commands tuner fit and python -m benchmarks.published print their known error."
+        )
+
+    @property
+    def unit_of_work(self) -> str:
+        """Name of one of the steps: "optimizer step", or a recorded table's "epoch"."""
+        return str(self.result.about.get("unit_of_work", "optimizer step"))
+
+    @property
+    def notices(self) -> str:
+        """Notices of what the comparison of the study does not hold for; "" if there are none."""
+        return " ".join(filter(None, (self._changed_training, self._parallelism)))
+
+    @property
+    def _changed_training(self) -> str:
+        job, points = self.result.job, self.result.points
+        knobs = job.knobs if job is not None else ()
+        found = (changed_training(point.configuration.launch, knobs) for point in points)
+        values = sorted({value for each in found for value in each})
+        if not values:
+            return ""
+        return (
+            f"Points marked {CHANGED}={MARK} learn something else than today "
+            f"({', '.join(values)}), and may need more steps or reach another loss: their time "
+            "and energy are for the same number of steps."
+        )
+
+    @property
+    def _parallelism(self) -> str:
+        """Notice for a study of the built-in program that measured a model that is split."""
+        job = self.result.job
+        if job is None or isinstance(job, ScriptJob) or self.is_predicted:
+            return ""
+        splits = any(
+            isinstance(degree := point.configuration.get(name), int) and degree > 1
+            for point in self.result.points
+            for name in _DEGREES
+        )
+        if not splits:
+            return ""
+        return (
+            "Measured with the built-in training program, transformers under DeepSpeed: how "
+            "tensor, pipeline and expert parallelism rank against ZeRO is that of this program, "
+            "and may be different in Megatron-LM or torchtitan."
+        )
+
+    # -- what the search took --------------------------------------------------------------------
+
+    @property
+    def spent(self) -> str:
+        """Energy of the search: in the unit of the points, or in its own.
+
+        19,600 J beside points of a few joules is written as 19.6 kJ, and 0.0005 kWh as 1.9 kJ.
+        """
+        units, spent_kJ = self.units, self.result.spent.energy_kJ
+        alike = 0.01 * units.kJ <= spent_kJ < 1e4 * units.kJ and self.result.length_known
+        return units.energy_text(spent_kJ) if alike else energy_text(spent_kJ)
+
+    @property
+    def spent_line(self) -> str:
+        """Cost of the search and its payback; for past runs, that nothing was spent."""
+        spent = self.result.spent
+        if self.result.points and not spent.energy_kJ and not spent.time_s:
+            return self.payback
+        if self.is_predicted:
+            text = f"A real search like this would take about {duration(spent.time_s)} and "
+            text += f"{self.spent} of the cluster, in {spent.probes} probes."
+            return f"{text} {self.payback}".rstrip()
+        text = f"Spent: {self.spent}{self.estimated} and {duration(spent.time_s)} in "
+        text += f"{spent.probes} probes"
+        return f"{text}, repaid {self._repaid}." if self._repaid else f"{text}."
+
+    @property
+    def payback(self) -> str:
+        """Sentence on when the savings repay the search; "" where nothing is saved."""
+        if self.result.points and self.result.spent.energy_kJ == 0:
+            return "Nothing was spent on a search."
+        return f"The savings repay the search {self._repaid}." if self._repaid else ""
+
+    @property
+    def _repaid(self) -> str:
+        """Amount of training after which the savings repay the search, as "after ..."."""
+        steps, share = self.result.spent.payback_steps, self.result.spent.payback_share
+        kept = self.advice is not None and self.advice.action == "keep"
+        if kept or steps is None or not math.isfinite(steps):
+            return ""
+        if share is not None and share > 1:
+            return f"after {number(share)} runs of the whole job"
+        of_job = "" if share is None else f" ({percent(share)} of the job)"
+        amount = f"{math.ceil(steps):,}" if steps >= 10 else number(steps)
+        return f"after {amount} {self.unit_of_work}s{of_job}"
