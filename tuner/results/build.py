@@ -139,12 +139,7 @@ def _job_of(problem: Problem) -> TrainingJob | None:
 
 
 def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
-    """Return the result of a study.
-
-    Args:
-        spec: the study, and how its last session ended.
-        records: every probe, in the order in which they ended.
-    """
+    """Return the result of a study."""
     problem, ended = spec.problem, spec.ended
     run_dir, seed = spec.run_dir, spec.settings.seed
     state = StudyState(spec, records)

@@ -33,11 +33,8 @@ class Calibration:
     """Findings of a calibration.
 
     Attributes:
-        host: the machine.
         made_at: UTC, ISO 8601.
-        meter: the calibrated meter.
         overhead: step time with metering against without; a paired test.
-        pairs: number of pairs of blocks.
         core_share: processor time of the sampling over its time: the share of one core it takes.
         samples, lost: power samples taken in the metered blocks, and missing from their grid.
         idle_W: power of the meter's scope without training; None if unknown.
@@ -108,12 +105,9 @@ def calibrate(
     """Run steps with and without metering on this machine, and report on the meter.
 
     Args:
-        job: what is trained; the default job.
         cluster: this machine ("auto"), or a cluster that describes it.
         runs_dir: the outcome is kept there as `calibration.json`.
         pairs: of blocks, one metered and one not; at least 2.
-        block_s: how long a block lasts, about.
-        say: told what takes long.
 
     Raises:
         InputError: the job or cluster is unknown, there are too few pairs, or the probe failed.
@@ -172,7 +166,6 @@ def last_calibration(runs_dir: str | Path, host: str | None = None) -> dict[str,
     """Return a machine's last calibration in a runs folder, for a report; empty if there is none.
 
     Args:
-        runs_dir: the folder.
         host: the machine's name; this one by default.
     """
     try:

@@ -16,10 +16,7 @@ class SizeOfPlan:
     """The answer on one number of GPUs.
 
     Attributes:
-        gpus: the number.
         best: the choice there under the constraints; the knee if there are none.
-        choice: how it was chosen, and whether it meets the constraints.
-        least_time, least_energy: ends of the front there.
         is_knee: True for the size beyond which more GPUs buy time dearest: the knee of the curve
             of energy over time through the choices.
     """
@@ -37,9 +34,6 @@ class PlanFacts:
     """Facts of a plan.
 
     Attributes:
-        configurations: number of configurations that were predicted.
-        fitting: number of those that fit in memory.
-        seconds: time that the prediction took.
         sizes: the answer by number of GPUs, ascending; empty if the plan was for one cluster.
         probes: configurations whose measurement would reduce the uncertainty of the front most,
             the baseline first.

@@ -34,12 +34,9 @@ class Forecast:
     """A prediction with its breakdown and what is known of its error.
 
     Attributes:
-        job, cluster, configuration: what was asked.
-        breakdown: where time, energy and memory go.
         known_error: what is known of the models' error here, a sentence each.
         corrected: step time (s), power (W) and energy of a step (J) as probes correct them: median
             and 90 % interval; empty where no run was named.
-        probes: how many windows corrected them.
     """
 
     job: TrainingJob

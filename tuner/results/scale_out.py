@@ -18,7 +18,8 @@ import numpy as np
 from tuner.pareto import nondominated, probability_nondominated
 from tuner.problem.constraints import Constraints
 from tuner.problem.scale_out_space import target_candidates
-from tuner.results.choice import decide
+from tuner.results.choice import front_of
+from tuner.results.judge import Judge
 from tuner.results.parts import Choice, Interval, Point
 from tuner.results.predict import charged, corrected_models
 from tuner.search_spaces.changed_training import CHANGED
@@ -45,13 +46,9 @@ class Target:
     """Prediction for more GPUs.
 
     Attributes:
-        gpus: number of GPUs.
-        cluster: the cluster that they were taken from.
         front_points: the predicted front, fastest first; `source` is "predicted", no window.
         best: the choice among them under the constraints; a slowdown is relative to `baseline`.
-        choice: how it was chosen.
         baseline: the space's default configuration there, predicted.
-        candidates: number of configurations predicted.
         left_out: number of further configurations that are unlikely to fit in memory.
         windows: number of measured windows that corrected the models.
         probed_gpus: the GPU counts that they ran on.
@@ -228,24 +225,15 @@ def predict_target(
         meter.name, meter.scope, "prediction by the analytic models, corrected by probes", True
     )
     points = _points(shown, said, job.steps, label, probability, chance)
-    on = nondominated(
-        np.array([p.energy_to_solution_kJ for p in points]),
-        np.array([p.time_to_solution_s for p in points]),
-    )
-    front = tuple(
-        sorted(
-            (point for point, kept_on in zip(points, on, strict=True) if kept_on),
-            key=lambda p: p.time_to_solution_s,
-        )
-    )
     alone = line.correct(predictor(job, there, [baseline]), [baseline.world_size])
     (base,) = _points([baseline], alone, job.steps, label, np.full(1, np.nan), np.ones(1))
-    best, choice = decide(points, constraints.relative_to(base.time_to_solution_s), base)
+    limits = constraints.relative_to(base.time_to_solution_s)
+    best, choice = Judge(points, base, limits, job.steps).choose()
     sizes = {Configuration(record.request.launch).world_size for record in measured}
     return Target(
         gpus=gpus,
         cluster=problem.cluster.name,
-        front_points=front,
+        front_points=front_of(points),
         best=best,
         choice=choice,
         baseline=base,
